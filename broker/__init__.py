@@ -1,0 +1,1 @@
+"""The MQTT broker: finds mosquitto, renders its configuration and runs it."""

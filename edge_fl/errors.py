@@ -1,0 +1,82 @@
+"""Every error that edge-fl raises on purpose, with the exit code that a command ends with when nobody handles it.
+
+    EdgeFLError                     1  the run failed
+    ├── RunError                    1  a run cannot go on (NaN loss, quorum missed for good)
+    ├── ArtefactError               1  bytes that are not what their manifest says
+    │   └── TrustError              1  release metadata that must not be believed
+    ├── ProtocolError               1  a message, topic or tensor file that breaks the wire contract
+    ├── ConnectError                2  no broker, refused, not allowed
+    ├── DeadlineError               3  something did not happen in time
+    └── InputError                  4  what a person gave is wrong
+        ├── ConfigError             4  a recipe or an option
+        ├── DataError               4  images, labels, folders, splits
+        └── MethodError             4  a method, its hyper-parameters, or a model that does not carry it
+
+A message says where, what came, what was expected, and what happens now:
+``ArtefactError("extractor.onnx: sha256 3f..., manifest says 9a...; keeping release 12")``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class EdgeFLError(Exception):
+    """The root of the tree; `exit_code` is what a command returns when the error reaches its top."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class RunError(EdgeFLError):
+    """A run cannot go on."""
+
+
+class ArtefactError(EdgeFLError):
+    """Bytes that are not what their manifest says, or that this device cannot run."""
+
+
+class TrustError(ArtefactError):
+    """Release metadata that must not be believed: rollback, freeze, wrong key, expired."""
+
+
+class ProtocolError(EdgeFLError):
+    """A message, topic or tensor file that breaks the wire contract."""
+
+
+class ConnectError(EdgeFLError):
+    """No broker there, or it does not let us in."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class DeadlineError(EdgeFLError):
+    """Something did not happen in time."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class InputError(EdgeFLError):
+    """What a person gave is wrong."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class ConfigError(InputError):
+    """A recipe or an option that cannot be used."""
+
+
+class DataError(InputError):
+    """Images, labels, folders or splits that cannot be used."""
+
+
+class MethodError(InputError):
+    """A method, one of its hyper-parameters, or a model that does not carry it."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: `` (did you mean 'fedavg'?)``, or the known names when none is near."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else f" (known: {', '.join(names)})"

@@ -1,0 +1,1 @@
+"""Pure pieces of learning in torch: parts, batches, fit, losses, means."""

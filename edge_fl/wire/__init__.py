@@ -1,0 +1,1 @@
+"""What travels, and how: messages, topics, tensors and the transports that carry them."""

@@ -1,0 +1,1 @@
+"""The server: rounds, fleets, evaluation, releases and what it shows of them."""

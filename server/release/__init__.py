@@ -1,0 +1,1 @@
+"""From shared parts to a published release: ONNX export, its parity gate, and publication."""
