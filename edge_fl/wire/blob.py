@@ -1,0 +1,86 @@
+"""A blob: many bytes in small chunks, each with its hash, so that a transfer can stop, resume and never be poisoned.
+
+Extractors, broadcasts and updates all travel as blobs; the descriptor travels in a message or in signed metadata, the chunks apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from edge_fl.errors import ArtefactError
+
+CHUNK_BYTES = 64 * 1024
+MAX_BLOB_BYTES = 512 * 1024 * 1024
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Blob(Struct, frozen=True, forbid_unknown_fields=True):
+    """Descriptor: sha256 of the whole, its length in bytes, the chunk length, and every chunk's sha256 in order."""
+
+    sha256: Digest
+    bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
+    chunks: list[Digest]
+    chunk_bytes: Annotated[int, Meta(ge=1024, le=256 * 1024)] = CHUNK_BYTES
+
+    def check_chunk(self, index: int, payload: bytes) -> None:
+        """Raises ArtefactError unless `payload` is chunk `index`, to the byte."""
+        if not 0 <= index < len(self.chunks):
+            raise ArtefactError(f"blob {self.sha256[:8]}: chunk {index} of {len(self.chunks)} came; ignored")
+        expected = min(self.chunk_bytes, self.bytes - index * self.chunk_bytes)
+        if len(payload) != expected:
+            raise ArtefactError(f"blob {self.sha256[:8]} chunk {index}: {len(payload)} bytes, expected {expected}; discarded")
+        if (found := digest(payload)) != self.chunks[index]:
+            raise ArtefactError(
+                f"blob {self.sha256[:8]} chunk {index}: sha256 {found[:8]}, expected {self.chunks[index][:8]}; discarded"
+            )
+
+
+def digest(payload: bytes | memoryview) -> str:
+    """sha256 in hex."""
+    return hashlib.sha256(payload).hexdigest()
+
+
+def describe(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> Blob:
+    """The descriptor of `payload`. Raises ArtefactError when it is empty or above 512 MiB."""
+    if not 0 < len(payload) <= MAX_BLOB_BYTES:
+        raise ArtefactError(f"blob of {len(payload)} bytes: expected 1 to {MAX_BLOB_BYTES}; not sent")
+    return Blob(digest(payload), len(payload), [digest(chunk) for chunk in split(payload, chunk_bytes)], chunk_bytes)
+
+
+def split(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> list[memoryview]:
+    """Views of the chunks, in order; no copy."""
+    view = memoryview(payload)
+    return [view[start : start + chunk_bytes] for start in range(0, len(payload), chunk_bytes)]
+
+
+class Assembly:
+    """Collects the chunks of one blob in memory, in any order; bad ones are refused and can come again."""
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        self._chunks: dict[int, bytes] = {}
+
+    def add(self, index: int, payload: bytes) -> bool:
+        """Takes one chunk; True once the blob is complete. Raises ArtefactError for a chunk that does not belong."""
+        self.blob.check_chunk(index, payload)
+        self._chunks[index] = payload
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        return len(self._chunks) == len(self.blob.chunks)
+
+    @property
+    def missing(self) -> list[int]:
+        """Indices still to come, ascending."""
+        return [i for i in range(len(self.blob.chunks)) if i not in self._chunks]
+
+    def join(self) -> bytes:
+        """The whole. Raises ArtefactError unless it is complete and its sha256 is the descriptor's."""
+        whole = b"".join(self._chunks[i] for i in sorted(self._chunks))
+        if len(whole) != self.blob.bytes or digest(whole) != self.blob.sha256:
+            raise ArtefactError(f"blob {self.blob.sha256[:8]}: {len(whole)} of {self.blob.bytes} bytes match; not used")
+        return whole

@@ -1,0 +1,147 @@
+"""Every topic as a function, `parse` as their inverse, and the access rules derived from both.
+
+One fleet is one prefix ``efl/1/FLEET``, where 1 is the protocol's major version:
+
+    srv/state                       server   retained, will   the server is there (or not)
+    tuf/FILE                        server   retained         signed release metadata
+    art/SHA256/GROUP/INDEX          server   retained         one 64 KiB chunk of a blob, addressed by the blob's hash
+    round/TASK                      server   retained         what the current round of a task is
+    d/DEVICE/dn/{want,cmd,ack}      server                    desired state (retained), commands, acknowledgements
+    d/DEVICE/up/{state,meta}        device   retained         life cycle (also its will) and capabilities
+    d/DEVICE/up/rpt/TASK/ROUND      device                    one report
+    d/DEVICE/up/blob/ID/INDEX       device                    one chunk of an update
+    d/DEVICE/up/{req,log}           device                    a question, a log line
+    enroll/CLAIM/{req,rsp}          both                      a certificate for a claim
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edge_fl.errors import ProtocolError
+
+MAJOR = 1
+GROUP = 16  # chunks per group: one subscription fetches one group
+NAME = re.compile(r"[a-z0-9-]{1,32}\Z")
+TUF_FILE = re.compile(r"(?:\d{1,9}\.)?(?:root|targets|snapshot|timestamp)\.json\Z")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A parsed topic: its `kind` ("state", "want", "rpt", "art", ...), the device it belongs to, and the rest of its path."""
+
+    kind: str
+    device: str = ""
+    path: tuple[str, ...] = ()
+
+
+def checked(name: str, what: str = "name") -> str:
+    """`name` if it may stand in a topic. Raises ProtocolError."""
+    if not NAME.match(name):
+        raise ProtocolError(f"{what} {name!r}: expected 1 to 32 of a-z, 0-9 and '-'; nothing was sent")
+    return name
+
+
+@dataclass(frozen=True)
+class Topics:
+    """All topics of one fleet. An argument of "+" turns a topic into a subscription."""
+
+    fleet: str
+
+    @property
+    def root(self) -> str:
+        return f"efl/{MAJOR}/{self.fleet}"
+
+    def server_state(self) -> str:
+        return f"{self.root}/srv/state"
+
+    def tuf(self, file: str) -> str:
+        return f"{self.root}/tuf/{file}"
+
+    def chunk(self, sha256: str, index: int) -> str:
+        return f"{self.root}/art/{sha256}/{index // GROUP}/{index}"
+
+    def chunk_group(self, sha256: str, group: int | str) -> str:
+        return f"{self.root}/art/{sha256}/{group}/+"
+
+    def round(self, task: str) -> str:
+        return f"{self.root}/round/{task}"
+
+    def want(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/want"
+
+    def command(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/cmd"
+
+    def ack(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/ack"
+
+    def down(self, device: str) -> str:
+        """The subscription for everything the server says to one device."""
+        return f"{self.root}/d/{device}/dn/#"
+
+    def state(self, device: str) -> str:
+        return f"{self.root}/d/{device}/up/state"
+
+    def meta(self, device: str) -> str:
+        return f"{self.root}/d/{device}/up/meta"
+
+    def report(self, device: str, task: str, round: int | str) -> str:
+        return f"{self.root}/d/{device}/up/rpt/{task}/{round}"
+
+    def blob(self, device: str, id: str, index: int | str) -> str:
+        return f"{self.root}/d/{device}/up/blob/{id}/{index}"
+
+    def request(self, device: str) -> str:
+        return f"{self.root}/d/{device}/up/req"
+
+    def log(self, device: str) -> str:
+        return f"{self.root}/d/{device}/up/log"
+
+    def up(self) -> str:
+        """The subscription for everything that devices say."""
+        return f"{self.root}/d/+/up/#"
+
+    def enrol_request(self, claim: str) -> str:
+        return f"{self.root}/enroll/{claim}/req"
+
+    def enrol_response(self, claim: str) -> str:
+        return f"{self.root}/enroll/{claim}/rsp"
+
+    def parse(self, topic: str) -> Address:
+        """The inverse of every function above. Raises ProtocolError for anything else."""
+        prefix = self.root + "/"
+        if not topic.startswith(prefix):
+            raise ProtocolError(f"topic {topic!r}: expected one below {self.root!r}; message ignored")
+        match topic[len(prefix) :].split("/"):
+            case ["srv", "state"]:
+                return Address("server_state")
+            case ["tuf", file] if TUF_FILE.match(file):
+                return Address("tuf", path=(file,))
+            case ["art", sha, group, index] if len(sha) == 64 and group.isdecimal() and index.isdecimal():
+                return Address("art", path=(sha, group, index))
+            case ["round", task] if NAME.match(task):
+                return Address("round", path=(task,))
+            case ["d", device, "dn", ("want" | "cmd" | "ack") as kind] if NAME.match(device):
+                return Address(kind, device)
+            case ["d", device, "up", ("state" | "meta" | "req" | "log") as kind] if NAME.match(device):
+                return Address(kind, device)
+            case ["d", device, "up", "rpt", task, number] if NAME.match(device) and NAME.match(task) and number.isdecimal():
+                return Address("rpt", device, (task, number))
+            case ["d", device, "up", "blob", id, index] if NAME.match(device) and NAME.match(id) and index.isdecimal():
+                return Address("blob", device, (id, index))
+            case ["enroll", claim, ("req" | "rsp") as kind] if NAME.match(claim):
+                return Address("enrol_" + kind, claim)
+        raise ProtocolError(f"topic {topic!r}: not part of protocol {MAJOR}; message ignored")
+
+
+def access_rules(fleet: str) -> Iterator[tuple[str, str, str]]:
+    """(who, right, pattern) triples: who is "server" or "device", right is "read", "write" or "readwrite"; %u is the device itself."""
+    root = Topics(fleet).root
+    yield "server", "readwrite", f"{root}/#"
+    for family in ("srv", "tuf", "art", "round"):
+        yield "device", "read", f"{root}/{family}/#"
+    yield "device", "read", f"{root}/d/%u/dn/#"
+    yield "device", "write", f"{root}/d/%u/up/#"
