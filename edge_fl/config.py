@@ -18,7 +18,7 @@ from edge_fl.errors import ConfigError, nearest
 
 Source = Literal["simulated", "fleet", "hybrid"]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
-Option = bool | int | float | str | list[int] | list[float] | list[str]
+Option = bool | int | float | str | list[bool | int | float | str]
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
