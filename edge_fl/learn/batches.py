@@ -1,0 +1,100 @@
+"""One client's training data with every random decision already made by seeds: order, noise keys, padding masks.
+
+`Batches` is what a method trains on. It is immutable; `features` gives the same samples behind a frozen extractor, computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_fl.learn.part import Part
+from edge_fl.learn.random import fold, key_of
+from edge_fl.learn.tree import Params
+from edge_fl.seeds import generator, seed_for
+
+EVALUATION_BATCH = 64
+SHORTEST_NORM_BATCH = 4  # METHODS.md G9: BatchNorm on two or three samples ruins the statistics
+
+
+@dataclass(frozen=True)
+class Batch:
+    """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64, a key for noise; mask [B] is 1 for samples and 0 for padding, or None."""
+
+    x: Tensor
+    y: Tensor
+    key: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """x uint8 [N, C, H, W] or float32 features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    batch_size: int = 32
+    run: int = 0
+    round: int = 0
+    client: str = ""
+
+    @classmethod
+    def of(cls, x: np.ndarray | Tensor, y: np.ndarray | Tensor, **settings: object) -> Batches:
+        """From arrays; keywords are the other fields."""
+        return cls(torch.as_tensor(x), torch.as_tensor(y, dtype=torch.int64), **settings)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def counts(self) -> Tensor:
+        """Samples per class [C], float32."""
+        return (self.y[:, None] == torch.arange(self.classes, device=self.y.device)).sum(0).to(torch.float32)
+
+    def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
+        """The batches of one stage, epoch after epoch. With `norm` (the trained part holds BatchNorm) short tails are merged (G9)."""
+        base = key_of(seed_for(self.run, f"{stage}.noise", self.round, self.client)).to(self.y.device)
+        for step, rows in enumerate(self.order(stage, epochs, norm=norm)):
+            index = torch.from_numpy(rows).to(self.y.device)
+            yield Batch(pixels(self.x[index]), self.y[index], fold(base, step))
+
+    def order(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[np.ndarray]:
+        """Sample indices of each batch: every epoch its own permutation from (run, stage, round, client)."""
+        if norm and len(self) < 2:
+            return
+        rng = generator(self.run, f"{stage}.order", self.round, self.client)
+        shortest = SHORTEST_NORM_BATCH if norm else 1
+        for _ in range(epochs):
+            yield from cut(rng.permutation(len(self)), self.batch_size, shortest)
+
+    def features(self, part: Part, params: Params) -> Batches:
+        """The same samples as features of a frozen part: x becomes float32 [N, d], computed once, no augmentation."""
+        return self.mapped(lambda x: part.frozen(params, x))
+
+    def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
+        """The same samples with x replaced by fn(pixels), without gradient, in order."""
+        return replace(self, x=in_batches(fn, self.x))
+
+
+def cut(rows: np.ndarray, size: int, shortest: int = 1) -> list[np.ndarray]:
+    """Batches of `size`; a last one below `shortest` joins the one before it."""
+    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+    if len(batches) > 1 and len(batches[-1]) < shortest:
+        batches[-2:] = [np.concatenate(batches[-2:])]
+    return batches
+
+
+def pixels(x: Tensor) -> Tensor:
+    """uint8 images as float32 in 0..1; features unchanged."""
+    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+
+
+def in_batches(fn: Callable[[Tensor], Tensor], x: Tensor, size: int = EVALUATION_BATCH) -> Tensor:
+    """fn over x [N, ...] in batches, without gradient."""
+    with torch.no_grad():
+        return torch.cat([fn(pixels(chunk)) for chunk in x.split(size)])

@@ -1,0 +1,88 @@
+"""Optimisers as frozen values: `init` gives the state, `step` is a pure function; `at(round)` follows the schedule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from edge_fl.config import OptimiserConfig
+
+Leaves = dict[tuple[str, ...], Tensor]  # trainable tensors by path
+
+
+@dataclass(frozen=True)
+class Optimiser(ABC):
+    """`lr_steps` lists (round, factor), rounds from 1: from that round on the learning rate is lr * factor."""
+
+    lr: float
+    weight_decay: float = 0.0
+    lr_steps: tuple[tuple[int, float], ...] = ()
+
+    def at(self, round: int) -> Self:
+        """The optimiser as it is in a round (1-based)."""
+        factor = next((factor for start, factor in reversed(self.lr_steps) if round >= start), 1.0)
+        return replace(self, lr=self.lr * factor, lr_steps=())
+
+    @abstractmethod
+    def init(self, params: Leaves) -> Any:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
+        """One step; nothing is changed in place."""
+
+    def _decayed(self, params: Leaves, grads: Leaves) -> Leaves:
+        if self.weight_decay == 0.0:
+            return grads
+        return {p: g + self.weight_decay * params[p] for p, g in grads.items()}
+
+
+@dataclass(frozen=True)
+class Sgd(Optimiser):
+    """Stochastic gradient descent as torch.optim.SGD computes it: velocity = momentum * velocity + grad."""
+
+    momentum: float = 0.0
+
+    def init(self, params: Leaves) -> Leaves:
+        return {p: torch.zeros_like(t) for p, t in params.items()} if self.momentum else {}
+
+    def step(self, params: Leaves, grads: Leaves, state: Leaves) -> tuple[Leaves, Leaves]:
+        grads = self._decayed(params, grads)
+        if self.momentum:
+            grads = state = {p: self.momentum * state[p] + g for p, g in grads.items()}
+        return {p: params[p] - self.lr * g for p, g in grads.items()}, state
+
+
+@dataclass(frozen=True)
+class Adam(Optimiser):
+    """Adam as torch.optim.Adam computes it (weight decay is added to the gradient)."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def init(self, params: Leaves) -> tuple[Leaves, Leaves, Tensor]:
+        first = {p: torch.zeros_like(t) for p, t in params.items()}
+        device = next(iter(params.values())).device if params else None
+        return first, dict(first), torch.zeros((), device=device)
+
+    def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
+        first, second, count = state
+        grads, count = self._decayed(params, grads), count + 1
+        first = {p: self.beta1 * first[p] + (1 - self.beta1) * g for p, g in grads.items()}
+        second = {p: self.beta2 * second[p] + (1 - self.beta2) * g * g for p, g in grads.items()}
+        rate, root = self.lr / (1 - self.beta1**count), torch.sqrt(1 - self.beta2**count)
+        stepped = {p: params[p] - rate * first[p] / (second[p].sqrt() / root + self.eps) for p in grads}
+        return stepped, (first, second, count)
+
+
+def optimiser(config: OptimiserConfig) -> Optimiser:
+    """The optimiser that a recipe names."""
+    steps = tuple((round, factor) for round, factor in config.lr_steps)
+    if config.name == "adam":
+        return Adam(config.lr, config.weight_decay, steps)
+    return Sgd(config.lr, config.weight_decay, steps, config.momentum)

@@ -1,0 +1,135 @@
+"""Parts and nets: a network is cut into named parts, each a pure function of its parameters.
+
+A `Part` holds no weights that training could change: `init` gives fresh ones, `part(params, x)` runs with training behaviour (BatchNorm
+uses the batch and moves the buffers inside `params`), `part.frozen(params, x)` with inference behaviour. What is frozen is said
+by the call, not by a flag. A part is for one thread at a time (torch swaps the parameters in during a call).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from edge_fl.config import InputSpec
+from edge_fl.learn.tree import BUFFER, Params
+from edge_fl.seeds import seed_for
+
+_building = threading.Lock()  # torch initialises modules from one global generator
+
+
+class Part:
+    """One named part of a network; `norm` names every BatchNorm tensor in it, `norm_statistics` only the running ones."""
+
+    def __init__(self, name: str, build: Callable[[], nn.Module], seed: int) -> None:
+        self.name, self._build, self._seed = name, build, seed
+        module = self._fresh()
+        shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
+        self._training, self._inference = module.train(), copy.deepcopy(module, shared).eval()
+        self.norm, self.norm_statistics = _norm_names(module)
+
+    def init(self, salt: str = "") -> Params:
+        """Fresh parameters and buffers; the same for the same salt (a client's id where clients differ from the start)."""
+        return _params(self._fresh(salt))
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        """Training behaviour; BatchNorm statistics inside `params` move in place."""
+        return functional_call(self._training, _torch_names(params), (x,))  # type: ignore[no-any-return]
+
+    def frozen(self, params: Params, x: Tensor) -> Tensor:
+        """Inference behaviour; gradients still flow through to x, and to params if they ask for them."""
+        return functional_call(self._inference, _torch_names(params), (x,))  # type: ignore[no-any-return]
+
+    def to(self, device: torch.device | str) -> Part:
+        """Moves what is not a parameter (normalisation constants) to a device; returns itself."""
+        self._training.to(device)
+        self._inference.to(device)
+        return self
+
+    def _fresh(self, salt: str = "") -> nn.Module:
+        with _building, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for(self._seed, f"init.{self.name}", client=salt))
+            module = self._build()
+        return module.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network for images of `input` and `classes` classes: its parts by name, also as attributes (`net.extractor`)."""
+
+    input: InputSpec
+    classes: int
+    feature_dim: int
+    seed: int
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Part:
+        try:
+            return self.__dict__["parts"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"net has no part {name!r}") from None
+
+    def with_part(self, name: str, build: Callable[[], nn.Module], like: str = "") -> Net:
+        """The net and one more part; `like` names the part whose initial values it shares (same shapes, same start)."""
+        return replace(self, parts={**self.parts, name: Part(like or name, build, self.seed)})
+
+    def to(self, device: torch.device | str) -> Net:
+        """Moves the parts' constants to a device; returns itself."""
+        for part in self.parts.values():
+            part.to(device)
+        return self
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """How a method declares a part: may it travel, and the network it needs beyond extractor and head.
+
+    `build(net, method)` gives the module; None for the net's own parts and for statistics such as prototypes. `like` names the part
+    whose initial values it starts from.
+    """
+
+    travels: bool
+    build: Callable[..., nn.Module] | None = None
+    like: str = ""
+
+
+def shared(build: Callable[..., nn.Module] | None = None, like: str = "") -> PartSpec:
+    """A part that may travel between server and clients."""
+    return PartSpec(True, build, like)
+
+
+def personal(build: Callable[..., nn.Module] | None = None, like: str = "") -> PartSpec:
+    """A part that never leaves its client."""
+    return PartSpec(False, build, like)
+
+
+def linear_head(net: Net, method: object = None) -> nn.Module:
+    """A head of the net's size: features [N, d] -> logits [N, C]."""
+    return nn.Linear(net.feature_dim, net.classes)
+
+
+def _params(module: nn.Module) -> Params:
+    parameters = {name: t.detach().clone() for name, t in module.named_parameters()}
+    persistent = module.state_dict().keys()
+    buffers = {BUFFER + name: t.detach().clone() for name, t in module.named_buffers() if name in persistent}
+    return parameters | buffers
+
+
+def _torch_names(params: Params) -> Params:
+    return {name.removeprefix(BUFFER): t for name, t in params.items()}
+
+
+def _norm_names(module: nn.Module) -> tuple[frozenset[str], frozenset[str]]:
+    """BatchNorm found by module type (METHODS.md G6), never by name."""
+    everything, statistics = set(), set()
+    for path, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            prefix = f"{path}." if path else ""
+            everything |= {prefix + name for name, _ in child.named_parameters(recurse=False)}
+            statistics |= {BUFFER + prefix + name for name, _ in child.named_buffers(recurse=False)}
+    return frozenset(everything | statistics), frozenset(statistics)

@@ -1,0 +1,105 @@
+"""Trees of tensors: `Params` (one part), `Parts` (many), and the few operations on them. Matching is by name, never by order.
+
+Inside a part, a name says what a tensor is: parameters keep their torch name (``conv1.weight``), buffers carry the prefix
+``buffer:`` (``buffer:bn1.running_mean``). So everything that treats the two differently - fitting, proximal terms, means - can
+tell them apart without the network at hand, on a device as well as on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+Parts = dict[str, Params]
+T = TypeVar("T")
+
+BUFFER = "buffer:"
+
+
+def map(fn: Callable[..., Tensor], tree: T, *others: Any) -> T:
+    """`fn` over corresponding leaves of trees of dicts, tuples and tensors; other leaves (None, numbers) are kept as they are."""
+    result: Any = tree
+    if isinstance(tree, Tensor):
+        result = fn(tree, *others)
+    elif isinstance(tree, Mapping):
+        result = {key: map(fn, tree[key], *(other[key] for other in others)) for key in tree}
+    elif isinstance(tree, tuple):
+        result = tuple(map(fn, item, *rest) for item, *rest in zip(tree, *others, strict=True))
+    return result  # type: ignore[no-any-return]
+
+
+def clone(tree: T) -> T:
+    """A copy that shares no memory and no gradient history."""
+    return map(lambda t: t.detach().clone(), tree)
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tensor]:
+    """All tensors of a tree of dicts by their path of names."""
+    if isinstance(tree, Tensor):
+        return {path: tree}
+    return {p: t for key in tree for p, t in leaves(tree[key], (*path, key)).items()}
+
+
+def parameters(tree: Any) -> dict[tuple[str, ...], Tensor]:
+    """The trainable leaves: floating point and not a buffer."""
+    return {p: t for p, t in leaves(tree).items() if not p[-1].startswith(BUFFER) and t.is_floating_point()}
+
+
+def has_buffers(tree: Any) -> bool:
+    """Whether any leaf is a buffer, that is, whether the part keeps running statistics."""
+    return any(path[-1].startswith(BUFFER) for path in leaves(tree))
+
+
+def replaced(tree: T, values: Mapping[tuple[str, ...], Tensor], path: tuple[str, ...] = ()) -> T:
+    """The tree with some leaves exchanged; the dicts are new, the other leaves are shared."""
+    if isinstance(tree, Mapping):
+        return {key: replaced(tree[key], values, (*path, key)) for key in tree}  # type: ignore[return-value]
+    return values.get(path, tree)  # type: ignore[call-overload, no-any-return]
+
+
+def merge(*trees: Parts) -> Parts:
+    """Parts of several trees as one; within a part, later tensors win by name."""
+    merged: Parts = {}
+    for tree in trees:
+        for name, params in tree.items():
+            merged[name] = {**merged.get(name, {}), **params}
+    return merged
+
+
+def to_device(tree: T, device: torch.device | str) -> T:
+    """The tree on another device (itself when it is there already)."""
+    return map(lambda t: t.to(device), tree)
+
+
+def to_arrays(parts: Parts) -> dict[str, dict[str, np.ndarray]]:
+    """Parts as NumPy arrays, for `edge_fl.wire.tensors`."""
+    return {name: {key: t.detach().cpu().numpy() for key, t in params.items()} for name, params in parts.items()}
+
+
+def from_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> Parts:
+    """The inverse of `to_arrays`; the tensors own their memory."""
+    return {name: {key: torch.from_numpy(np.array(a)) for key, a in params.items()} for name, params in arrays.items()}
+
+
+def count(tree: Any) -> int:
+    """Number of values in the tree."""
+    return sum(t.numel() for t in leaves(tree).values())
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees have the same names and bit-identical values."""
+    la, lb = leaves(a), leaves(b)
+    return la.keys() == lb.keys() and all(torch.equal(t, lb[p]) for p, t in la.items())
+
+
+def first_not_finite(parts: Parts) -> str | None:
+    """The name of the first part and tensor that holds NaN or Infinity, or None."""
+    for path, tensor in leaves(parts).items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return ".".join(path)
+    return None
