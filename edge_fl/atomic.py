@@ -1,0 +1,43 @@
+"""Files that are either the old one or the new one, whole, whatever happens in between: a power cut leaves no half-written file.
+
+The new content goes to a temporary file in the same folder, is flushed to the disk, takes the old one's name in one step, and the
+folder is flushed too. Leftovers of a cut end in `.part`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A binary file to stream into; it becomes `path` when the block ends well and vanishes when it raises. Raises OSError."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _flush_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Puts `content` (text as UTF-8) at `path`. Raises OSError; the old file then stands as it was."""
+    with writing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

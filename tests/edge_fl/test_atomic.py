@@ -1,0 +1,34 @@
+"""A file is the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_fl import atomic
+
+
+def test_the_new_content_replaces_the_old(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    atomic.write(target, "old")
+    atomic.write(target, b"new")
+    assert target.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_leftover(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    atomic.write(target, "old")
+    with pytest.raises(RuntimeError), atomic.writing(target) as file:
+        file.write(b"half")
+        raise RuntimeError("power cut")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_nothing_is_seen_under_the_name_before_the_end(tmp_path: Path) -> None:
+    with atomic.writing(tmp_path / "a") as file:
+        file.write(b"x")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_bytes() == b"x"
