@@ -34,7 +34,11 @@ class RunError(EdgeFLError):
 
 
 class ArtefactError(EdgeFLError):
-    """Bytes that are not what their manifest says, or that this device cannot run."""
+    """Bytes that are not what their manifest says, or that this device cannot run; `why` is the one word a device reports."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class TrustError(ArtefactError):
