@@ -1,0 +1,222 @@
+"""The command `edge-fl`: it loads its commands from the entry points "edge_fl.commands", so that the floor imports nothing upwards.
+
+Each entry point is a function `register(app: App) -> None` in a package's `cli.py`, which imports nothing heavy until a command
+runs. Whatever goes wrong ends here as one line on stderr and an exit code: 0 ok, 1 the run failed, 2 cannot connect or not allowed,
+3 deadline, 4 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from edge_fl import __version__, extras
+from edge_fl.errors import EdgeFLError, InputError
+
+ENTRY_POINTS = "edge_fl.commands"
+QUIET = "EDGE_FL_QUIET"  # an environment variable, so that threads and child processes are quiet as well
+INTERRUPTED = 130
+UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, which typer vendors but does not export
+
+
+class Format(StrEnum):
+    """How a listing is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print: a table for people, JSON for programs.")]
+
+
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"edge-fl {__version__}")
+        raise typer.Exit
+
+
+def _start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True)
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print results and errors, no progress.")] = False,
+) -> None:
+    """Personalised federated learning that reaches real devices."""
+    if quiet:
+        os.environ[QUIET] = "1"
+    _show_help(context)
+
+
+@dataclass
+class App:
+    """The command line under construction: commands go to `root`, or to a group that several packages may share."""
+
+    root: typer.Typer = field(
+        default_factory=lambda: typer.Typer(
+            callback=_start,
+            invoke_without_command=True,
+            add_completion=False,
+            rich_markup_mode=None,  # plain help starts faster on a device, and keeps [brackets]
+            pretty_exceptions_enable=False,
+        )
+    )
+    unavailable: dict[str, str] = field(default_factory=dict)
+    _groups: dict[str, typer.Typer] = field(default_factory=dict)
+
+    def group(self, name: str, help: str = "") -> typer.Typer:
+        """The group `edge-fl NAME`, made by whoever asks first; the first help text given stays."""
+        if name not in self._groups:
+            self._groups[name] = typer.Typer(callback=_show_help, invoke_without_command=True, rich_markup_mode=None)
+            self.root.add_typer(self._groups[name], name=name)
+        (registered,) = (group for group in self.root.registered_groups if group.name == name)
+        if help and not isinstance(registered.help, str):
+            registered.help = help
+        return self._groups[name]
+
+
+def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
+    """An App with every entry point's commands; one that cannot be imported is noted in `unavailable` and hinders no other."""
+    app = App()
+    for point in sorted(entry_points, key=lambda point: point.name):
+        try:
+            point.load()(app)
+        except Exception as error:
+            app.unavailable[point.name] = extras.hint(error) or f"{type(error).__name__}: {error}"
+    if app.unavailable:
+        app.root.info.epilog = f"Unavailable: {_reasons(app)}."
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command (default: the process's arguments) and returns its exit code; never raises, never prints a traceback."""
+    try:
+        app = load(metadata.entry_points(group=ENTRY_POINTS))
+        return _run(app, list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+
+
+def _run(app: App, arguments: list[str]) -> int:
+    try:
+        code = app.root(arguments, prog_name="edge-fl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except EdgeFLError as error:
+        return _fail(str(error), error.exit_code)
+    except UsageError as error:
+        return _fail(_usage(error, app), InputError.exit_code)
+    except typer.Abort as error:
+        return _fail("interrupted", INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1)
+    except Exception as error:
+        return _fail(extras.hint(error) or _bug(error), EdgeFLError.exit_code)
+
+
+def _fail(message: str, code: int) -> int:
+    print("edge-fl:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _usage(error: Any, app: App) -> str:
+    """What typer says, the command it concerns, and, when a command is unknown, what could not be loaded."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "edge-fl"
+    hint = f" ({_reasons(app)})" if app.unavailable and "No such command" in error.format_message() else ""
+    return f"{error.format_message().rstrip('.')}{hint}; nothing was started, see '{command} --help'"
+
+
+def _reasons(app: App) -> str:
+    return ", ".join(f"{name} ({reason})" for name, reason in app.unavailable.items())
+
+
+def _bug(error: BaseException) -> str:
+    """One line about an error that nobody foresaw, and the file that its traceback was written to."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    # Named after the place, so that a device that meets the same bug every minute keeps one file and not thousands.
+    place = hashlib.blake2b("".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4).hexdigest()
+    text = "".join(traceback.format_exception(error))
+    for folder in (_cache_folder(), Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (path := folder / f"traceback-{place}.txt").write_text(text)
+        except OSError:
+            continue
+        return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {path}"
+    return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, no folder could take its traceback"
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-fl"
+
+
+def is_quiet() -> bool:
+    """Whether `--quiet` was given, here or to the process that started this one."""
+    return bool(os.environ.get(QUIET))
+
+
+def say(line: str) -> None:
+    """Progress for whoever watches: one line on stderr, nothing under `--quiet`."""
+    if not is_quiet():
+        print(line, file=sys.stderr, flush=True)
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE) -> None:
+    """Prints `rows` on stdout; `columns` maps a row's key to its heading.
+
+    JSON is a list of objects with exactly these keys and unrounded values; a table is drawn on a terminal, aligned plain text elsewhere.
+    """
+    if format is Format.JSON:
+        chosen = [{key: row.get(key) for key in columns} for row in rows]
+        print(msgspec.json.format(msgspec.json.encode(chosen, enc_hook=str)).decode())
+        return
+    headings = list(columns.values())
+    cells = [[cell(row.get(key)) for key in columns] for row in rows]
+    if sys.stdout.isatty():
+        _draw(headings, cells)
+        return
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    for line in [headings, *cells]:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def cell(value: object) -> str:
+    """A value as a table shows it: "-" for None, yes and no, three decimals for a float."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.3f}"
+    return str(value)
+
+
+def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    for heading in headings:
+        table.add_column(heading)
+    for line in cells:
+        table.add_row(*map(Text, line))  # Text: a device's name is never markup
+    Console().print(table)

@@ -1,0 +1,38 @@
+"""Which extra of this distribution brings a module that is not installed; the list is read from the installed metadata."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from importlib import metadata
+
+LARGEST_FIRST = ("scale", "server", "full")
+
+
+def hint(error: BaseException) -> str:
+    """``needs pip install 'edge-fl[server]' (torch is not installed)``; empty when `error` is not about a module of an extra."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    module = error.name.partition(".")[0]
+    extra = _smallest_extras().get(_normal(module))
+    if extra is None:
+        return ""
+    # The server needs more than the first module that it misses, so ask for all of it at once.
+    callers = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if "server" in callers and extra == "full":
+        extra = "server"
+    return f"needs pip install 'edge-fl[{extra}]' ({module} is not installed)"
+
+
+def _smallest_extras() -> dict[str, str]:
+    requirements = metadata.requires("edge-fl") or []
+    return {
+        _normal(found[0]): extra
+        for extra in LARGEST_FIRST
+        for requirement in requirements
+        if re.search(rf"extra == ['\"]{extra}['\"]", requirement) and (found := re.match(r"[\w.-]+", requirement))
+    }
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
