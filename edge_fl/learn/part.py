@@ -90,7 +90,7 @@ class PartSpec:
     """How a method declares a part: may it travel, and the network it needs beyond extractor and head.
 
     `build(net, method)` gives the module; None for the net's own parts and for statistics such as prototypes. `like` names the part
-    whose initial values it starts from.
+    of the same shape whose initial values it shares (METHODS.md G11).
     """
 
     travels: bool

@@ -1,0 +1,138 @@
+"""The formulas that methods share (METHODS.md section 2), one pure function each.
+
+Every loss averages over the batch. `mask` [B] is 1 for samples and 0 for padding; None means that all rows are samples.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edge_fl.learn import tree
+from edge_fl.learn.optimiser import Leaves
+
+
+def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean of values [B] over the rows that count; 0 when none does."""
+    if mask is None:
+        return values.mean()
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """[B] -> [B, C] float32 by comparison (F.one_hot does not run under vmap)."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float32)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Cross-entropy of logits [B, C] with labels [B]."""
+    return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)
+
+
+def balanced_cross_entropy(logits: Tensor, y: Tensor, counts: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Balanced softmax with local class counts [C]; a class with count 0 gets probability 0 (F7)."""
+    return cross_entropy(logits + torch.log(counts), y, mask)
+
+
+def kl(student: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
+    """KL(teacher || student) of logits [B, C], temperature 1; detach the teacher to distil (F4)."""
+    log_teacher = F.log_softmax(teacher, dim=-1)
+    return masked_mean((log_teacher.exp() * (log_teacher - F.log_softmax(student, dim=-1))).sum(-1), mask)
+
+
+def proximal(params: Any, reference: Any, weight: float) -> Tensor | float:
+    """weight/2 * squared distance over parameters, not buffers (F6); 0.0 without computing anything when weight is 0."""
+    if weight == 0.0:
+        return 0.0
+    held, fixed = tree.parameters(params), tree.parameters(reference)
+    return 0.5 * weight * torch.stack([((t - fixed[path]) ** 2).sum() for path, t in held.items()]).sum()
+
+
+def squared_distance(a: Leaves, b: Leaves) -> Tensor:
+    """Squared L2 distance between two sets of parameters."""
+    return torch.stack([((a[path] - b[path]) ** 2).sum() for path in sorted(a)]).sum()
+
+
+def supcon(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """Supervised contrastive loss L_out of unit vectors u [B, d] (Khosla et al. 2020); anchors without positives count as 0 (F1)."""
+    scores, positive, real = _pairs(u, y, temperature, mask)
+    log_probability = scores - torch.logsumexp(scores, dim=1, keepdim=True)
+    number = positive.sum(1)
+    per_anchor = -torch.where(positive, log_probability, 0.0).sum(1) / number.clamp(min=1)
+    return masked_mean(per_anchor, real)
+
+
+def supcon_in(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """Supervised contrastive loss L_in, the log outside the mean over positives; mean over anchors that have any (F2)."""
+    scores, positive, real = _pairs(u, y, temperature, mask)
+    number = positive.sum(1)
+    lowest = torch.finfo(scores.dtype).min
+    on_positives = torch.logsumexp(torch.where(positive, scores, lowest), dim=1)
+    per_anchor = torch.logsumexp(scores, dim=1) - on_positives + torch.log(number.clamp(min=1).to(scores.dtype))
+    valid = (number > 0).to(scores.dtype) * real
+    return masked_mean(torch.where(number > 0, per_anchor, 0.0), valid)
+
+
+def _pairs(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores [B, B] with the diagonal and padding pushed out, the positive pairs, and which rows are samples."""
+    real = torch.ones_like(u[:, 0]) if mask is None else mask.to(u.dtype)
+    other = ~torch.eye(len(y), dtype=torch.bool, device=u.device) & (real > 0)[None, :]
+    scores = torch.where(other, u @ u.T / temperature, torch.finfo(u.dtype).min)
+    return scores, (y[:, None] == y[None, :]) & other, real
+
+
+def prototype_scores(features: Tensor, prototypes: Tensor, valid: Tensor, temperature: float) -> Tensor:
+    """Cosine similarity of features [B, k] with prototypes [C, k] over temperature; classes that are not valid [C] get the lowest score."""
+    scores = F.normalize(features, dim=-1) @ F.normalize(prototypes, dim=-1).T / temperature
+    return torch.where(valid[None, :] > 0, scores, torch.finfo(scores.dtype).min)
+
+
+def prototype_contrast(
+    features: Tensor, y: Tensor, prototypes: Tensor, valid: Tensor, temperature: float, mask: Tensor | None = None
+) -> Tensor:
+    """InfoNCE of features against global prototypes, no gradient to these; samples whose class has none are skipped (F3, FedCRL Eq. 12)."""
+    known = valid.to(features.dtype)[y]
+    scores = prototype_scores(features, prototypes.detach(), valid, temperature)
+    losses = torch.where(known > 0, F.cross_entropy(scores, y, reduction="none"), 0.0)
+    return masked_mean(losses, known if mask is None else known * mask)
+
+
+def gaussian_log_density(y: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
+    """log N(y; mean, diag exp(log_variance)), summed over the last dimension (F5)."""
+    return -0.5 * ((y - mean) ** 2 * torch.exp(-log_variance) + log_variance + math.log(2 * math.pi)).sum(-1)
+
+
+def vclub(y: Tensor, mean: Tensor, log_variance: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Variational CLUB of y [B, d] under q(y|x) = N(mean, exp(log_variance)), all pairs including i = j (Cheng et al. 2020, F5)."""
+    real = torch.ones_like(y[:, 0]) if mask is None else mask.to(y.dtype)
+    every_pair = gaussian_log_density(y[None, :, :], mean[:, None, :], log_variance[:, None, :])
+    weight = real[:, None] * real[None, :] / real.sum().clamp(min=1) ** 2
+    return masked_mean(gaussian_log_density(y, mean, log_variance), real) - (every_pair * weight).sum()
+
+
+def mmd(x: Tensor, y: Tensor, mask: Tensor | None = None, bandwidths: tuple[float, ...] = (10, 15, 20, 50)) -> Tensor:
+    """Squared maximum mean discrepancy of x and y [B, d], biased, Gaussian kernels exp(-|.|^2 / 2s) (F8)."""
+    real = torch.ones_like(x[:, 0]) if mask is None else mask.to(x.dtype)
+    weight = real[:, None] * real[None, :] / real.sum().clamp(min=1) ** 2
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        squared = ((a[:, None, :] - b[None, :, :]) ** 2).sum(-1)
+        return torch.stack([torch.exp(-squared / (2 * s)) for s in bandwidths]).sum(0)
+
+    return ((kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)) * weight).sum()
+
+
+def unit(z: Tensor) -> Tensor:
+    """z / |z| along the last dimension."""
+    return F.normalize(z, dim=-1)
+
+
+def simplex_etf(dim: int, classes: int, rotation: Tensor) -> Tensor:
+    """Equiangular tight frame [d, C]: unit columns with inner product -1/(C-1), from any full-rank `rotation` [d, C] (F9)."""
+    basis, _ = torch.linalg.qr(rotation.to(torch.float64))
+    centred = torch.eye(classes, dtype=torch.float64) - 1.0 / classes
+    return (math.sqrt(classes / (classes - 1)) * basis[:dim] @ centred).to(torch.float32)

@@ -1,0 +1,106 @@
+"""What clients send and how it is averaged: streaming, in float64, exact where exactness is possible (METHODS.md G4, G5).
+
+Sums run over n_i * x_i with whole n_i, so one upload gives its exact copy and equal uploads their exact value; the caller feeds
+updates in ascending client id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from edge_fl.learn.batches import Batches
+from edge_fl.learn.losses import one_hot
+from edge_fl.learn.tree import Params, Parts
+
+
+@dataclass(frozen=True)
+class Update:
+    """One client's upload of one round: its parts, its number of training samples, and what it measured."""
+
+    client: str
+    samples: int
+    parts: Parts
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Mean:
+    """A weighted mean of Params that holds one float64 sum, however many are added; integer buffers take their maximum."""
+
+    def __init__(self) -> None:
+        self._sums: Params = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self.weight = 0.0
+
+    def add(self, params: Params, weight: float) -> None:
+        """Adds one upload; all must have the same names."""
+        self.weight += weight
+        for name, tensor in params.items():
+            if not tensor.is_floating_point():
+                self._sums[name] = torch.maximum(self._sums[name], tensor) if name in self._sums else tensor.clone()
+            elif name in self._sums:
+                self._sums[name].add_(tensor.to(torch.float64), alpha=weight)
+            else:
+                self._sums[name] = tensor.to(torch.float64) * weight
+            self._dtypes[name] = tensor.dtype
+
+    def value(self) -> Params | None:
+        """The mean in the uploads' dtype; None when nothing (or only weight 0) was added."""
+        if self.weight == 0:
+            return None
+        return {n: (s / self.weight).to(self._dtypes[n]) if s.is_floating_point() else s for n, s in self._sums.items()}
+
+
+def weighted_mean(shared: Parts, updates: Iterable[Update], *, uniform: bool = False) -> Parts:
+    """Every part averaged over the updates that hold it, weighted by samples (or equally); parts that nobody sent stay as they are."""
+    means: dict[str, Mean] = {}
+    for update in updates:
+        for name, params in update.parts.items():
+            means.setdefault(name, Mean()).add(params, 1 if uniform else update.samples)
+    averaged = {name: value for name, mean in means.items() if (value := mean.value()) is not None}
+    return {**shared, **averaged}
+
+
+def lerp(old: Params, new: Params, keep: float) -> Params:
+    """keep * old + (1 - keep) * new, literally, so that keep = 1 leaves every bit of old (F13); integer buffers are taken from new."""
+    if keep == 1.0:
+        return dict(old)
+    return {n: keep * t + (1.0 - keep) * new[n] if t.is_floating_point() else new[n] for n, t in old.items()}
+
+
+def prototypes(features: Batches) -> Params:
+    """Class means of features z [N, d] -> {"mean": [C, d], "count": [C]}; absent classes are 0 (F12, FedProto Eq. 6)."""
+    member = one_hot(features.y, features.classes)
+    count = member.sum(0)
+    return {"mean": member.T @ features.x / count.clamp(min=1)[:, None], "count": count}
+
+
+class PrototypeMean:
+    """Class-wise mean of clients' prototypes, weighted by their counts, or equally over owners; never-seen classes keep the old value (G15)."""
+
+    def __init__(self, *, by_count: bool = True) -> None:
+        self._by_count = by_count
+        self._sum: Tensor | None = None
+        self._weight: Tensor | None = None
+
+    def add(self, prototypes: Params) -> None:
+        """Adds {"mean": [C, d], "count": [C]}."""
+        weight = prototypes["count"].to(torch.float64)
+        weight = weight if self._by_count else (weight > 0).to(torch.float64)
+        total = prototypes["mean"].to(torch.float64) * weight[:, None]
+        self._sum = total if self._sum is None else self._sum + total
+        self._weight = weight if self._weight is None else self._weight + weight
+
+    def value(self, old: Params) -> Params:
+        """{"mean", "count"}; `count` is the weight behind each mean, 0 where a class has never been seen."""
+        if self._sum is None or self._weight is None:
+            return old
+        seen = self._weight > 0
+        mean = (self._sum / self._weight.clamp(min=1e-300)[:, None]).to(old["mean"].dtype)
+        return {
+            "mean": torch.where(seen[:, None], mean, old["mean"]),
+            "count": torch.where(seen, self._weight.to(old["count"].dtype), old["count"]),
+        }

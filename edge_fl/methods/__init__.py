@@ -1,0 +1,65 @@
+"""The methods by name, one file each. A new one is one file and one line in METHODS; `+ft` behind a name wraps it in fine-tuning."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from edge_fl.config import TaskSpec
+from edge_fl.errors import MethodError, nearest
+from edge_fl.learn.optimiser import Optimiser, optimiser
+from edge_fl.learn.part import Net
+from edge_fl.methods import hyper
+from edge_fl.methods.fedavg import FedAvg
+from edge_fl.methods.fedrep import FedRep
+from edge_fl.methods.finetuned import FineTuned
+from edge_fl.methods.local import Local
+from edge_fl.methods.method import Method
+from edge_fl.methods.repper import RepPer
+from edge_fl.models import build_net
+
+METHODS: dict[str, type[Method]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedrep": FedRep,
+    "repper": RepPer,
+}
+FINE_TUNED = ("fedavg+ft",)  # listed by name; any other method with shared extractor and head takes +ft too
+
+_FT = "+ft"
+
+
+def names() -> list[str]:
+    """Every listed method."""
+    return sorted([*METHODS, *FINE_TUNED])
+
+
+def find(name: str) -> type[Method]:
+    """The class behind a name without its `+ft`; also those registered under the entry point group `edge_fl.methods`."""
+    base = name.removesuffix(_FT)
+    if base in METHODS:
+        return METHODS[base]
+    for point in entry_points(group="edge_fl.methods", name=base):
+        return point.load()  # type: ignore[no-any-return]
+    raise MethodError(f"method {name!r}: unknown{nearest(name, names())}; nothing was started")
+
+
+def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **options: Any) -> Method:
+    """A method on a net; options are its hyper-parameters, those of fine-tuning included. Raises MethodError."""
+    method = find(name)
+    tuned = name.endswith(_FT)
+    own, tuning = hyper.hypers(method), hyper.hypers(FineTuned) if tuned else {}
+    hyper.check(name, options, {**own, **tuning})
+    inner = method(net, epochs, optimiser, **{k: v for k, v in options.items() if k in own})
+    if not tuned:
+        return inner
+    if not {"extractor", "head"} <= set(inner.travelling()):
+        raise MethodError(f"method {name!r}: fine-tuning needs a shared extractor and a shared head; nothing was started")
+    return FineTuned(inner.net, epochs, optimiser, inner=inner, **{k: v for k, v in options.items() if k in tuning})
+
+
+def build_method(spec: TaskSpec) -> Method:
+    """The method of a task, on the server as on a device: equal specs give equal initial values."""
+    config = spec.method
+    net = build_net(spec.model, spec.input, len(spec.classes), spec.seed)
+    return build(config.name, net, epochs=config.epochs, optimiser=optimiser(config.optimiser), **config.options)

@@ -1,0 +1,83 @@
+"""One client's work: its data, its personal parts, and what it does when asked to train, personalise or evaluate.
+
+The server's simulation and a full device both run exactly this, which is why their results are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_fl import metrics
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn.batches import EVALUATION_BATCH, Batches, pixels
+from edge_fl.learn.mean import Update
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import steps
+from edge_fl.methods.method import Method
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client and where its tensors live; `run` is the run's seed. Results depend on (run, round, id), not on who else takes part."""
+
+    id: str
+    data: ClientData
+    classes: int
+    batch_size: int
+    run: int = 0
+    device: str = "cpu"
+
+    def batches(self, round: int) -> Batches:
+        """The training data as it is drawn in a round."""
+        x, y = self._tensors(self.data.train)
+        return Batches(x, y, self.classes, self.batch_size, self.run, round, self.id)
+
+    def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
+        """One local update -> (what goes up, the new personal parts)."""
+        up, own = steps.train(method, down, own, self.batches(round))
+        return Update(self.id, len(self.data.train), up), own
+
+    def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
+        """The closing step, with the accuracies before (where the method has a model by then) and after."""
+        before = self.evaluate(method, down, own) if method.predicts_early else {}
+        up, own = steps.personalise(method, down, own, self.batches(round))
+        after = self.evaluate(method, down, own, personalised=True)
+        return Update(self.id, len(self.data.train), up, {**before, **after}), own
+
+    def evaluate(self, method: Method, down: Parts, own: Parts, *, personalised: bool = False) -> dict[str, float]:
+        """Accuracies on the client's own test and validation sets (METHODS.md G13), by the names of `edge_fl.metrics`."""
+        found: dict[str, float] = {metrics.TEST_SAMPLES: len(self.data.test), metrics.VALIDATION_SAMPLES: len(self.data.validation)}
+        test, validation = self._tensors(self.data.test), self._tensors(self.data.validation)
+        if personalised or method.predicts_early:
+            names = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
+            names = names if personalised else (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
+            for name, (x, y) in zip(names, (test, validation), strict=True):
+                found[name] = _accuracy(lambda x: steps.predict(method, down, own, x), x, y)
+        if method.has_global:
+            for name, (x, y) in zip((metrics.GLOBAL_TEST, metrics.GLOBAL_VALIDATION), (test, validation), strict=True):
+                found[name] = _accuracy(lambda x: _known(steps.predict_global(method, down, x)), x, y)
+        return {name: value for name, value in found.items() if not np.isnan(value)}
+
+    def _tensors(self, samples: Samples) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(samples.x).to(self.device), torch.from_numpy(samples.y).to(self.device)
+
+    def at(self, device: str) -> Client:
+        """The same client with its tensors elsewhere."""
+        return replace(self, device=device)
+
+
+def _accuracy(predict, x: Tensor, y: Tensor) -> float:  # type: ignore[no-untyped-def]
+    if not len(y):
+        return float("nan")
+    with torch.no_grad():
+        right = sum((predict(pixels(a)).argmax(1) == b).sum() for a, b in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True))
+    return float(right) / len(y)
+
+
+def _known(logits: Tensor | None) -> Tensor:
+    assert logits is not None
+    return logits

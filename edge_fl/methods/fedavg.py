@@ -1,0 +1,43 @@
+"""FedAvg: B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017. Every client trains the whole model on its data; the server takes the mean weighted by samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy
+from edge_fl.learn.part import shared
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Shared extractor and head; no personal part."""
+
+    title: ClassVar = "FedAvg"
+    citation: ClassVar = "McMahan et al., AISTATS 2017"
+    family: ClassVar = "global model"
+    has_global: ClassVar = True
+    parts: ClassVar = {"extractor": shared(), "head": shared()}
+    head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net = self.net
+
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            return cross_entropy(net.head(w["head"], net.extractor(w["extractor"], batch.x)), batch.y, batch.mask)
+
+        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)
+
+    def predict_global(self, shared: Parts, x: Tensor) -> Tensor:
+        return self.classify(shared, x)

@@ -1,0 +1,56 @@
+"""FedRep: L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for Personalized Federated
+Learning", ICML 2021. Each round a client fits its personal head on the frozen extractor, then the extractor under the frozen head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy
+from edge_fl.learn.part import personal, shared
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class FedRep(Method):
+    """Shared extractor, personal head; `epochs` are the extractor's."""
+
+    head_epochs: int = hyper(4, "local epochs on the head, before the extractor", low=0, source="official code: 5 in all, 1 on the extractor [C]")
+    final_head_epochs: int = hyper(0, "epochs that refit the head on the final extractor; official code at least 10, off here [C]", low=0)
+
+    title: ClassVar = "FedRep"
+    citation: ClassVar = "Collins et al., ICML 2021"
+    family: ClassVar = "shared extractor"
+    parts: ClassVar = {"extractor": shared(), "head": personal()}
+    head_tier: ClassVar = HeadTier("native", "head, the method's first stage")
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net = self.net
+        head = self._fit_head(down["extractor"], own["head"], data, self.head_epochs)
+
+        def loss(f: Params, batch: Batch) -> Tensor:
+            return cross_entropy(net.head.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
+
+        extractor = fit(loss, down["extractor"], data, stage="s2", epochs=self.epochs, optimiser=self.optimiser)
+        return {"extractor": extractor}, {"head": head}
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        return {}, {"head": self._fit_head(down["extractor"], own["head"], data, self.final_head_epochs)}
+
+    def _fit_head(self, extractor: Params, head: Params, data: Batches, epochs: int) -> Params:
+        z = data.features(self.net.extractor, extractor)
+
+        def loss(h: Params, batch: Batch) -> Tensor:
+            return cross_entropy(self.net.head(h, batch.x), batch.y, batch.mask)
+
+        return fit(loss, head, z, stage="s1", epochs=epochs, optimiser=self.optimiser)
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)

@@ -1,0 +1,87 @@
+"""Fine-tuning, "+FT" behind a method's name: after its last round every client tunes the global model on its own data (METHODS.md G17;
+C. Jing et al., arXiv:2204.11841, who report FedAvg+FT and FedProx+FT). Nothing of it is sent or fed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy
+from edge_fl.learn.mean import Update
+from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+TUNED = "tuned_"  # prefix of the personal copies
+DECLARED = ("title", "parts", "batch_norm", "uniform", "exports", "unit_norm", "has_global")
+
+
+@dataclass(frozen=True)
+class FineTuned(Method):
+    """Wraps a method with shared extractor and head; the tuned copies are personal."""
+
+    inner: Method = field(kw_only=True)
+    ft_epochs: int = hyper(10, "epochs of fine-tuning", low=0, source="RepPer [P]")
+    ft_lr: float = hyper(0.01, "learning rate of fine-tuning, momentum 0.9", low=0, source="unspecified in the paper [D]")
+    ft_scope: str = hyper("head", "what is tuned", choices=("head", "full"), source="RepPer [P]")
+
+    title: ClassVar = "+FT"
+    citation: ClassVar = "fine-tuning as in Jing et al., arXiv:2204.11841"
+    family: ClassVar = "global model, then tuned"
+    parts: ClassVar = {}
+    head_tier: ClassVar = HeadTier("native", "head, which is the fine-tuning itself", extras=("head",))
+
+    def __post_init__(self) -> None:
+        for name in DECLARED:
+            value = getattr(self.inner, name)
+            object.__setattr__(self, name, f"{value}+FT" if name == "title" else value)
+        super().__post_init__()
+
+    def at(self, round: int) -> Self:
+        return replace(self, inner=self.inner.at(round))
+
+    def init_shared(self) -> Parts:
+        return self.inner.init_shared()
+
+    def init_own(self, client: str) -> Parts:
+        return self.inner.init_own(client)
+
+    def broadcast(self, shared: Parts, client: str) -> Parts:
+        return self.inner.broadcast(shared, client)
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        return self.inner.local_update(down, own, data)
+
+    def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        return self.inner.aggregate(shared, updates)
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, optimiser = self.net, Sgd(self.ft_lr, momentum=0.9)
+
+        def head_loss(h: Params, batch: Batch) -> Tensor:
+            return cross_entropy(net.head(h, batch.x), batch.y, batch.mask)
+
+        def full_loss(w: Parts, batch: Batch) -> Tensor:
+            return cross_entropy(net.head(w["head"], net.extractor(w["extractor"], batch.x)), batch.y, batch.mask)
+
+        if self.ft_scope == "full":
+            both = {"extractor": down["extractor"], "head": down["head"]}
+            tuned = fit(full_loss, both, data, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
+            return {}, {**own, **{TUNED + name: params for name, params in tuned.items()}}
+        z = data.features(net.extractor, down["extractor"])
+        head = fit(head_loss, down["head"], z, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
+        return {}, {**own, TUNED + "head": head}
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        tuned = {name.removeprefix(TUNED): params for name, params in parts.items() if name.startswith(TUNED)}
+        return self.inner.predict({**parts, **tuned}, x)
+
+    def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
+        return self.inner.predict_global(shared, x)

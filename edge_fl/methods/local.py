@@ -1,0 +1,38 @@
+"""Local (also SingleSet): every client trains its own model on its own data; nothing is shared. The baseline that sharing must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy
+from edge_fl.learn.part import personal
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Personal extractor and head; every client trains in every round, so that its budget is the others' (`trains_everyone`)."""
+
+    title: ClassVar = "Local"
+    citation: ClassVar = "no collaboration (SingleSet)"
+    family: ClassVar = "no sharing"
+    parts: ClassVar = {"extractor": personal(), "head": personal()}
+    exports: ClassVar = ()
+    head_tier: ClassVar = HeadTier("none")
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net = self.net
+
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            return cross_entropy(net.head(w["head"], net.extractor(w["extractor"], batch.x)), batch.y, batch.mask)
+
+        return {}, fit(loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)

@@ -1,0 +1,158 @@
+"""The contract of a method: it declares its parts and says, in pure functions, what a client and the server do.
+
+The same object runs in a plain loop, vectorised over clients, and on a device. How each kind of method fits:
+
+- **one shared model** (FedAvg, FedProx, MOON): all parts are shared; `local_update` is one `fit`.
+- **split models** (FedPer, FedRep, FedCRC, LG-FedAvg): some parts are personal; two stages are two `fit` calls, and what a stage
+  must not change is not among the arguments of its `fit`.
+- **extra personal networks** (Ditto's model, DualFed's projector, FedRIR's decoder, FedKD's teacher, FedCP's policy): parts declared
+  with a builder, `personal(build)`; they exist on every client from the start (`init_own`), sampled or not.
+- **statistics that travel** (prototypes of FedProto, FedCRL, FedPAC; SphereFed's sums): parts like any other, a dict of tensors;
+  `aggregate` says how they are joined.
+- **server-side training** (FedGH's head) and **server-side optimisation** (FedPAC's combination): inside `aggregate`, which is pure
+  too: server memory is a shared part that `broadcast` does not send.
+- **per-client broadcast** (FedAMP, FedPAC): `broadcast(shared, client)` picks what this client gets.
+- **closing steps** (fine-tuning, RepPer's heads, SphereFed's calibration): `personalise` on the clients, then `finalise` on the server.
+- **unusual inner loops** (pFedMe, Per-FedAvg, Fed-RoD, FedALA, FedRIR): a pure step given to `learn.fit.scan`.
+- **schedules** (learning rate, FedKD's threshold): `at(round)` returns the method as it is in that round.
+
+BatchNorm policy, checks and bookkeeping are not a method's business: engines call methods through `methods.steps`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from edge_fl.errors import MethodError
+from edge_fl.learn.batches import Batches
+from edge_fl.learn.mean import Update, weighted_mean
+from edge_fl.learn.optimiser import Optimiser, Sgd
+from edge_fl.learn.part import Net, PartSpec
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods import hyper
+
+
+class BatchNorm(Enum):
+    """Who keeps BatchNorm of a shared part (METHODS.md G6): all shared; running statistics local; every tensor of it local."""
+
+    SYNC = "sync"
+    LOCAL_STATS = "local_stats"
+    LOCAL_BN = "local_bn"
+
+
+@dataclass(frozen=True)
+class HeadTier:
+    """What a head-only device does under a method (METHODS.md 6.2).
+
+    kind: "native" (a stage of the method itself), "adapted" (a documented reduction) or "none" (no shared extractor: refused).
+    `extras` names the shared parts that travel beside the extractor; `uploads` the parts that a device may send back.
+    """
+
+    kind: str = "adapted"
+    trains: str = "head"
+    extras: tuple[str, ...] = ()
+    uploads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A method on a net. Fields made with `hyper(...)` are its hyper-parameters; they are checked when the method is built."""
+
+    net: Net = field(repr=False)
+    epochs: int = 1
+    optimiser: Optimiser = Sgd(0.05)
+
+    title: ClassVar[str]
+    citation: ClassVar[str]
+    family: ClassVar[str]
+    parts: ClassVar[Mapping[str, PartSpec]]
+    exports: ClassVar[tuple[str, ...]] = ("extractor",)  # shared parts in the ONNX extractor; () = nothing to export
+    batch_norm: ClassVar[BatchNorm] = BatchNorm.SYNC
+    uniform: ClassVar[bool] = False  # clients weigh the same instead of by samples
+    unit_norm: ClassVar[bool] = False  # features have length 1
+    head_tier: ClassVar[HeadTier] = HeadTier()
+    has_global: ClassVar[bool] = False  # `predict_global` gives logits
+    predicts_early: ClassVar[bool] = True  # a client can predict before `personalise`
+    deviations: ClassVar[str] = ""  # from the paper, for `methods show`
+
+    def __post_init__(self) -> None:
+        """Completes the net by the method's own parts and checks the hyper-parameters. Raises MethodError."""
+        known = hyper.hypers(type(self))
+        hyper.check(self.title, {name: getattr(self, name) for name in known}, known)
+        if self.epochs < 0:
+            raise MethodError(f"method {self.title}: epochs = {self.epochs}, expected 0 or more; nothing was started")
+        net = self.net
+        for name, spec in self.parts.items():
+            if spec.build is not None and name not in net.parts:
+                net = net.with_part(name, partial(spec.build, net, self), spec.like)
+        object.__setattr__(self, "net", net)
+
+    # what the server starts from, and what a client owns before it has ever taken part
+
+    def init_shared(self) -> Parts:
+        """Initial shared parts; override to add statistics."""
+        return {name: self.net.parts[name].init() for name in self.travelling() if name in self.net.parts}
+
+    def init_own(self, client: str) -> Parts:
+        """Initial personal parts of a client: the same on all clients unless a method salts by `client` (METHODS.md G11)."""
+        personal = [name for name, spec in self.parts.items() if not spec.travels]
+        return {name: self.net.parts[name].init() for name in personal if name in self.net.parts}
+
+    # one round
+
+    def at(self, round: int) -> Self:
+        """The method as it is in a round (1-based)."""
+        return replace(self, optimiser=self.optimiser.at(round))
+
+    def broadcast(self, shared: Parts, client: str) -> Parts:
+        """What one client receives: by default every declared shared part."""
+        return {name: shared[name] for name in self.travelling() if name in shared}
+
+    @abstractmethod
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        """One client's round -> (up, own). Pure: arguments are not changed, randomness comes from `data`."""
+
+    def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        """The server's step over updates in ascending client id, consumed once."""
+        return weighted_mean(shared, updates, uniform=self.uniform)
+
+    # once, after the last round
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        """A client's closing step -> (up, own); by default nothing."""
+        return {}, own
+
+    def finalise(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        """The server's closing step over what `personalise` sent up; by default nothing."""
+        return shared
+
+    # use
+
+    def features(self, parts: Parts, x: Tensor) -> Tensor:
+        """What the exported extractor computes: pixels [N, C, H, W] -> features [N, d], inference behaviour."""
+        return self.net.extractor.frozen(parts["extractor"], x)
+
+    @abstractmethod
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        """Personalised logits [N, C] from the client's shared and personal parts together."""
+
+    def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
+        """Logits [N, C] of the global model, None for methods that have none."""
+        return None
+
+    # what follows from the declarations
+
+    def travelling(self) -> tuple[str, ...]:
+        """Names of the shared parts."""
+        return tuple(name for name, spec in self.parts.items() if spec.travels)
+
+    def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
+        """The plain prediction: a head of the net's size on `features`."""
+        return self.net.parts[head].frozen(parts[head], self.features(dict(parts), x))

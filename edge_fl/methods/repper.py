@@ -1,0 +1,73 @@
+"""RepPer: C. Jing, Y. Huang, Y. Zhuang, L. Sun, Y. Huang, Z. Xiao, X. Ding, "A Closer Look at Personalization in Federated Image
+Classification", arXiv:2204.11841 (2022). Stage 1 learns a common representation by the supervised contrastive loss on two views
+of every image (Eq. 5, the log outside the mean over positives); stage 2 fits a personal head on frozen unit-length features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl import heads
+from edge_fl.learn.augment import AUGMENTATIONS
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import supcon, supcon_in, unit
+from edge_fl.learn.part import Net, shared
+from edge_fl.learn.random import fold
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+def _projection(net: Net, method: RepPer) -> nn.Module:
+    if not method.proj_dim:
+        return nn.Identity()
+    return nn.Sequential(nn.Linear(net.feature_dim, net.feature_dim), nn.ReLU(), nn.Linear(net.feature_dim, method.proj_dim))
+
+
+@dataclass(frozen=True)
+class RepPer(Method):
+    """Only the extractor travels: no labels, features or heads."""
+
+    temperature: float = hyper(0.1, "temperature of the contrastive loss", low=1e-3, source="[P]")
+    supcon: str = hyper("in", "where the log stands: L_in or Khosla's L_out", choices=("in", "out"), source="Eq. 5 [P]")
+    proj_dim: int = hyper(0, "width of a projection used in stage 1 only; 0 for none", low=0, source="none in the paper; 128 in Khosla")
+    augment: str = hyper("supcon", "how a view is made", choices=tuple(AUGMENTATIONS), source="unspecified in the paper [D]")
+    head: str = hyper("mlp", "the personal head", choices=tuple(heads.HEADS), source="MLP, SVM or LR [P]")
+
+    title: ClassVar = "RepPer"
+    citation: ClassVar = "Jing et al., arXiv:2204.11841 (2022)"
+    family: ClassVar = "shared extractor, contrastive"
+    parts: ClassVar = {"extractor": shared(), "projection": shared(_projection)}
+    unit_norm: ClassVar = True
+    predicts_early: ClassVar = False
+    head_tier: ClassVar = HeadTier("native", "SVM, logistic regression or MLP on unit-length features (stage 2)")
+    deviations: ClassVar = "the loss is the mean over anchors (Eq. 4 sums); augmentations are SupCon's usual ones"
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, view = self.net, AUGMENTATIONS[self.augment]
+        contrast = supcon_in if self.supcon == "in" else supcon
+
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            views = torch.cat([view(batch.x, fold(batch.key, 1)), view(batch.x, fold(batch.key, 2))])
+            z = unit(net.projection(w.get("projection", {}), net.extractor(w["extractor"], views)))
+            mask = None if batch.mask is None else batch.mask.repeat(2)
+            return contrast(z, batch.y.repeat(2), self.temperature, mask)
+
+        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        z = data.mapped(lambda x: self.features(down, x))
+        fitted = heads.fit(self.head, z.x.cpu().numpy(), z.y.cpu().numpy(), self.net.classes, unit_norm=True, seed=data.run)
+        return {}, from_arrays({"head": fitted.to_arrays()})
+
+    def features(self, parts: Parts, x: Tensor) -> Tensor:
+        return unit(self.net.extractor.frozen(parts["extractor"], x))
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        head = heads.from_arrays(to_arrays({"head": parts["head"]})["head"])
+        return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy()))

@@ -1,0 +1,70 @@
+"""The papers' networks by name. A model builds an extractor (raw 0..1 pixels -> features); head and extractor together are a `Net`.
+
+Adding a model is one function `(input, **options) -> Module` with an int attribute `feature_dim`, and one line in MODELS. A user's own
+is named `package.module:function_or_Class` and works the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.errors import MethodError, nearest
+from edge_fl.learn.part import Net, linear_head
+from edge_fl.models import cnn, mobilenet, resnet
+from edge_fl.models.normalise import Normalised
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn-tiny": cnn.tiny,
+    "cnn2": cnn.cnn2,
+    "cnn2-bn": cnn.cnn2_bn,
+    "cnn4": cnn.cnn4,
+    "resnet18": resnet.resnet18,
+    "resnet34": resnet.resnet34,
+    "mobilenet": mobilenet.mobilenet,
+}
+
+
+def build_net(model: ModelConfig, input: InputSpec, classes: int, seed: int = 0) -> Net:
+    """A net with the parts "extractor" and "head", initialised from `seed`. Raises MethodError."""
+    if classes < 2:
+        raise MethodError(f"model {model.name}: {classes} class, expected at least 2; nothing was built")
+
+    def extractor() -> nn.Module:
+        return Normalised(_build(model, input), input)
+
+    net = Net(input, classes, extractor().feature_dim, seed).with_part("extractor", extractor)  # type: ignore[arg-type]
+    return net.with_part("head", lambda: linear_head(net))
+
+
+def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
+    build = _find(model.name)
+    known = inspect.signature(build).parameters
+    for option in model.options:
+        if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            raise MethodError(f"model {model.name}: unknown option {option!r}{nearest(option, list(known)[1:])}; nothing was built")
+    try:
+        module = build(input, **model.options)
+    except (RuntimeError, ValueError, TypeError) as error:
+        size = "x".join(map(str, input.shape))
+        raise MethodError(f"model {model.name} for images {size}: {error}; nothing was built") from error
+    if not isinstance(getattr(module, "feature_dim", None), int):
+        raise MethodError(f"model {model.name}: expected a torch module with an int attribute feature_dim; nothing was built")
+    return module
+
+
+def _find(name: str) -> Callable[..., Any]:
+    if name in MODELS:
+        return MODELS[name]
+    if ":" not in name:
+        raise MethodError(f"model {name!r}: unknown{nearest(name, MODELS)}; nothing was built")
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise MethodError(f"model {name!r}: cannot be imported ({error}); nothing was built") from error

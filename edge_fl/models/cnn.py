@@ -1,0 +1,61 @@
+"""The papers' convolutional networks: FedCRC's four convolutions, the two convolutions of FedCRL and PFLlib, FedRIR's with BatchNorm.
+
+`tiny` is ours: two padded convolutions that fit 8x8 digits and a Raspberry Pi.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl.config import InputSpec
+
+
+class Features(nn.Module):
+    """Convolutions, flatten, and (with `width`) a linear layer without activation to `width` features."""
+
+    def __init__(self, convolutions: nn.Module, input: InputSpec, width: int = 0, *, activation: bool = False) -> None:
+        super().__init__()
+        self.convolutions = convolutions
+        with torch.no_grad():
+            flat = convolutions.eval()(torch.zeros(1, *input.shape)).numel()
+        self.linear = nn.Linear(flat, width) if width else nn.Identity()
+        self.activation = nn.ReLU() if activation else nn.Identity()
+        self.feature_dim = width or flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.linear(self.convolutions(x).flatten(1)))  # type: ignore[no-any-return]
+
+
+def _block(inputs: int, outputs: int, kernel: int, *, padding: int = 0, norm: bool) -> list[nn.Module]:
+    norms: list[nn.Module] = [nn.BatchNorm2d(outputs)] if norm else []
+    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), *norms, nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def tiny(input: InputSpec, feature_dim: int = 64, width: int = 16, norm: bool = True) -> nn.Module:
+    """Conv3x3 -> BN -> ReLU -> pool, twice (width, 2 * width), then a linear layer; from 4x4 pixels up."""
+    first = _block(input.channels, width, 3, padding=1, norm=norm)
+    return Features(nn.Sequential(*first, *_block(width, 2 * width, 3, padding=1, norm=norm)), input, feature_dim)
+
+
+def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padding: int = 0) -> nn.Module:
+    """Conv5x5,32 -> ReLU -> pool, Conv5x5,64 -> ReLU -> pool, linear [-> ReLU] (PFLlib's FedAvgCNN).
+
+    FedCRL takes feature_dim 128 and no activation (METHODS.md 3.2).
+    """
+    blocks = [*_block(input.channels, 32, 5, padding=padding, norm=False), *_block(32, 64, 5, padding=padding, norm=False)]
+    return Features(nn.Sequential(*blocks), input, feature_dim, activation=activation)
+
+
+def cnn2_bn(input: InputSpec, feature_dim: int = 512, padding: int = 0) -> nn.Module:
+    """FedRIR's extractor: Conv5x5,32 -> BN -> ReLU -> pool, Conv5x5,64 -> BN -> ReLU -> pool, linear (METHODS.md 3.3)."""
+    blocks = [*_block(input.channels, 32, 5, padding=padding, norm=True), *_block(32, 64, 5, padding=padding, norm=True)]
+    return Features(nn.Sequential(*blocks), input, feature_dim)
+
+
+def cnn4(input: InputSpec, width: int = 64) -> nn.Module:
+    """FedCRC's four convolutions 3x3 with BatchNorm and pooling, flattened (METHODS.md 3.1); needs 16 pixels a side or more."""
+    blocks = _block(input.channels, width, 3, padding=1, norm=True)
+    for _ in range(3):
+        blocks += _block(width, width, 3, padding=1, norm=True)
+    return Features(nn.Sequential(*blocks), input)

@@ -1,0 +1,26 @@
+"""The dataset's normalisation, inside the extractor: devices feed raw 0..1 pixels and need no dataset constants (METHODS.md 6.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl.config import InputSpec
+
+
+class Normalised(nn.Module):
+    """(x - mean) / std per channel, then the extractor; the constants are not state, so they are never averaged or sent."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, extractor: nn.Module, input: InputSpec) -> None:
+        super().__init__()
+        self.extractor = extractor
+        self.feature_dim = extractor.feature_dim
+        for name, values in (("mean", input.mean), ("std", input.std)):
+            constant = torch.tensor(values, dtype=torch.float32).expand(input.channels).reshape(1, -1, 1, 1)
+            self.register_buffer(name, constant.clone(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.extractor((x - self.mean) / self.std)  # type: ignore[no-any-return]

@@ -1,0 +1,134 @@
+"""THE loop: rounds of any method on any fleet. Everything else on the server prepares it or shows what came out of it.
+
+    draw a cohort -> broadcast -> fleet.train -> put updates in order -> aggregate -> evaluate -> remember
+
+Whether the fleet is simulated here or made of devices behind a broker makes no difference to this module.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from edge_fl.config import CohortConfig
+from edge_fl.errors import RunError
+from edge_fl.learn.mean import Update
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import steps
+from edge_fl.methods.method import Method
+from server import cohort as cohorts
+from server.fleets.fleet import ClientId, Fleet
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does: how many rounds, with whom, from which seed, and how often every client is evaluated (0: only at the end)."""
+
+    rounds: int
+    seed: int = 0
+    cohort: CohortConfig = CohortConfig()
+    evaluate_every: int = 0
+    everyone_trains: bool = False  # Local: each client spends the same budget, sampled or not
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated."""
+
+    round: int
+    shared: Parts
+    asked: tuple[ClientId, ...]
+    answered: tuple[ClientId, ...]
+    seconds: float
+    metrics: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
+
+
+class Broadcasts(Mapping[ClientId, Parts]):
+    """What each client of a cohort receives, computed when it is asked for, so that a cohort costs no memory."""
+
+    def __init__(self, method: Method, shared: Parts, cohort: Iterable[ClientId]) -> None:
+        self._method, self._shared, self._cohort = method, shared, tuple(cohort)
+
+    def __getitem__(self, client: ClientId) -> Parts:
+        if client not in self._cohort:
+            raise KeyError(client)
+        return steps.broadcast(self._method, self._shared, client)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._cohort)
+
+    def __len__(self) -> int:
+        return len(self._cohort)
+
+
+def run(method: Method, fleet: Fleet, plan: Plan, shared: Parts | None = None, first: int = 1) -> Iterator[RoundResult]:
+    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer."""
+    shared = steps.start(method) if shared is None else shared
+    for number in range(first, plan.rounds + 1):
+        started = time.monotonic()
+        now = method.at(number)
+        clients = fleet.clients()
+        cohort = list(clients) if plan.everyone_trains else cohorts.draw(clients, plan.cohort, plan.seed, number)
+        answered: list[ClientId] = []
+        updates = _noting(in_order(fleet.train(number, now, Broadcasts(now, shared, cohort)), cohort), answered)
+        shared = steps.aggregate(now, shared, updates)
+        for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
+            pass
+        if len(answered) < cohorts.quorum(len(cohort), plan.cohort):
+            raise RunError(
+                f"round {number}: {len(answered)} of {len(cohort)} clients answered, "
+                f"expected at least {cohorts.quorum(len(cohort), plan.cohort)}; the run stops with round {number - 1}'s model"
+            )
+        due = plan.evaluate_every and number % plan.evaluate_every == 0
+        metrics = evaluate(now, fleet, shared, number) if due else {}
+        yield RoundResult(number, shared, tuple(cohort), tuple(answered), time.monotonic() - started, metrics)
+
+
+def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[ClientId, Mapping[str, float]]:
+    """Metrics of every client with the just-aggregated parts (`post_agg`, METHODS.md G13)."""
+    clients = fleet.clients()
+    return {u.client: u.metrics for u in in_order(fleet.evaluate(round, method, Broadcasts(method, shared, clients)), clients)}
+
+
+def close(method: Method, fleet: Fleet, shared: Parts, round: int) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
+    """The closing steps on every client: personalise, then finalise -> (shared parts, metrics before and after by client)."""
+    clients = fleet.clients()
+    metrics: dict[ClientId, Mapping[str, float]] = {}
+
+    def noted() -> Iterator[Update]:
+        for update in in_order(fleet.personalise(round, method, Broadcasts(method, shared, clients)), clients):
+            metrics[update.client] = update.metrics
+            yield update
+
+    updates = noted()
+    shared = steps.finalise(method, shared, updates)
+    for _ in updates:
+        pass
+    return shared, metrics
+
+
+def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[Update]:
+    """The updates in ascending client id; one that came early waits for those before it, strangers and second ones are dropped."""
+    waiting: dict[ClientId, Update] = {}
+    due = sorted(cohort)
+    members = set(due)
+    position = 0
+    for update in updates:
+        if update.client in members:
+            members.remove(update.client)
+            waiting[update.client] = update
+        while position < len(due) and due[position] in waiting:
+            yield waiting.pop(due[position])
+            position += 1
+    for client in due[position:]:
+        if client in waiting:
+            yield waiting.pop(client)
+
+
+def _noting(updates: Iterator[Update], answered: list[ClientId]) -> Iterator[Update]:
+    for update in updates:
+        answered.append(update.client)
+        yield update
+
+
