@@ -28,7 +28,8 @@ from edge_fl.errors import EdgeFLError, InputError
 ENTRY_POINTS = "edge_fl.commands"
 QUIET = "EDGE_FL_QUIET"  # an environment variable, so that threads and child processes are quiet as well
 INTERRUPTED = 130
-UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, which typer vendors but does not export
+# What typer raises for a wrong command line: click's ClickException, which typer contains but does not export.
+UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class Format(StrEnum):
@@ -38,7 +39,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print: a table for people, JSON for programs.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="How to print: a table for people, JSON for programs.")
+]
 
 
 def _show_help(context: typer.Context) -> None:
@@ -55,7 +58,8 @@ def _show_version(asked: bool) -> None:
 def _start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results and errors, no progress.")] = False,
 ) -> None:
@@ -84,12 +88,14 @@ class App:
     def group(self, name: str, help: str = "") -> typer.Typer:
         """The group `edge-fl NAME`, made by whoever asks first; the first help text given stays."""
         if name not in self._groups:
-            self._groups[name] = typer.Typer(callback=_show_help, invoke_without_command=True, rich_markup_mode=None)
+            self._groups[name] = typer.Typer(
+                callback=_show_help, invoke_without_command=True, rich_markup_mode=None
+            )
             self.root.add_typer(self._groups[name], name=name)
-        (registered,) = (group for group in self.root.registered_groups if group.name == name)
-        if help and not isinstance(registered.help, str):
-            registered.help = help
-        return self._groups[name]
+        group = self._groups[name]
+        if help and not isinstance(group.info.help, str):
+            group.info.help = help
+        return group
 
 
 def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
@@ -150,7 +156,9 @@ def _bug(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
     # Named after the place, so that a device that meets the same bug every minute keeps one file and not thousands.
-    place = hashlib.blake2b("".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4).hexdigest()
+    place = hashlib.blake2b(
+        "".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4
+    ).hexdigest()
     text = "".join(traceback.format_exception(error))
     for folder in (_cache_folder(), Path(tempfile.gettempdir())):
         try:
@@ -158,7 +166,9 @@ def _bug(error: BaseException) -> str:
             (path := folder / f"traceback-{place}.txt").write_text(text)
         except OSError:
             continue
-        return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {path}"
+        return (
+            f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {path}"
+        )
     return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, no folder could take its traceback"
 
 
@@ -177,7 +187,9 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def show_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE) -> None:
+def show_table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE
+) -> None:
     """Prints `rows` on stdout; `columns` maps a row's key to its heading.
 
     JSON is a list of objects with exactly these keys and unrounded values; a table is drawn on a terminal, aligned plain text elsewhere.

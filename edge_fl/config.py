@@ -6,10 +6,13 @@ rebuild the same method, and travels as it stands here.
 
 from __future__ import annotations
 
+import math
 import re
+import reprlib
 import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -86,13 +89,13 @@ class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 1883
-    fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")] = "main"
+    fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """One run, complete."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")] = "run"
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")] = "run"
     seed: Annotated[int, Meta(ge=0)] = 0
     rounds: Annotated[int, Meta(ge=0)] = 5
     source: Source = "simulated"
@@ -133,10 +136,13 @@ class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> Recipe:
     """A recipe from a TOML file. Raises ConfigError, which names the file, the key and the nearest known key."""
+    expected = "expected a recipe in TOML; nothing was started"
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; {expected}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); expected a recipe in TOML; nothing was started") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {expected}") from error
     return parse(text, str(path))
 
 
@@ -150,11 +156,17 @@ def parse(text: str, where: str = "recipe") -> Recipe:
 
 
 def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
-    """A recipe from nested dicts."""
+    """A recipe from nested dicts. Raises ConfigError."""
     try:
-        return msgspec.convert(tree, Recipe)
+        recipe = msgspec.convert(tree, Recipe)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error))}; nothing was started") from error
+        raise ConfigError(f"{where}: {_explain(str(error), tree)}; nothing was started") from error
+    for keys, value in _numbers(tree):
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"{where}: {_place(keys)} = {value}: expected a finite number; nothing was started"
+            )
+    return recipe
 
 
 def dump(recipe: Recipe) -> str:
@@ -162,13 +174,44 @@ def dump(recipe: Recipe) -> str:
     return msgspec.toml.encode(recipe).decode()
 
 
-def _explain(message: str) -> str:
-    unknown = re.search(r"unknown field `(\w+)`(?: - at `\$\.?([\w.]*)`)?", message)
-    if not unknown:
-        return message
-    key, table = unknown[1], unknown[2] or ""
-    struct: Any = Recipe
-    for name in filter(None, table.split(".")):
-        struct = next((f.type for f in msgspec.structs.fields(struct) if f.name == name), Recipe)
-    known = struct.__struct_fields__ if hasattr(struct, "__struct_fields__") else Recipe.__struct_fields__
-    return f"[{table}] unknown key {key!r}{nearest(key, known)}" if table else f"unknown key {key!r}{nearest(key, known)}"
+def _explain(message: str, tree: dict[str, Any]) -> str:
+    """What msgspec says ("Expected `int` >= 1 - at `$.data.clients`") in the words of a TOML file, with what came."""
+    reason, _, path = message.partition(" - at `$")
+    keys = [key for key in path.rstrip("`").split(".") if key]
+    if unknown := re.search(r"unknown field `(.*)`", reason):
+        table, key = ".".join(keys), unknown[1]
+        known = nearest(key, _field(keys).__struct_fields__)
+        return f"[{table}] unknown key {key!r}{known}" if table else f"unknown key {key!r}{known}"
+    value: Any = tree
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    came = f" = {reprlib.repr(value)}" if value is not None else ""
+    if reason.startswith("Invalid enum value"):
+        reason = f"unknown name{nearest(str(value), get_args(_field(keys)))}"
+    return f"{_place(keys)}{came}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _field(keys: list[str]) -> Any:
+    """The type of the field at `keys`, from Recipe downwards."""
+    kind: Any = Recipe
+    for key in keys:
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)
+    return kind
+
+
+def _place(keys: Sequence[str]) -> str:
+    *tables, key = keys or ["recipe"]
+    return f"[{'.'.join(tables)}] {key}" if tables else key
+
+
+def _numbers(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Every float in nested dicts and lists, with the keys that lead to it."""
+    match tree:
+        case float():
+            yield keys, tree
+        case dict():
+            for key, value in tree.items():
+                yield from _numbers(value, (*keys, str(key)))
+        case list() | tuple():
+            for value in tree:
+                yield from _numbers(value, keys)

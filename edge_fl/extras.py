@@ -18,7 +18,10 @@ def hint(error: BaseException) -> str:
     if extra is None:
         return ""
     # The server needs more than the first module that it misses, so ask for all of it at once.
-    callers = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)}
+    callers = {
+        str(frame.f_globals.get("__name__")).partition(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    }
     if "server" in callers and extra == "full":
         extra = "server"
     return f"needs pip install 'edge-fl[{extra}]' ({module} is not installed)"
@@ -30,7 +33,8 @@ def _smallest_extras() -> dict[str, str]:
         _normal(found[0]): extra
         for extra in LARGEST_FIRST
         for requirement in requirements
-        if re.search(rf"extra == ['\"]{extra}['\"]", requirement) and (found := re.match(r"[\w.-]+", requirement))
+        if re.search(rf"extra == ['\"]{extra}['\"]", requirement)
+        and (found := re.match(r"[\w.-]+", requirement))
     }
 
 

@@ -14,7 +14,8 @@ from edge_fl.errors import ArtefactError
 
 CHUNK_BYTES = 64 * 1024
 MAX_BLOB_BYTES = 512 * 1024 * 1024
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Payload = bytes | memoryview
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Blob(Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,20 +26,28 @@ class Blob(Struct, frozen=True, forbid_unknown_fields=True):
     chunks: list[Digest]
     chunk_bytes: Annotated[int, Meta(ge=1024, le=256 * 1024)] = CHUNK_BYTES
 
-    def check_chunk(self, index: int, payload: bytes) -> None:
+    def __post_init__(self) -> None:
+        expected = -(-self.bytes // self.chunk_bytes)
+        if len(self.chunks) != expected:
+            # A ValueError, so that decoding a message or a manifest turns it into its own error, with the field's place.
+            raise ValueError(f"{self.bytes} bytes in {len(self.chunks)} chunks, expected {expected}")
+
+    def check_chunk(self, index: int, payload: Payload) -> None:
         """Raises ArtefactError unless `payload` is chunk `index`, to the byte."""
         if not 0 <= index < len(self.chunks):
             raise ArtefactError(f"blob {self.sha256[:8]}: chunk {index} of {len(self.chunks)} came; ignored")
         expected = min(self.chunk_bytes, self.bytes - index * self.chunk_bytes)
         if len(payload) != expected:
-            raise ArtefactError(f"blob {self.sha256[:8]} chunk {index}: {len(payload)} bytes, expected {expected}; discarded")
+            raise ArtefactError(
+                f"blob {self.sha256[:8]} chunk {index}: {len(payload)} bytes, expected {expected}; discarded"
+            )
         if (found := digest(payload)) != self.chunks[index]:
             raise ArtefactError(
                 f"blob {self.sha256[:8]} chunk {index}: sha256 {found[:8]}, expected {self.chunks[index][:8]}; discarded"
             )
 
 
-def digest(payload: bytes | memoryview) -> str:
+def digest(payload: Payload) -> str:
     """sha256 in hex."""
     return hashlib.sha256(payload).hexdigest()
 
@@ -47,7 +56,9 @@ def describe(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> Blob:
     """The descriptor of `payload`. Raises ArtefactError when it is empty or above 512 MiB."""
     if not 0 < len(payload) <= MAX_BLOB_BYTES:
         raise ArtefactError(f"blob of {len(payload)} bytes: expected 1 to {MAX_BLOB_BYTES}; not sent")
-    return Blob(digest(payload), len(payload), [digest(chunk) for chunk in split(payload, chunk_bytes)], chunk_bytes)
+    return Blob(
+        digest(payload), len(payload), [digest(chunk) for chunk in split(payload, chunk_bytes)], chunk_bytes
+    )
 
 
 def split(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> list[memoryview]:
@@ -82,5 +93,7 @@ class Assembly:
         """The whole. Raises ArtefactError unless it is complete and its sha256 is the descriptor's."""
         whole = b"".join(self._chunks[i] for i in sorted(self._chunks))
         if len(whole) != self.blob.bytes or digest(whole) != self.blob.sha256:
-            raise ArtefactError(f"blob {self.blob.sha256[:8]}: {len(whole)} of {self.blob.bytes} bytes match; not used")
+            raise ArtefactError(
+                f"blob {self.blob.sha256[:8]}: {len(whole)} of {self.blob.bytes} bytes match; not used"
+            )
         return whole

@@ -1,12 +1,14 @@
 """Every message, as a strict struct: JSON on the wire, readable with mosquitto_sub, refused when a field is wrong.
 
 Which device speaks is told by the topic alone (the broker enforces it), never by a payload. `decode` is the only way in: it bounds
-the size and the depth, refuses duplicate keys of meaning, NaN and Infinity, and raises one error type.
+the size and the depth, refuses duplicate keys, NaN and Infinity, and raises one error type.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -19,9 +21,11 @@ from edge_fl.wire.blob import Blob
 PROTOCOL = "1.0"
 MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
+MAX_REASON = 200  # characters of a parser's message, which may quote what came
+STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]
+Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 Text = Annotated[str, Meta(max_length=2000)]
 TierName = Literal["head", "full"]
@@ -124,7 +128,7 @@ class Report(Struct, frozen=True):
     metrics: dict[str, float] = {}
     blob: Blob | None = None
     release: Count = 0
-    extractor: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    extractor: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     head: Text = ""
     seconds: float = 0.0
     bytes_down: Count = 0
@@ -166,9 +170,13 @@ M = TypeVar("M", bound=Struct)
 
 
 def encode(message: Struct) -> bytes:
-    """Strict JSON. Raises ProtocolError for NaN or Infinity, which JSON cannot say."""
-    _require_finite(msgspec.to_builtins(message), type(message).__name__)
-    return msgspec.json.encode(message)
+    """Strict JSON. Raises ProtocolError for NaN or Infinity, which JSON cannot say, and for more bytes than `decode` takes."""
+    name = type(message).__name__
+    _require_finite(msgspec.to_builtins(message), name, "not sent")
+    payload = msgspec.json.encode(message)
+    if len(payload) > MAX_JSON_BYTES:
+        raise ProtocolError(f"{name}: {len(payload)} bytes, at most {MAX_JSON_BYTES}; not sent")
+    return payload
 
 
 def decode(payload: bytes, kind: type[M]) -> M:
@@ -180,31 +188,41 @@ def decode(payload: bytes, kind: type[M]) -> M:
         raise ProtocolError(f"{name}: nested deeper than {MAX_JSON_DEPTH}; ignored")
     try:
         message = msgspec.json.decode(payload, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{name}: {error}; ignored") from error
-    _require_finite(msgspec.to_builtins(message), name)
+        # msgspec skips unknown fields unseen and lets the last of two equal keys win: look at every key once more.
+        json.loads(payload.decode(), object_pairs_hook=_unique, parse_int=str, parse_float=str)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"{name}: {str(error)[:MAX_REASON]}; ignored") from error
+    _require_finite(msgspec.to_builtins(message), name, "ignored")
     return message
 
 
 def _depth(payload: bytes) -> int:
-    """An upper bound on the nesting: brackets inside strings count too, which no message of ours needs."""
+    """How deep arrays and objects are nested; brackets inside strings do not count. One pass, whatever the bytes are."""
     depth = deepest = 0
-    for byte in payload:
-        if byte in b"[{":
+    for token in STRING_OR_BRACKET.finditer(payload):
+        if token[0] in (b"[", b"{"):
             depth += 1
             deepest = max(deepest, depth)
-        elif byte in b"]}":
+        elif token[0] in (b"]", b"}"):
             depth -= 1
     return deepest
 
 
-def _require_finite(value: Any, where: str) -> None:
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"key {key!r} comes twice")
+        seen.add(key)
+
+
+def _require_finite(value: Any, where: str, outcome: str) -> None:
     match value:
         case float() if not math.isfinite(value):
-            raise ProtocolError(f"{where}: number {value}, expected a finite one; ignored")
+            raise ProtocolError(f"{where}: number {value}, expected a finite one; {outcome}")
         case dict():
             for key, item in value.items():
-                _require_finite(item, f"{where}.{key}")
+                _require_finite(item, f"{where}.{key}", outcome)
         case list() | tuple():
             for item in value:
-                _require_finite(item, where)
+                _require_finite(item, where, outcome)

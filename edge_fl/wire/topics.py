@@ -25,7 +25,10 @@ from edge_fl.errors import ProtocolError
 MAJOR = 1
 GROUP = 16  # chunks per group: one subscription fetches one group
 NAME = re.compile(r"[a-z0-9-]{1,32}\Z")
-TUF_FILE = re.compile(r"(?:\d{1,9}\.)?(?:root|targets|snapshot|timestamp)\.json\Z")
+ID = re.compile(r"[a-z0-9-]{1,64}\Z")
+SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")  # as str(int) writes it, so that one chunk has one topic
+TUF_FILE = re.compile(r"(?:[1-9][0-9]{0,8}\.)?(?:root|targets|snapshot|timestamp)\.json\Z")
 
 
 @dataclass(frozen=True)
@@ -115,26 +118,42 @@ class Topics:
         prefix = self.root + "/"
         if not topic.startswith(prefix):
             raise ProtocolError(f"topic {topic!r}: expected one below {self.root!r}; message ignored")
-        match topic[len(prefix) :].split("/"):
-            case ["srv", "state"]:
-                return Address("server_state")
-            case ["tuf", file] if TUF_FILE.match(file):
-                return Address("tuf", path=(file,))
-            case ["art", sha, group, index] if len(sha) == 64 and group.isdecimal() and index.isdecimal():
-                return Address("art", path=(sha, group, index))
-            case ["round", task] if NAME.match(task):
-                return Address("round", path=(task,))
-            case ["d", device, "dn", ("want" | "cmd" | "ack") as kind] if NAME.match(device):
-                return Address(kind, device)
-            case ["d", device, "up", ("state" | "meta" | "req" | "log") as kind] if NAME.match(device):
-                return Address(kind, device)
-            case ["d", device, "up", "rpt", task, number] if NAME.match(device) and NAME.match(task) and number.isdecimal():
-                return Address("rpt", device, (task, number))
-            case ["d", device, "up", "blob", id, index] if NAME.match(device) and NAME.match(id) and index.isdecimal():
-                return Address("blob", device, (id, index))
-            case ["enroll", claim, ("req" | "rsp") as kind] if NAME.match(claim):
-                return Address("enrol_" + kind, claim)
-        raise ProtocolError(f"topic {topic!r}: not part of protocol {MAJOR}; message ignored")
+        address = _parse(topic[len(prefix) :].split("/"))
+        if address is None:
+            raise ProtocolError(f"topic {topic!r}: not part of protocol {MAJOR}; message ignored")
+        return address
+
+
+def _parse(path: list[str]) -> Address | None:
+    match path:
+        case ["srv", "state"]:
+            return Address("server_state")
+        case ["tuf", file] if TUF_FILE.match(file):
+            return Address("tuf", path=(file,))
+        case ["art", sha, group, index] if SHA256.match(sha) and _in_group(group, index):
+            return Address("art", path=(sha, group, index))
+        case ["round", task] if NAME.match(task):
+            return Address("round", path=(task,))
+        case ["d", device, *rest] if NAME.match(device):
+            return _parse_device(device, rest)
+        case ["enroll", claim, ("req" | "rsp") as kind] if NAME.match(claim):
+            return Address("enrol_" + kind, claim)
+    return None
+
+
+def _parse_device(device: str, path: list[str]) -> Address | None:
+    match path:
+        case ["dn", ("want" | "cmd" | "ack") as kind] | ["up", ("state" | "meta" | "req" | "log") as kind]:
+            return Address(kind, device)
+        case ["up", "rpt", task, number] if NAME.match(task) and NUMBER.match(number):
+            return Address("rpt", device, (task, number))
+        case ["up", "blob", id, index] if ID.match(id) and NUMBER.match(index):
+            return Address("blob", device, (id, index))
+    return None
+
+
+def _in_group(group: str, index: str) -> bool:
+    return bool(NUMBER.match(group) and NUMBER.match(index)) and int(group) == int(index) // GROUP
 
 
 def access_rules(fleet: str) -> Iterator[tuple[str, str, str]]:
