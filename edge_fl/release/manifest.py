@@ -1,24 +1,31 @@
-"""The manifest: what a release is, in one struct. It travels inside signed metadata and stands beside the installed files."""
+"""The manifest: what a release is, in one struct. It travels inside signed metadata and stands beside the installed files.
+
+The canary's images are drawn here too, because the server that writes a manifest and the device that obeys it must draw the same.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import Blob
 
+ExtraName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}\Z")]
+
 
 class Canary(Struct, frozen=True, forbid_unknown_fields=True):
     """A fixed input and the features it must give: images drawn from `seed`, first `features` of each row, within `tolerance`."""
 
-    seed: int
+    seed: Annotated[int, Meta(ge=0)]
     images: Annotated[int, Meta(ge=1, le=16)]
     features: list[list[float]]
-    tolerance: float = 1e-3
+    tolerance: Annotated[float, Meta(gt=0, le=1)] = 1e-3
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +39,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     method: str
     round: int
     extractor: Blob
-    feature_dim: Annotated[int, Meta(ge=1)]
+    feature_dim: Annotated[int, Meta(ge=1, le=65536)]
     classes: list[str]
     input: InputSpec
     unit_norm: bool
@@ -40,8 +47,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     opset: int
     ir: int
     canary: Canary
-    min_onnxruntime: str = "1.17"
-    extras: dict[str, Blob] = {}
+    min_onnxruntime: Annotated[str, Meta(pattern=r"^\d{1,4}(\.\d{1,4}){0,2}\Z")] = "1.17"
+    extras: Annotated[dict[ExtraName, Blob], Meta(max_length=16)] = {}
+
+
+def blobs(manifest: Manifest) -> list[Blob]:
+    """What has to be fetched: the extractor first, then the extras by name."""
+    return [manifest.extractor, *(manifest.extras[name] for name in sorted(manifest.extras))]
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -49,9 +61,41 @@ def encode(manifest: Manifest) -> bytes:
     return msgspec.json.encode(manifest)
 
 
-def decode(payload: bytes) -> Manifest:
-    """A manifest from JSON. Raises ArtefactError."""
+def decode(payload: bytes | str) -> Manifest:
+    """A manifest from JSON, its numbers consistent with one another. Raises ArtefactError."""
     try:
-        return msgspec.json.decode(payload, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise ArtefactError(f"manifest: {error}; release not installed") from error
+        manifest = msgspec.json.decode(payload, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"manifest: {error}; release not installed", "manifest") from error
+    if flaw := _flaw(manifest):
+        raise ArtefactError(f"manifest of release {manifest.release}: {flaw}; release not installed", "manifest")
+    return manifest
+
+
+def scale(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Pixels [N, C, H, W] from 0..255 to 0..1, the range that every extractor takes."""
+    return images.astype(np.float32) / np.float32(255)
+
+
+def canary_images(canary: Canary, input: InputSpec) -> NDArray[np.float32]:
+    """The canary's input [n, C, H, W] in 0..1, on the grid of real pixels.
+
+    From PCG64's raw output, which NumPy keeps the same from version to version (it promises that for no distribution).
+    """
+    shape = (canary.images, *input.shape)
+    raw = np.random.PCG64(canary.seed).random_raw(-(-int(np.prod(shape)) // 8))
+    pixels = np.frombuffer(raw.astype("<u8").tobytes(), np.uint8)
+    return scale(pixels[: int(np.prod(shape))].reshape(shape))
+
+
+def _flaw(manifest: Manifest) -> str | None:
+    """What contradicts itself in a manifest whose fields are each allowed."""
+    for blob in blobs(manifest):
+        if len(blob.chunks) != (expected := -(-blob.bytes // blob.chunk_bytes)):
+            return f"blob {blob.sha256[:8]} lists {len(blob.chunks)} chunks, expected {expected}"
+    rows = manifest.canary.features
+    if len(rows) != manifest.canary.images:
+        return f"canary has {len(rows)} rows of features, expected {manifest.canary.images}"
+    if any(not 1 <= len(row) <= manifest.feature_dim for row in rows):
+        return f"canary has a row that is empty or longer than feature_dim {manifest.feature_dim}"
+    return None

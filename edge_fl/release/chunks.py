@@ -1,0 +1,131 @@
+"""Verified chunks on disk, so that a download which is killed goes on where it was and a bad chunk never gets in.
+
+A chunk is checked before it is written and, because a power cut may have come before the disk took it, once more when a new process
+first looks. A group of chunks is flushed to the disk together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from edge_fl import atomic
+from edge_fl.errors import ArtefactError
+from edge_fl.release.disk import reporting
+from edge_fl.wire.blob import Blob
+from edge_fl.wire.topics import GROUP
+
+
+class Chunks:
+    """The chunks of blobs not yet assembled, one file SHA256.INDEX each. One process at a time writes here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._held: dict[str, set[int]] = {}
+        self._unflushed: list[Path] = []
+
+    def missing(self, blob: Blob) -> list[int]:
+        """Indices still to come, ascending."""
+        held = self._verified(blob)
+        return [index for index in range(len(blob.chunks)) if index not in held]
+
+    def add(self, blob: Blob, index: int, payload: bytes) -> bool:
+        """Verifies one chunk and keeps it; True once the blob is complete. Raises ArtefactError ("chunk_hash", "enospc")."""
+        held = self._verified(blob)
+        if index not in held:
+            try:
+                blob.check_chunk(index, payload)
+            except ArtefactError as error:
+                raise ArtefactError(str(error), "chunk_hash") from error
+            self._write(self._path(blob, index), payload)
+            held.add(index)
+        complete = len(held) == len(blob.chunks)
+        if complete or len(self._unflushed) >= GROUP:
+            self._flush()
+        return complete
+
+    def take_over(self, blob: Blob, path: Path, source: Blob) -> None:
+        """Copies the chunks of `blob` that the file `path`, described by `source`, has as well: they need not be fetched."""
+        places = {sha256: index for index, sha256 in enumerate(source.chunks)}
+        common = [index for index in self.missing(blob) if blob.chunks[index] in places]
+        if not common:
+            return
+        with path.open("rb") as file:
+            for index in common:
+                file.seek(places[blob.chunks[index]] * source.chunk_bytes)
+                self._take_over_one(blob, index, file.read(source.chunk_bytes))
+
+    def assemble(self, blob: Blob, path: Path) -> None:
+        """Streams the chunks into `path`, which appears whole or not at all. Raises ArtefactError ("incomplete", "chunk_hash", "enospc")."""
+        if missing := self.missing(blob):
+            raise ArtefactError(
+                f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}; not installed", "incomplete"
+            )
+        whole = hashlib.sha256()
+        with reporting(path.name), atomic.writing(path) as file:
+            for index in range(len(blob.chunks)):
+                chunk = self._path(blob, index).read_bytes()
+                whole.update(chunk)
+                file.write(chunk)
+            if whole.hexdigest() != blob.sha256:
+                self._held.pop(blob.sha256)  # the next look at the disk finds which chunk went bad
+                raise ArtefactError(
+                    f"{path.name}: sha256 {whole.hexdigest()[:8]}, manifest says {blob.sha256[:8]}; not installed", "chunk_hash"
+                )
+
+    def keep_only(self, sha256s: set[str]) -> None:
+        """Removes the chunks of every other blob, and leftovers of interrupted writes."""
+        if not self.folder.is_dir():
+            return
+        for path in self.folder.iterdir():
+            if path.name.partition(".")[0] not in sha256s:
+                path.unlink(missing_ok=True)
+        self._held = {sha256: held for sha256, held in self._held.items() if sha256 in sha256s}
+        self._unflushed = []
+
+    def _path(self, blob: Blob, index: int) -> Path:
+        return self.folder / f"{blob.sha256}.{index}"
+
+    def _verified(self, blob: Blob) -> set[int]:
+        """Indices of the good chunks on disk; what is not good is removed."""
+        if blob.sha256 not in self._held:
+            present = {index for index in range(len(blob.chunks)) if self._path(blob, index).exists()}
+            self._held[blob.sha256] = {index for index in present if self._still_good(blob, index)}
+        return self._held[blob.sha256]
+
+    def _still_good(self, blob: Blob, index: int) -> bool:
+        path = self._path(blob, index)
+        try:
+            blob.check_chunk(index, path.read_bytes())
+        except (ArtefactError, OSError):
+            path.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _take_over_one(self, blob: Blob, index: int, payload: bytes) -> None:
+        try:
+            self.add(blob, index, payload)
+        except ArtefactError as error:
+            if error.why != "chunk_hash":  # the installed file has gone bad there: fetch this chunk
+                raise
+
+    def _write(self, path: Path, payload: bytes) -> None:
+        try:
+            with reporting(f"chunk {path.name[:8]}{path.suffix}"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(payload)
+        except ArtefactError:
+            path.unlink(missing_ok=True)
+            raise
+        self._unflushed.append(path)
+
+    def _flush(self) -> None:
+        with reporting("chunks"):
+            for path in [*self._unflushed, self.folder]:
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        self._unflushed = []

@@ -1,0 +1,32 @@
+"""What a full or failing disk says, in our words: one error with the word that a device reports, whatever was being written."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge_fl.errors import ArtefactError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def reporting(where: str) -> Iterator[None]:
+    """Turns an OSError of the block into ArtefactError, `why` "enospc" for a full disk and "disk" for any other failure."""
+    try:
+        yield
+    except OSError as error:
+        why = "enospc" if error.errno in FULL else "disk"
+        raise ArtefactError(f"{where}: {why}, {error.strerror or error}; the installed release keeps serving", why) from error
+
+
+def require_space(folder: Path, needed_bytes: int, what: str) -> None:
+    """Raises ArtefactError ("enospc") unless `folder`'s disk has `needed_bytes` left."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise ArtefactError(
+            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free; the installed release keeps serving", "enospc"
+        )

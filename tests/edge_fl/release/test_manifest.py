@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from edge_fl.config import InputSpec
+from edge_fl.errors import ArtefactError
+from edge_fl.release.manifest import Canary, canary_images, decode, encode, scale
+from edge_fl.wire.blob import digest
+
+
+def test_a_manifest_survives_the_wire(make_release):
+    manifest, _ = make_release(3)
+    assert decode(encode(manifest)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"release": 0}, "release"),
+        ({"feature_dim": 10**12}, "feature_dim"),
+        ({"min_onnxruntime": "latest"}, "min_onnxruntime"),
+        ({"extras": {"../../etc/passwd": None}}, "extras"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_field_that_is_not_allowed_is_refused_by_name(make_release, change, complaint):
+    tree = msgspec.to_builtins(make_release(3)[0])
+    if "extras" in change:
+        change = {"extras": {name: tree["extractor"] for name in change["extras"]}}
+    with pytest.raises(ArtefactError, match=complaint):
+        decode(msgspec.json.encode(tree | change))
+
+
+def test_a_chunk_list_that_does_not_fit_the_length_is_refused(make_release):
+    tree = msgspec.to_builtins(make_release(3)[0])
+    tree["extractor"]["chunks"].pop()
+    with pytest.raises(ArtefactError, match="3 chunks, expected 4"):
+        decode(msgspec.json.encode(tree))
+
+
+@pytest.mark.parametrize("features", [[[0.5]], [[0.5], []], [[0.5], [1.0] * 5]])
+def test_a_canary_whose_rows_do_not_fit_is_refused(make_release, features):
+    tree = msgspec.to_builtins(make_release(3)[0])
+    tree["canary"]["features"] = features
+    with pytest.raises(ArtefactError, match="canary has"):
+        decode(msgspec.json.encode(tree))
+
+
+def test_canary_images_are_the_same_everywhere_and_look_like_scaled_pixels():
+    images = canary_images(Canary(seed=7, images=2, features=[[0.0], [0.0]]), InputSpec(3, 5, 5))
+    assert images.shape == (2, 3, 5, 5)
+    assert images.dtype == np.float32
+    pixels = np.rint(images * 255).astype(np.uint8)
+    assert np.array_equal(scale(pixels), images)
+    # Golden: a change here would break every canary already signed.
+    assert digest(pixels.tobytes()) == "44c3891da5a60b0565641c7ab26fee658890449ee5b8aca8bce265ed6c5c4511"
+
+
+def test_another_seed_gives_other_images():
+    first, second = (canary_images(Canary(seed, 1, [[0.0]]), InputSpec(1, 8, 8)) for seed in (1, 2))
+    assert not np.array_equal(first, second)
