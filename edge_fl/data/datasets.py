@@ -1,0 +1,159 @@
+"""Every dataset by name. `digits` comes with scikit-learn; all others are .npz files in a data folder: nothing here needs a network.
+
+A file holds x_train, y_train, x_test, y_test (or just x and y), and may name its `classes`. A file the table does not know is
+used under its own name. To add a dataset with a rule of its own: one function (data_dir -> Dataset) and one line in DATASETS.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl.data import arrays, npz
+from edge_fl.data.samples import Array, Dataset, Samples
+from edge_fl.errors import DataError, nearest
+
+DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
+"""What `edge-fl data download NAME` can fetch, through torchvision."""
+
+_DIGITS = tuple(string.digits)
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+_PACS = tuple("dog elephant giraffe guitar horse house person".split())
+_EMNIST = (
+    *string.digits,
+    *string.ascii_uppercase,
+    *"abdefghnqrt",
+)  # the balanced split merges 15 letters that look alike
+_CIFAR100 = tuple(
+    """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle caterpillar
+    cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster
+    house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree
+    orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose
+    sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television
+    tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm""".split()
+)
+
+
+def load(name: str, data_dir: Path) -> Dataset:
+    """The dataset `name`. Raises DataError when there is none, and says where its file was expected and what brings it there."""
+    if make := DATASETS.get(name):
+        return make(data_dir)
+    if name != Path(name).name:
+        raise DataError(
+            f"dataset {name!r}: expected a name{nearest(name, DATASETS)}, not a path; nothing was loaded"
+        )
+    return from_file(data_dir, name)
+
+
+def digits(data_dir: Path) -> Dataset:
+    """1,797 handwritten digits, 8x8 grey, embedded in scikit-learn; `data_dir` is not looked at."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = np.rint(found.images * (255 / 16)).astype(np.uint8)  # 17 grey levels
+    return Dataset("digits", Samples(x[:, None], found.target.astype(np.int64)), _DIGITS)
+
+
+def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
+    """`<data_dir>/<name>.npz`. Class names are `classes`, or the file's own, or the class ids. Raises DataError."""
+    path = data_dir / f"{name}.npz"
+    if not path.is_file():
+        raise DataError(f"dataset {name!r}{_hint(name)}: no file {path}{_remedy(name)}; nothing was loaded")
+    found = npz.read(path)
+    names = classes or _class_names(found, path)
+    if {"x_train", "y_train", "x_test", "y_test"} <= found.keys():
+        train = arrays.samples(found["x_train"], found["y_train"], names, f"{path} (train)")
+        test = arrays.samples(found["x_test"], found["y_test"], names, f"{path} (test)")
+        held_out = np.repeat([False, True], [len(train), len(test)])
+        return Dataset(name, _merged([train, test], path), names, held_out)
+    if {"x", "y"} <= found.keys():
+        return Dataset(name, _merged([arrays.samples(found["x"], found["y"], names, str(path))], path), names)
+    raise _wrong_keys(found, path)
+
+
+def pacs(data_dir: Path) -> Dataset:
+    """PACS, 7 classes in 4 domains, from `pacs-<domain>.npz`: art painting, cartoon, photo, sketch; whichever files are there."""
+    paths = sorted(data_dir.glob("pacs-*.npz"))
+    if not paths:
+        raise DataError(
+            f"dataset 'pacs': no file {data_dir}/pacs-*.npz (pacs-photo.npz, ...); put them there; nothing was loaded"
+        )
+    parts = [from_file(data_dir, path.stem, _PACS) for path in paths]
+    sizes = [len(part.samples) for part in parts]
+    held_out = [
+        np.zeros(n, bool) if part.original_test is None else part.original_test
+        for part, n in zip(parts, sizes, strict=True)
+    ]
+    return Dataset(
+        "pacs",
+        _merged([part.samples for part in parts], data_dir / "pacs-*.npz"),
+        _PACS,
+        original_test=np.concatenate(held_out),
+        domains=np.repeat(np.arange(len(parts)), sizes),
+        domain_names=tuple(path.stem.removeprefix("pacs-") for path in paths),
+    )
+
+
+DATASETS: dict[str, Callable[[Path], Dataset]] = {
+    "digits": digits,
+    "mnist": partial(from_file, name="mnist", classes=_DIGITS),
+    "fashion-mnist": partial(from_file, name="fashion-mnist", classes=_FASHION),
+    "cifar10": partial(from_file, name="cifar10", classes=_CIFAR10),
+    "cifar100": partial(from_file, name="cifar100", classes=_CIFAR100),
+    "emnist": partial(from_file, name="emnist", classes=_EMNIST),
+    "pacs": pacs,
+}
+
+
+def _merged(parts: list[Samples], path: Path) -> Samples:
+    if not sum(map(len, parts)):
+        raise DataError(f"{path}: no samples in it; nothing was loaded")
+    shapes = {part.shape for part in parts}
+    if len(shapes) > 1:
+        raise DataError(
+            f"{path}: images of {' and '.join(str(list(s)) for s in sorted(shapes))}, expected one shape; nothing was loaded"
+        )
+    return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+
+
+def _class_names(found: dict[str, Array], path: Path) -> tuple[str, ...]:
+    if "classes" in found:
+        return tuple(map(str, found["classes"]))
+    ids = [
+        arrays.class_ids(found[key], f"{path} ({key})") for key in ("y_train", "y_test", "y") if key in found
+    ]
+    return tuple(map(str, range(1 + max((int(y.max()) for y in ids if len(y)), default=0))))
+
+
+def _wrong_keys(found: dict[str, Array], path: Path) -> DataError:
+    return DataError(
+        f"{path}: holds {', '.join(found) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y; not used"
+    )
+
+
+def _hint(name: str) -> str:
+    return "" if name in DATASETS else nearest(name, DATASETS)
+
+
+def _remedy(name: str) -> str:
+    return (
+        f"; `edge-fl data download {name}` brings it, or put one there"
+        if name in DOWNLOADABLE
+        else "; put one there"
+    )

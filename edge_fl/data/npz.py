@@ -1,0 +1,63 @@
+"""Arrays by name in one .npz file: written whole or not at all, read without pickle, every way of being corrupt one DataError."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl import atomic
+from edge_fl.data.samples import Array
+from edge_fl.errors import DataError
+
+MAX_FILE_BYTES = 8 * 2**30
+_BROKEN = (
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def read(path: Path) -> dict[str, Array]:
+    """Every array of the file. Raises DataError when it is missing, above 8 GiB, not an .npz, damaged, or holds Python objects."""
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}; not read")
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; expected an .npz; nothing was read") from error
+    except (
+        *_BROKEN,
+        AttributeError,
+        TypeError,
+    ) as error:  # AttributeError, TypeError: a lone .npy is an array, not an archive
+        raise DataError(f"{path}: not a readable .npz ({_first_line(error)}); nothing was read") from error
+
+
+def write(path: Path, arrays: Mapping[str, Array], *, compress: bool = True) -> None:
+    """Writes the file in one step. Raises DataError for Python objects, or when the folder does not take it."""
+    if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
+        raise DataError(
+            f"{path}: {', '.join(objects)} would hold Python objects, expected numbers or text; not written"
+        )
+    try:
+        with atomic.writing(path) as file:
+            save: Callable[..., None] = np.savez_compressed if compress else np.savez
+            save(file, **arrays)
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be written ({error.strerror}); an older file there stands as it was"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

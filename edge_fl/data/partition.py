@@ -1,0 +1,192 @@
+"""A dataset split over clients, each with a train, validation and test set: drawn once from a seed, saved, shown as a histogram.
+
+Everyone who is given the same dataset, settings and seed draws the same split, so that the simulated fleet on the devices' side and the
+server's simulation agree without talking about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl.config import DataConfig
+from edge_fl.data import npz, rules
+from edge_fl.data.samples import Array, ClientData, Dataset, Indices
+from edge_fl.errors import DataError, nearest
+from edge_fl.seeds import generator
+
+ClientId = str
+_PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Client ids in ascending order ("c000", ...) and, for each, the dataset's indices it trains, validates and tests on.
+
+    `samples` is the size of the dataset that was split.
+    """
+
+    samples: int
+    clients: tuple[ClientId, ...]
+    train: tuple[Indices, ...]
+    validation: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+
+    def client(self, dataset: Dataset, client: ClientId) -> ClientData:
+        """One client's images. Raises DataError for an unknown client, or a dataset that is not the one that was split."""
+        if client not in self.clients:
+            raise DataError(
+                f"client {client!r} is not in the split{nearest(client, self.clients)}; nothing was loaded"
+            )
+        if len(dataset.samples) != self.samples:
+            raise DataError(
+                f"{dataset.name}: {len(dataset.samples)} samples, but the split is of {self.samples}; nothing was loaded"
+            )
+        row = self.clients.index(client)
+        return ClientData(*(dataset.samples.take(getattr(self, part)[row]) for part in _PARTS))
+
+    def save(self, path: Path) -> None:
+        """Writes an .npz in one step."""
+        arrays: dict[str, Array] = {"samples": np.array(self.samples), "clients": np.array(self.clients)}
+        for part in _PARTS:
+            rows: tuple[Indices, ...] = getattr(self, part)
+            arrays[part] = np.concatenate(rows)
+            arrays[f"{part}_ends"] = np.cumsum([len(row) for row in rows])
+        npz.write(path, arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Split:
+        """Reads what `save` wrote. Raises DataError for anything else."""
+        found = npz.read(path)
+        try:
+            rows = {part: _rows(found[part], found[f"{part}_ends"]) for part in _PARTS}
+            split = cls(int(found["samples"]), tuple(map(str, found["clients"])), **rows)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: not a saved split ({error}); not used") from error
+        split._require_whole(path)
+        return split
+
+    def _require_whole(self, path: Path) -> None:
+        parts = [getattr(self, part) for part in _PARTS]
+        every = (
+            np.concatenate([row for rows in parts for row in rows]) if self.clients else np.empty(0, np.int64)
+        )
+        inside = bool(len(every)) and every.min() >= 0 and every.max() < self.samples
+        if (
+            not inside
+            or len(np.unique(every)) < len(every)
+            or any(len(rows) != len(self.clients) for rows in parts)
+        ):
+            raise DataError(
+                f"{path}: a damaged split (indices overlap, or lie outside 0..{self.samples - 1}); not used"
+            )
+
+
+PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices]]] = {
+    "dirichlet": lambda data, kept, config, seed: rules.dirichlet(
+        data.samples.y[kept], config.clients, config.beta, seed
+    ),
+    "pathological": lambda data, kept, config, seed: rules.pathological(
+        data.samples.y[kept], config.clients, config.classes_per_client, seed
+    ),
+    "domain": lambda data, kept, config, seed: rules.by_domain(_domains(data)[kept], config.clients, seed),
+    "iid": lambda data, kept, config, seed: rules.iid(data.samples.y[kept], config.clients, seed),
+}
+"""Rules by name: (dataset, kept indices, settings, seed) -> one array per client of positions in `kept`."""
+
+
+def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
+    """Keeps `fraction` of the samples, deals them to the clients, then cuts each client's share into test, validation and train.
+
+    `test_fraction` is of the client's share, `validation_fraction` of what then remains for training; every client keeps at least one
+    train and one test sample. Raises DataError when the samples do not suffice.
+    """
+    kept = _kept(len(dataset.samples), config.fraction, seed)
+    owned = [kept[positions] for positions in PARTITIONS[config.partition](dataset, kept, config, seed)]
+    width = max(3, len(str(len(owned) - 1)))
+    clients = tuple(f"c{row:0{width}d}" for row in range(len(owned)))
+    rows: list[tuple[Indices, Indices, Indices]] = []
+    for client, share in zip(clients, owned, strict=True):
+        if len(share) < 2:
+            raise DataError(
+                f"{dataset.name}: {len(share)} sample for client {client}, expected 2 or more; use fewer clients; nothing was split"
+            )
+        shuffled = generator(seed, "partition", client=client).permutation(share)
+        train, validation, test = cut(shuffled, config.test_fraction, config.validation_fraction)
+        rows.append((np.sort(train), np.sort(validation), np.sort(test)))
+    trains, validations, tests = zip(*rows, strict=True)
+    return Split(len(dataset.samples), clients, trains, validations, tests)
+
+
+def cut(order: Indices, test_fraction: float, validation_fraction: float) -> tuple[Indices, Indices, Indices]:
+    """Two or more indices, in random order, as (train, validation, test); train and test get one each at least."""
+    tests = min(max(round(len(order) * test_fraction), 1), len(order) - 1)
+    validations = min(round((len(order) - tests) * validation_fraction), len(order) - tests - 1)
+    test, validation, train = np.split(order, [tests, tests + validations])
+    return train, validation, test
+
+
+def histogram(dataset: Dataset, split: Split) -> Indices:
+    """Samples per client and class, int64 [clients, classes]."""
+    owned = zip(split.train, split.validation, split.test, strict=True)
+    return np.stack(
+        [
+            np.bincount(dataset.samples.y[np.concatenate(parts)], minlength=len(dataset.classes))
+            for parts in owned
+        ]
+    )
+
+
+def histogram_text(dataset: Dataset, split: Split) -> str:
+    """The histogram as a table for the terminal: counts for up to 12 classes, else a dot per class, the larger the more samples."""
+    counts = histogram(dataset, split)
+    numbers = counts.shape[1] <= 12
+    width = max(3, len(str(counts.max()))) + 1 if numbers else 1
+    head = (
+        "".join(f"{label:>{width}}" for label in range(counts.shape[1]))
+        if numbers
+        else f" 0..{counts.shape[1] - 1}"
+    )
+    lines = [f"{'class':<8}{head}   train  val  test"]
+    for row, client in enumerate(split.clients):
+        cells = "".join(
+            f"{n or '.':>{width}}" if numbers else _dot(n, counts.max()) for n in counts[row].tolist()
+        )
+        sizes = f"{len(split.train[row]):8}{len(split.validation[row]):5}{len(split.test[row]):6}"
+        lines.append(f"{client:<8}{cells if numbers else ' ' + cells}{sizes}")
+    return "\n".join(lines)
+
+
+def _dot(count: int, largest: int) -> str:
+    return " " if not count else "·•●"[min(3 * count // (largest + 1), 2)]
+
+
+def _rows(indices: Array, ends: Array) -> tuple[Indices, ...]:
+    if (
+        indices.dtype.kind != "i"
+        or ends.dtype.kind != "i"
+        or np.any(np.diff(ends, prepend=0) < 0)
+        or ends[-1:].tolist() != [len(indices)]
+    ):
+        raise ValueError("indices and their ends do not fit together")
+    return tuple(np.split(indices.astype(np.int64), ends[:-1]))
+
+
+def _kept(samples: int, fraction: float, seed: int) -> Indices:
+    if fraction == 1:
+        return np.arange(samples)
+    chosen = generator(seed, "partition", client="kept").permutation(samples)[
+        : max(round(samples * fraction), 1)
+    ]
+    return np.sort(chosen)
+
+
+def _domains(dataset: Dataset) -> Indices:
+    if dataset.domains is None:
+        raise DataError(
+            f"{dataset.name}: no domains in it, so it cannot be split by domain; expected pacs; nothing was split"
+        )
+    return dataset.domains

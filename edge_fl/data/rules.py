@@ -1,0 +1,135 @@
+"""Who owns which sample: rules that deal a dataset's samples to clients, every one seeded, none random twice.
+
+A rule takes labels (or domains) and gives one ascending index array per client; no sample goes to two clients.
+`edge_fl.data.partition` puts a rule to work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from edge_fl.data.samples import Indices, Labels
+from edge_fl.errors import DataError
+from edge_fl.seeds import generator
+
+MINIMUM = 10
+TRIES = 100
+
+
+def dirichlet(
+    labels: Labels, clients: int, beta: float, seed: int, *, minimum: int = MINIMUM, tries: int = TRIES
+) -> list[Indices]:
+    """Per class, shares drawn from Dir(beta * 1_N) over the clients (METHODS.md G18, PFLlib's form). Every sample is dealt.
+
+    As there, a client that already owns more than the average gets nothing of the next class, and the draw is repeated until every
+    client owns `minimum` samples (fewer when there are not enough for that). After `tries` draws the last one is kept and the largest
+    clients give single samples away until the minimum holds. Small beta: few classes per client; large beta: nearly IID.
+    """
+    _require(beta > 0, f"beta {beta}, expected a number above 0")
+    _require_enough(len(labels), clients)
+    minimum = min(minimum, len(labels) // clients)
+    rng = generator(seed, "partition")
+    for _ in range(tries):
+        owned = _draw_dirichlet(labels, clients, beta, rng)
+        if min(map(len, owned)) >= minimum:
+            break
+    return [np.sort(indices) for indices in _levelled(owned, minimum)]
+
+
+def _draw_dirichlet(labels: Labels, clients: int, beta: float, rng: np.random.Generator) -> list[Indices]:
+    owned: list[list[Indices]] = [[] for _ in range(clients)]
+    sizes = np.zeros(clients, np.int64)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, beta)) * (sizes < len(labels) / clients)
+        if (
+            not np.isfinite(shares).all() or shares.sum() <= 0
+        ):  # a tiny beta underflows; someone is below the average, so share there
+            shares = (sizes < len(labels) / clients).astype(float)
+        cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
+        for client, part in enumerate(np.split(members, cuts)):
+            owned[client].append(part)
+            sizes[client] += len(part)
+    return [np.concatenate(parts) for parts in owned]
+
+
+def _levelled(owned: list[Indices], minimum: int) -> list[Indices]:
+    owned = list(owned)
+    while len(owned[poor := min(range(len(owned)), key=lambda c: len(owned[c]))]) < minimum:
+        rich = max(range(len(owned)), key=lambda c: len(owned[c]))
+        owned[poor], owned[rich] = np.append(owned[poor], owned[rich][-1]), owned[rich][:-1]
+    return owned
+
+
+def pathological(labels: Labels, clients: int, classes_per_client: int, seed: int) -> list[Indices]:
+    """Every client owns exactly `classes_per_client` classes, in equal shares of each (METHODS.md G18, `pat(k)`).
+
+    Classes are dealt like cards from shuffled decks, so that all are held equally often (to within one) and every class is used when
+    clients * classes_per_client allows it. Samples of a class that nobody holds are left out.
+    """
+    _require_enough(len(labels), clients)
+    classes = np.unique(labels)
+    _require(
+        1 <= classes_per_client <= len(classes),
+        f"{classes_per_client} classes per client, expected 1 to {len(classes)}, the classes that occur",
+    )
+    rng = generator(seed, "partition")
+    holders: dict[int, list[int]] = {int(c): [] for c in classes}
+    deck: deque[int] = deque()
+    for client in range(clients):
+        hand: set[int] = set()
+        while len(hand) < classes_per_client:
+            if not set(deck) - hand:
+                deck.extend(rng.permutation(classes).tolist())
+            card = next(c for c in deck if c not in hand)
+            deck.remove(card)
+            hand.add(card)
+        for label in sorted(hand):
+            holders[label].append(client)
+    owned: list[list[Indices]] = [[] for _ in range(clients)]
+    for label, held_by in holders.items():
+        members = rng.permutation(np.flatnonzero(labels == label))
+        _require(
+            len(members) >= len(held_by),
+            f"class {label} has {len(members)} samples for the {len(held_by)} clients that hold it",
+        )
+        for client, part in zip(held_by, np.array_split(members, max(len(held_by), 1)), strict=False):
+            owned[client].append(part)
+    return [np.sort(np.concatenate(parts)) for parts in owned]
+
+
+def by_domain(domains: Indices, clients: int, seed: int) -> list[Indices]:
+    """One domain per client; client i owns a share of domain i mod D, so that D clients own one whole domain each."""
+    _require_enough(len(domains), clients)
+    known = np.unique(domains)
+    _require(
+        clients >= len(known),
+        f"{clients} clients, expected at least one for each of the {len(known)} domains",
+    )
+    rng = generator(seed, "partition")
+    owned: list[Indices] = [np.empty(0, np.int64)] * clients
+    for position, domain in enumerate(known):
+        owners = range(position, clients, len(known))
+        parts = np.array_split(rng.permutation(np.flatnonzero(domains == domain)), len(owners))
+        for client, part in zip(owners, parts, strict=True):
+            owned[client] = np.sort(part)
+    return owned
+
+
+def iid(labels: Labels, clients: int, seed: int) -> list[Indices]:
+    """Samples dealt at random in equal shares (to within one)."""
+    _require_enough(len(labels), clients)
+    order = generator(seed, "partition").permutation(len(labels))
+    return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def _require_enough(samples: int, clients: int) -> None:
+    _require(clients >= 1, f"{clients} clients, expected at least 1")
+    _require(samples >= clients, f"{samples} samples for {clients} clients, expected at least one each")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise DataError(f"partition: {message}; nothing was split")

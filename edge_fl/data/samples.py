@@ -1,0 +1,143 @@
+"""Labelled images as values: uint8 pixels [N, C, H, W] and class ids [N], one client's three sets of them, and a whole dataset.
+
+A value of these types has been checked once, where it was made; nobody checks it again. Foreign arrays come in through
+`edge_fl.data.arrays`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.config import InputSpec
+from edge_fl.errors import DataError
+
+Array = NDArray[Any]
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
+_BLOCK = 4096  # images per step when a whole dataset is walked through
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Images x uint8 [N, C, H, W] with their class ids y int64 [N]; N may be 0. Raises DataError for anything else."""
+
+    x: Images
+    y: Labels
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != np.uint8 or self.x.ndim != 4:
+            raise DataError(
+                f"samples: x is {self.x.dtype} {list(self.x.shape)}, expected uint8 [N, C, H, W]; not used"
+            )
+        if self.y.dtype != np.int64 or self.y.shape != self.x.shape[:1]:
+            raise DataError(
+                f"samples: y is {self.y.dtype} {list(self.y.shape)}, expected int64 [{len(self.x)}]; not used"
+            )
+        if len(self) and self.y.min() < 0:
+            raise DataError(
+                f"samples: label {self.y.min()} at index {self.y.argmin()}, expected 0 or more; not used"
+            )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every image."""
+        _, channels, height, width = self.x.shape
+        return channels, height, width
+
+    def take(self, indices: Indices) -> Samples:
+        """The samples at `indices`, in that order; only these are copied."""
+        return Samples(self.x[indices], self.y[indices])
+
+    def counts(self, classes: int) -> Labels:
+        """Samples per class, int64 [classes]."""
+        return np.bincount(self.y, minlength=classes).astype(np.int64)
+
+    def fingerprint(self) -> str:
+        """sha256 over shape, pixels and labels: equal for equal samples in the same order, on every machine."""
+        digest = hashlib.sha256(f"{self.x.shape}".encode())
+        digest.update(np.ascontiguousarray(self.x).data)
+        digest.update(np.ascontiguousarray(self.y, dtype="<i8").data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """What one client owns. Training sees `train`, choices are made on `validation`, numbers are reported on `test`."""
+
+    train: Samples
+    validation: Samples
+    test: Samples
+
+    def fingerprint(self) -> str:
+        """sha256 over the three sets."""
+        parts = (self.train, self.validation, self.test)
+        return hashlib.sha256("".join(part.fingerprint() for part in parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """All samples of a dataset, original train and test merged, before clients get their share.
+
+    `classes` names every class id. `original_test` bool [N] marks the images its authors held out. With several sources of images,
+    `domains` int64 [N] says which one each sample comes from and `domain_names` what they are called; otherwise both are empty.
+    """
+
+    name: str
+    samples: Samples
+    classes: tuple[str, ...]
+    original_test: NDArray[np.bool_] | None = None
+    domains: Indices | None = None
+    domain_names: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def input(self) -> InputSpec:
+        """What an extractor for these images takes, with the mean and std of 0..1 pixels per channel (of the original training images)."""
+        channels, height, width = self.samples.shape
+        mean, std = self._moments
+        return InputSpec(channels, height, width, mean, std)
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of the 0..1 pixels per channel."""
+        return self._moments[0]
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of the 0..1 pixels per channel."""
+        return self._moments[1]
+
+    @cached_property
+    def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Exact: sums in integers, block by block, so that no float copy of the dataset is made."""
+        held_out = self.original_test
+        rows = (
+            np.flatnonzero(~held_out)
+            if held_out is not None and not held_out.all()
+            else np.arange(len(self.samples))
+        )
+        channels, height, width = self.samples.shape
+        total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+        for start in range(0, len(rows), _BLOCK):
+            block = self.samples.x[rows[start : start + _BLOCK]].astype(np.int32)
+            total += block.sum(axis=(0, 2, 3), dtype=np.int64)
+            squares += np.square(block).sum(axis=(0, 2, 3), dtype=np.int64)
+        pixels = len(rows) * height * width
+        mean = total / pixels
+        std = np.sqrt(
+            np.maximum(squares / pixels - mean**2, 1.0)
+        )  # a flat channel is divided by one grey level, not by zero
+        return _rounded(mean / 255), _rounded(std / 255)
+
+
+def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(round(float(value), 6) for value in values)

@@ -1,0 +1,32 @@
+"""The constant head: always the commonest class. It is what a client with a single class gets, whatever kind was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.heads.head import Features, Head, Lesson
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Constant(Head):
+    """present int64 [1]: the class it always predicts. Takes features of any width."""
+
+    present: NDArray[np.int64]
+
+    kind: ClassVar[str] = "constant"
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {"present": ("one",)}
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        return cls(lesson.classes, lesson.extractor, np.bincount(lesson.y).argmax()[None].astype(np.int64))
+
+    def logits(self, z: Features) -> Features:
+        logits = np.full((len(z), self.classes), -np.inf, np.float32)
+        logits[:, self.present] = 0
+        return logits

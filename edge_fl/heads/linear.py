@@ -1,0 +1,116 @@
+"""Linear heads: logistic regression, support vector machine, nearest class mean. They differ in how W and b are found, not in use.
+
+Settings are METHODS.md section 5. Logits are W (z - mean) / std + b for the classes that occurred, -inf for the others.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.heads.head import Array, Features, Head, Lesson, require_features, standardisation, untouched
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Head, ABC):
+    """weights [k, d] and bias [k] for the k classes `present` (ascending ids), on features standardised by mean and std [d]."""
+
+    weights: Features
+    bias: Features
+    mean: Features
+    std: Features
+    present: NDArray[np.int64]
+
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weights": ("k", "d"),
+        "bias": ("k",),
+        "mean": ("d",),
+        "std": ("d",),
+        "present": ("k",),
+    }
+
+    def logits(self, z: Features) -> Features:
+        require_features(z, len(self.mean), self.kind)
+        logits = np.full((len(z), self.classes), -np.inf, np.float32)
+        logits[:, self.present] = ((z - self.mean) / self.std) @ self.weights.T + self.bias
+        return logits
+
+
+@final
+class Logistic(Linear):
+    """Multinomial logistic regression, L2 with C = 1, on standardised features; logits are log-probabilities up to a constant."""
+
+    kind: ClassVar[str] = "logistic"
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        from sklearn.linear_model import LogisticRegression
+
+        model = LogisticRegression(C=1.0, solver="lbfgs", max_iter=2000, class_weight=_class_weight(lesson))
+        return cls(*_fitted(model, lesson, *standardisation(lesson)))
+
+
+@final
+class Svm(Linear):
+    """Linear support vector machine, one versus rest, squared hinge, C = 1; standardises unless the features have length 1."""
+
+    kind: ClassVar[str] = "svm"
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        from sklearn.svm import LinearSVC
+
+        model = LinearSVC(
+            C=1.0, dual="auto", max_iter=10_000, class_weight=_class_weight(lesson), random_state=0
+        )
+        return cls(*_fitted(model, lesson, *(untouched if lesson.unit_norm else standardisation)(lesson)))
+
+
+@final
+class Nearest(Linear):
+    """The class whose mean feature is nearest. No iterations at all; standardises unless the features have length 1; always balanced."""
+
+    kind: ClassVar[str] = "nearest"
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        mean, std = (untouched if lesson.unit_norm else standardisation)(lesson)
+        u = (lesson.z - mean) / std
+        means = np.stack([u[lesson.y == label].mean(axis=0) for label in lesson.present])
+        bias = -0.5 * np.square(means).sum(axis=1)  # -|u - m|^2 / 2, up to a term that all classes share
+        return cls(
+            lesson.classes, lesson.extractor, means, bias.astype(np.float32), mean, std, lesson.present
+        )
+
+
+def _class_weight(lesson: Lesson) -> str | None:
+    return "balanced" if lesson.balanced else None
+
+
+def _fitted(
+    model: Any, lesson: Lesson, mean: Features, std: Features
+) -> tuple[int, str, Array, Array, Array, Array, Array]:
+    """The fields of a linear head after `model.fit`. Two classes share one decision f: they get -f/2 and f/2, whose softmax is right."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # a solver that stops at its iteration limit still gives a usable head
+        model.fit(((lesson.z - mean) / std).astype(np.float64), lesson.y)
+    weights, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
+    if len(lesson.present) == 2:
+        weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
+    return (
+        lesson.classes,
+        lesson.extractor,
+        weights.astype(np.float32),
+        bias.astype(np.float32),
+        mean,
+        std,
+        lesson.present,
+    )

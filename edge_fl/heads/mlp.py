@@ -1,0 +1,101 @@
+"""The MLP head: d -> 256 -> C with ReLU, trained for max(10 epochs, 300 steps) of SGD (METHODS.md section 5), in NumPy.
+
+Ten epochs of a few dozen samples are not enough steps, hence the floor. The step size suits features of length 1; others are
+standardised and divided by sqrt(d), which makes them about that long (unscaled features of 512 dimensions do not converge).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.heads.head import Features, Head, Lesson, require_features, standardisation, untouched
+from edge_fl.seeds import generator
+
+HIDDEN = 256
+EPOCHS, STEPS = 10, 300
+BATCH, RATE, MOMENTUM = 32, np.float32(0.1), np.float32(0.9)
+Weights = list[Features]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Mlp(Head):
+    """hidden_weights [h, d], hidden_bias [h], weights [C, h], bias [C]; mean and std [d]. Knows all C classes, seen or not."""
+
+    hidden_weights: Features
+    hidden_bias: Features
+    weights: Features
+    bias: Features
+    mean: Features
+    std: Features
+
+    kind: ClassVar[str] = "mlp"
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "hidden_weights": ("h", "d"),
+        "hidden_bias": ("h",),
+        "weights": ("C", "h"),
+        "bias": ("C",),
+        "mean": ("d",),
+        "std": ("d",),
+    }
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        mean, std = untouched(lesson) if lesson.unit_norm else standardisation(lesson)
+        if not lesson.unit_norm:
+            std = std * np.float32(np.sqrt(len(std)))
+        u, cost = (lesson.z - mean) / std, lesson.weights.astype(np.float32)
+        rng = generator(lesson.seed, "head")
+        layers = [*_layer(u.shape[1], HIDDEN, rng), *_layer(HIDDEN, lesson.classes, rng)]
+        velocity = [np.zeros_like(layer) for layer in layers]
+        for rows in _batches(len(u), rng):
+            for layer, speed, slope in zip(
+                layers, velocity, _gradient(layers, u[rows], lesson.y[rows], cost[rows]), strict=True
+            ):
+                speed *= MOMENTUM
+                speed += slope
+                layer -= RATE * speed
+        hidden_weights, hidden_bias, weights, bias = layers
+        return cls(lesson.classes, lesson.extractor, hidden_weights, hidden_bias, weights, bias, mean, std)
+
+    def logits(self, z: Features) -> Features:
+        require_features(z, len(self.mean), self.kind)
+        u = (z - self.mean) / self.std
+        logits: Features = (
+            np.maximum(u @ self.hidden_weights.T + self.hidden_bias, 0) @ self.weights.T + self.bias
+        )
+        return logits
+
+
+def _layer(inputs: int, outputs: int, rng: np.random.Generator) -> tuple[Features, Features]:
+    bound = np.sqrt(6 / inputs)  # Kaiming, uniform
+    return rng.uniform(-bound, bound, (outputs, inputs)).astype(np.float32), np.zeros(outputs, np.float32)
+
+
+def _batches(samples: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Rows of every step, max(10 epochs, 300 steps) in all; every epoch shuffles anew and ends with its short batch."""
+    size = min(BATCH, samples)
+    left = max(EPOCHS * -(-samples // size), STEPS)
+    while left > 0:
+        order = rng.permutation(samples)
+        for start in range(0, samples, size)[:left]:
+            yield order[start : start + size]
+            left -= 1
+
+
+def _gradient(layers: Weights, u: Features, y: NDArray[np.int64], cost: Features) -> Weights:
+    """Gradient of the cross-entropy, averaged over the batch with each sample's cost, in the order of `layers`."""
+    hidden_weights, hidden_bias, weights, bias = layers
+    hidden = np.maximum(u @ hidden_weights.T + hidden_bias, 0)
+    logits = hidden @ weights.T + bias
+    error = np.exp(logits - logits.max(axis=1, keepdims=True))
+    error /= error.sum(axis=1, keepdims=True)
+    error[np.arange(len(y)), y] -= 1
+    error *= (cost / len(y))[:, None]
+    below = (error @ weights) * (hidden > 0)
+    return [below.T @ u, below.sum(axis=0), error.T @ hidden, error.sum(axis=0)]

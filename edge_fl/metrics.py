@@ -1,0 +1,101 @@
+"""Numbers and their honest names: accuracy, recall, and how a value per client is summed up over the fleet.
+
+A name says whose model met whose data: `global.test_acc` is the shared model on every client's own test set, `personal.test_acc.before`
+and `.after` the client's own model around personalisation, `local_only.test_acc` a model that never met another client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+GLOBAL_TEST = "global.test_acc"
+GLOBAL_VALIDATION = "global.validation_acc"
+PERSONAL_BEFORE = "personal.test_acc.before"
+PERSONAL_AFTER = "personal.test_acc.after"
+PERSONAL_VALIDATION_BEFORE = "personal.validation_acc.before"
+PERSONAL_VALIDATION_AFTER = "personal.validation_acc.after"
+LOCAL_ONLY = "local_only.test_acc"
+TRAIN_LOSS = "train_loss"
+TEST_SAMPLES = "test_samples"
+VALIDATION_SAMPLES = "validation_samples"
+
+LAST = "last"
+BEST_BY_VALIDATION = "best_by_validation"
+"""Which round a headline number is from. There is no "best on test"."""
+
+ALL_CLIENTS = "all_clients"
+PARTICIPANTS = "participants"
+"""Whose values a mean is over."""
+
+
+class Summary(Struct, frozen=True, forbid_unknown_fields=True):
+    """One value per client, summed up over `clients` of them. `bottom_decile`: see `summarise`. All are NaN when there are none."""
+
+    mean: float
+    weighted_mean: float
+    std: float
+    bottom_decile: float
+    clients: int
+
+
+def accuracy(predicted: NDArray[Any], y: NDArray[Any]) -> float:
+    """Share of predictions that are right, 0..1; NaN without samples."""
+    return float(np.mean(predicted == y)) if len(y) else float("nan")
+
+
+def per_class_recall(predicted: NDArray[Any], y: NDArray[Any], classes: int) -> NDArray[np.float64]:
+    """Share of each class's samples that are found, [classes]; NaN for a class without samples."""
+    seen = np.bincount(y, minlength=classes)
+    found = np.bincount(y[predicted == y], minlength=classes)
+    recall: NDArray[np.float64] = np.divide(found, seen, out=np.full(classes, np.nan), where=seen > 0)
+    return recall
+
+
+def summarise(values: Sequence[float], weights: Sequence[float] | None = None) -> Summary:
+    """Mean, mean weighted by the clients' test samples, std over clients (population), and the bottom decile of one value per client.
+
+    The bottom decile is the mean over the worst tenth of the clients, rounded up to a whole client, so at least one. Clients whose
+    value is NaN (no samples) are left out and not counted. Without weights, or when they sum to 0, the weighted mean is the mean.
+    """
+    every = np.asarray(values, np.float64)
+    weight = np.ones_like(every) if weights is None else np.asarray(weights, np.float64)
+    if every.shape != weight.shape:
+        raise ValueError(f"{len(every)} values, {len(weight)} weights")
+    measured = np.isfinite(every)
+    every, weight = every[measured], weight[measured]
+    if not len(every):
+        nan = float("nan")
+        return Summary(nan, nan, nan, nan, 0)
+    worst = np.sort(every)[: -(-len(every) // 10)]
+    weighted = np.average(every, weights=weight) if weight.sum() > 0 else every.mean()
+    return Summary(float(every.mean()), float(weighted), float(every.std()), float(worst.mean()), len(every))
+
+
+def summarise_reports(
+    reports: Sequence[Mapping[str, float]], weight: str = TEST_SAMPLES
+) -> dict[str, Summary]:
+    """A summary per metric over the clients' reports (metric name -> value), each weighted by its own `weight` entry.
+
+    The sample counts themselves are not summed up; a client without the entry weighs nothing in the weighted means.
+    """
+    names = {
+        name: None for report in reports for name in report if name not in (TEST_SAMPLES, VALIDATION_SAMPLES)
+    }
+    summaries = {}
+    for name in names:
+        having = [report for report in reports if name in report]
+        summaries[name] = summarise(
+            [report[name] for report in having], [report.get(weight, 0.0) for report in having]
+        )
+    return summaries
+
+
+def best_round(validation: Sequence[float]) -> int | None:
+    """Position of the highest validation value, the first of equals; None when nothing was measured (all NaN, or empty)."""
+    values = np.asarray(validation, np.float64)
+    return int(np.nanargmax(values)) if np.isfinite(values).any() else None
