@@ -29,7 +29,6 @@ class Plan:
     seed: int = 0
     cohort: CohortConfig = CohortConfig()
     evaluate_every: int = 0
-    everyone_trains: bool = False  # Local: each client spends the same budget, sampled or not
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def run(method: Method, fleet: Fleet, plan: Plan, shared: Parts | None = None, f
         started = time.monotonic()
         now = method.at(number)
         clients = fleet.clients()
-        cohort = list(clients) if plan.everyone_trains else cohorts.draw(clients, plan.cohort, plan.seed, number)
+        cohort = list(clients) if method.trains_everyone else cohorts.draw(clients, plan.cohort, plan.seed, number)
         answered: list[ClientId] = []
         updates = _noting(in_order(fleet.train(number, now, Broadcasts(now, shared, cohort)), cohort), answered)
         shared = steps.aggregate(now, shared, updates)

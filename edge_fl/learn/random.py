@@ -23,7 +23,8 @@ def key_of(seed: int) -> Tensor:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """A new key from a key and a number (a step, a purpose)."""
-    return _mix(key + _GOLDEN * (number + 1))
+    offset = _wrapped(_GOLDEN * (number + 1)) if isinstance(number, int) else _GOLDEN * (number + 1)
+    return _mix(key + offset)
 
 
 def uniform(key: Tensor, *shape: int) -> Tensor:
@@ -43,6 +44,11 @@ def dropout(key: Tensor, x: Tensor, rate: float) -> Tensor:
     if rate == 0.0:
         return x
     return x * (uniform(key, *x.shape) >= rate) / (1.0 - rate)
+
+
+def _wrapped(number: int) -> int:
+    """The int64 that `number` overflows to."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:

@@ -20,7 +20,7 @@ from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import HeadTier, Method
 
 TUNED = "tuned_"  # prefix of the personal copies
-DECLARED = ("title", "parts", "batch_norm", "uniform", "exports", "unit_norm", "has_global")
+DECLARED = ("title", "parts", "batch_norm", "uniform", "exports", "unit_norm", "has_global", "trains_everyone")
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from edge_fl.methods.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Personal extractor and head; every client trains in every round, so that its budget is the others' (`trains_everyone`)."""
+    """Personal extractor and head; every client trains in every round, so that budgets match."""
 
     title: ClassVar = "Local"
     citation: ClassVar = "no collaboration (SingleSet)"
     family: ClassVar = "no sharing"
     parts: ClassVar = {"extractor": personal(), "head": personal()}
     exports: ClassVar = ()
+    trains_everyone: ClassVar = True
     head_tier: ClassVar = HeadTier("none")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

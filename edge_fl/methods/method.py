@@ -80,6 +80,7 @@ class Method(ABC):
     head_tier: ClassVar[HeadTier] = HeadTier()
     has_global: ClassVar[bool] = False  # `predict_global` gives logits
     predicts_early: ClassVar[bool] = True  # a client can predict before `personalise`
+    trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
     deviations: ClassVar[str] = ""  # from the paper, for `methods show`
 
     def __post_init__(self) -> None:

@@ -1,13 +1,14 @@
 """From shared parts to an ONNX extractor that any device can run, checked against torch before anybody sees it.
 
-Opset and IR version are pinned low (17 and 10), so that older runtimes on devices load the graph; raw 0..1 pixels go in, features
-come out, normalisation and unit length are inside (METHODS.md 6.1).
+Raw 0..1 pixels go in, features come out; normalisation and unit length are inside (METHODS.md 6.1). Opset and IR version are pinned
+low, so that the older runtimes of some boards load the graph.
 """
 
 from __future__ import annotations
 
-import io
+import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,19 +17,25 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
+from edge_fl.config import TaskSpec
 from edge_fl.errors import ArtefactError, MethodError
-from edge_fl.learn.tree import Parts, to_device
-from edge_fl.methods import steps
+from edge_fl.learn.tree import Parts, to_arrays, to_device
+from edge_fl.methods import METHODS, steps
 from edge_fl.methods.method import Method
+from edge_fl.release.manifest import Canary, Manifest, canary_images
+from edge_fl.seeds import seed_for
+from edge_fl.wire import blob, tensors
 
 OPSET = 18
 IR_VERSION = 10
 PARITY = 1e-4  # largest absolute difference allowed between onnxruntime and torch
+CANARY_IMAGES = 2
+CANARY_FEATURES = 16
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The ONNX bytes, the feature size, and the largest difference from torch on the check batch."""
+    """An ONNX extractor: its bytes, its feature size, and its largest difference from torch on the check batch."""
 
     onnx: bytes
     feature_dim: int
@@ -44,3 +51,95 @@ class _Graph(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return steps.exported_features(self._method, self._shared, image)
+
+
+def require_exportable(method: Method) -> None:
+    """Raises MethodError for a method without a shared extractor, naming those that have one."""
+    if not method.exports:
+        able = ", ".join(sorted(name for name, other in METHODS.items() if other.exports))
+        raise MethodError(f"{method.title} shares no extractor, so nothing can be released to head-only devices; these do: {able}")
+
+
+def export(method: Method, shared: Parts) -> Exported:
+    """The extractor as ONNX, from parts on any device. Raises MethodError when there is none, ArtefactError when it misses parity."""
+    require_exportable(method)
+    method.net.to("cpu")
+    graph = _Graph(method, to_device(shared, "cpu")).eval()
+    batch = torch.rand(4, *method.net.input.shape, generator=torch.Generator().manual_seed(0))
+    model = _trace(graph, batch)
+    model.ir_version = IR_VERSION
+    onnx.checker.check_model(model)
+    payload = model.SerializeToString()
+    with torch.no_grad():
+        expected = graph(batch).numpy()
+    found = run(payload, batch.numpy())
+    difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
+    if not difference <= PARITY:
+        raise ArtefactError(f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}; not released")
+    return Exported(payload, expected.shape[1], difference)
+
+
+def run(payload: bytes, images: np.ndarray) -> np.ndarray:
+    """Features of images [N, C, H, W] float32 by onnxruntime on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: images})[0]  # type: ignore[no-any-return]
+
+
+def release(
+    method: Method, shared: Parts, spec: TaskSpec, *, number: int, task: str, round: int
+) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest of a release and the payloads it names, by sha256: the extractor, and each extra part apart from it."""
+    exported = export(method, shared)
+    extras = {name: tensors.pack(to_arrays({name: shared[name]})) for name in method.head_tier.extras if shared.get(name)}
+    described = {name: blob.describe(payload) for name, payload in extras.items()}
+    extractor = blob.describe(exported.onnx)
+    manifest = Manifest(
+        release=number,
+        task=task,
+        method=spec.method.name,
+        round=round,
+        extractor=extractor,
+        feature_dim=exported.feature_dim,
+        classes=list(spec.classes),
+        input=spec.input,
+        unit_norm=method.unit_norm,
+        batch_norm=method.batch_norm.value,
+        opset=OPSET,
+        ir=IR_VERSION,
+        canary=_canary(exported.onnx, spec, number),
+        extras=described,
+    )
+    payloads: Mapping[str, bytes] = {described[name].sha256: payload for name, payload in extras.items()}
+    return manifest, {extractor.sha256: exported.onnx, **payloads}
+
+
+def _canary(payload: bytes, spec: TaskSpec, number: int) -> Canary:
+    """The question that every device asks a new extractor, and the answer that this machine got."""
+    question = Canary(seed=seed_for(spec.seed, "canary", number) % 2**31, images=CANARY_IMAGES, features=[])
+    answer = run(payload, canary_images(question, spec.input))[:, :CANARY_FEATURES]
+    return Canary(question.seed, question.images, [[float(value) for value in row] for row in answer])
+
+
+def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:
+    quiet = logging.getLogger("torch.onnx")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                graph,
+                (batch,),
+                dynamo=True,
+                input_names=["image"],
+                output_names=["features"],
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+                opset_version=OPSET,
+                verbose=False,
+            )
+    finally:
+        quiet.setLevel(level)
+    assert program is not None
+    return program.model_proto

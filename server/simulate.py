@@ -1,0 +1,132 @@
+"""Federated training in one process: dataset -> split -> clients -> rounds; for research, and as the baseline of a real fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+
+from edge_fl import metrics
+from edge_fl.config import Recipe, TaskSpec
+from edge_fl.data import datasets, partition
+from edge_fl.data.samples import ClientData, Dataset
+from edge_fl.errors import ConfigError
+from edge_fl.learn.tree import Parts, to_device
+from edge_fl.metrics import Summary
+from edge_fl.methods import build_method, steps
+from edge_fl.methods.client import Client
+from edge_fl.methods.method import Method
+from server import rounds
+from server.fleets.sequential import SequentialFleet
+from server.rounds import Plan, RoundResult
+
+Reports = Mapping[str, Mapping[str, float]]  # metrics by client
+
+
+@dataclass(frozen=True)
+class Study:
+    """What several methods can be compared on: a recipe, its dataset, and which images each client has."""
+
+    recipe: Recipe
+    dataset: Dataset = field(repr=False)
+    split: partition.Split = field(repr=False)
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task of the recipe's method on this dataset."""
+        return task_spec(self.recipe, self.dataset)
+
+    def data(self) -> dict[str, ClientData]:
+        """Every client's images."""
+        return {id: self.split.client(self.dataset, id) for id in self.split.clients}
+
+    def histogram(self) -> str:
+        """Samples per client and class, as text."""
+        return partition.histogram_text(self.dataset, self.split)
+
+    def with_method(self, method: msgspec.Struct) -> Study:
+        """The same clients under another method."""
+        return Study(msgspec.structs.replace(self.recipe, method=method), self.dataset, self.split)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave: its shared parts, the reports of every evaluated round, and those of the closing step."""
+
+    method: Method
+    shared: Parts
+    evaluated: Mapping[int, Reports]
+    closing: Reports
+
+    def last(self) -> dict[str, Summary]:
+        """Each metric over all clients after the last round and the closing step."""
+        rounds = self.evaluated.get(max(self.evaluated, default=0), {})
+        return metrics.summarise_reports([{**rounds.get(client, {}), **report} for client, report in self.closing.items()])
+
+    def best_by_validation(self) -> tuple[int, dict[str, Summary]] | None:
+        """The round whose mean validation accuracy was highest, and its metrics; None without validation data."""
+        numbers = sorted(self.evaluated)
+        summaries = [metrics.summarise_reports(list(self.evaluated[number].values())) for number in numbers]
+        best = metrics.best_round([_validation(summary) for summary in summaries])
+        return None if best is None else (numbers[best], summaries[best])
+
+
+def prepare(recipe: Recipe) -> Study:
+    """Loads the dataset and draws the split. Raises DataError."""
+    dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+    return Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
+
+
+def task_spec(recipe: Recipe, dataset: Dataset) -> TaskSpec:
+    """All that rebuilds the recipe's method for a dataset."""
+    return TaskSpec(recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed)
+
+
+def fleet(study: Study, method: Method, device: str) -> SequentialFleet:
+    """The study's clients, simulated here."""
+    batch_size, seed, classes = study.recipe.method.batch_size, study.recipe.seed, len(study.dataset.classes)
+    clients = {id: Client(id, data, classes, batch_size, seed, device) for id, data in study.data().items()}
+    return SequentialFleet(clients, method)
+
+
+def run(study: Study, progress: Callable[[RoundResult], None] = lambda result: None) -> Outcome:
+    """The whole run of the study's recipe; `progress` sees every round."""
+    device = torch_device(study.recipe.device)
+    method = build_method(study.spec)
+    method.net.to(device)
+    clients = fleet(study, method, device)
+    shared, evaluated = to_device(steps.start(method), device), {}
+    for result in rounds.run(method, clients, plan(study.recipe), shared):
+        shared = result.shared
+        if result.metrics:
+            evaluated[result.round] = result.metrics
+        progress(result)
+    last = method.at(max(study.recipe.rounds, 1))
+    shared, closing = rounds.close(last, clients, shared, study.recipe.rounds)
+    return Outcome(method, shared, evaluated, closing)
+
+
+def plan(recipe: Recipe) -> Plan:
+    """The part of a recipe that the round loop needs."""
+    return Plan(recipe.rounds, recipe.seed, recipe.cohort, recipe.evaluate_every)
+
+
+def torch_device(name: str) -> str:
+    """"auto" is CUDA when there is one. Raises ConfigError for a device that torch does not have."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r}: {str(error).splitlines()[0]}; expected auto, cpu or cuda; nothing was started") from error
+    return name
+
+
+def _validation(summary: Mapping[str, Summary]) -> float:
+    for name in (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION):
+        if name in summary:
+            return summary[name].mean
+    return float("nan")
