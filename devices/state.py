@@ -1,0 +1,145 @@
+"""All that an agent knows, as one frozen value, and what follows from it: its status, its activity, when it needs to be woken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from devices import outbox
+from devices.effects import Memory
+from devices.outbox import Outbox
+from edge_fl.capability import Tier
+from edge_fl.config import TaskSpec
+from edge_fl.release.manifest import Manifest
+from edge_fl.wire.blob import Blob
+from edge_fl.wire.messages import Activity, Capability, Round, ServerState, Status, Want
+from edge_fl.wire.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient an agent is.
+
+    A report that is not acknowledged is sent again after `resend_s`, and kept for `grace_s` at least once a server that was away is
+    back (`return_s` spreads the devices then). What failed is tried again after `retry_s`, doubled each time up to `max_retry_s`.
+    """
+
+    settle_s: float = 0.3
+    resend_s: float = 10.0
+    resend_bytes_per_s: float = 1e6
+    retry_s: float = 2.0
+    max_retry_s: float = 300.0
+    max_tries: int = 3
+    head_report_s: float = 86_400.0
+    return_s: float = 1.0
+    grace_s: float = 30.0
+
+
+class Phase(Enum):
+    """Where the connection stands; SETTLING is connected, but what the broker had retained is still coming in."""
+
+    OFFLINE = "offline"
+    SETTLING = "settling"
+    UP = "up"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The one thing under way. `fetching` is the blob being fetched, `to_fetch` those after it; `dropped`: nobody wants the result."""
+
+    want: Want
+    activity: Activity
+    due_s: float = math.inf
+    spec: TaskSpec | None = None
+    manifest: Manifest | None = None
+    fetching: Blob | None = None
+    to_fetch: tuple[Blob, ...] = ()
+    bytes_down: int = 0
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """`release` is what the device serves, `why` the failure that still stands, `said` what its status message last said.
+
+    `want_due_s`, `tries` and `not_before_s` belong to `want`; `refit` says that the device's data changed since its head was fitted.
+    """
+
+    device: str
+    boot: str
+    topics: Topics
+    capability: Capability
+    limits: Limits = Limits()
+    memory: Memory = field(default_factory=Memory)
+    outbox: Outbox = ()
+    release: int = 0
+    phase: Phase = Phase.OFFLINE
+    born: bool = False
+    settled_s: float = math.inf
+    sequence: int = 0
+    why: str = ""
+    said: tuple[Status, Activity, int, str] | None = None
+    server: ServerState | None = None
+    rounds: Mapping[str, Round] = field(default_factory=dict)
+    want: Want | None = None
+    want_due_s: float = math.inf
+    tries: int = 0
+    not_before_s: float = -math.inf
+    refit: bool = False
+    work: Work | None = None
+
+    @property
+    def tier(self) -> Tier:
+        return Tier(self.capability.tier)
+
+    @property
+    def connected(self) -> bool:
+        return self.phase in (Phase.SETTLING, Phase.UP)
+
+    @property
+    def server_online(self) -> bool:
+        return self.server is not None and self.server.online
+
+    @property
+    def status(self) -> Status:
+        """The life cycle, in the words of the wire."""
+        if self.phase is Phase.STOPPED:
+            return "disconnected"
+        if self.phase is not Phase.UP:
+            return "init"
+        return "alert" if self.why else "ready"
+
+    @property
+    def activity(self) -> Activity:
+        """What the device is busy with, in the words of the wire."""
+        if self.work:
+            return self.work.activity
+        return "reporting" if self.outbox else "idle"
+
+    def settled(self, id: str) -> bool:
+        """True if the want `id` is done, or its report waits to be acknowledged."""
+        return id in self.memory.done or outbox.find(self.outbox, id) is not None
+
+    @property
+    def pending(self) -> Want | None:
+        """The want that nothing has been done about yet."""
+        return self.want if self.want and not self.work and not self.settled(self.want.id) else None
+
+
+def wake_at(state: AgentState) -> float:
+    """When the agent next needs a tick, on the clock of `now_s`; infinity if only events can move it."""
+    times = [waiting.due_s for waiting in state.outbox]
+    if state.work and not state.work.dropped:
+        times.append(state.work.due_s)
+    if state.pending:
+        times.append(state.want_due_s)
+    if state.phase is Phase.SETTLING:
+        times.append(state.settled_s)
+    if state.phase is Phase.UP and state.pending and math.isfinite(state.not_before_s):
+        times.append(state.not_before_s)
+    if state.phase is Phase.UP and state.server_online:
+        times += [waiting.next_s for waiting in state.outbox]
+    return min(times, default=math.inf)

@@ -1,0 +1,63 @@
+"""One step of an agent in the making: the state as it becomes, and the effects so far. It lives as long as one call of `agent.step`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from msgspec import Struct
+
+from devices import outbox
+from devices.effects import Effect, Publish, Remember
+from devices.outbox import Parcel
+from devices.state import AgentState
+from edge_fl.wire.messages import DeviceState
+
+REMEMBERED_WANTS = 64
+
+
+class Turn:
+    """What the handlers of an event change and ask for."""
+
+    def __init__(self, state: AgentState, now_s: float) -> None:
+        self.state, self.now_s = state, now_s
+        self.effects: list[Effect] = []
+
+    def set(self, **changes: Any) -> None:
+        """Changes fields of the state."""
+        self.state = replace(self.state, **changes)
+
+    def do(self, *effects: Effect) -> None:
+        """Asks for effects, in this order."""
+        self.effects += effects
+
+    def publish(
+        self, topic: str, message: Struct, *, retain: bool = False, expiry_s: int | None = None
+    ) -> None:
+        """Says `message`, counted."""
+        self.set(sequence=self.state.sequence + 1)
+        self.do(Publish(topic, message, retain, expiry_s))
+
+    def say_status(self) -> None:
+        """Publishes the status."""
+        state = self.state
+        self.set(said=(state.status, state.activity, state.release, state.why))
+        sequence = state.sequence + 1
+        status = DeviceState(state.status, state.boot, sequence, state.activity, state.release, state.why)
+        self.publish(state.topics.state(state.device), status, retain=True)
+
+    def remember(self, **changes: Any) -> None:
+        """Changes what survives a restart."""
+        memory = replace(self.state.memory, **changes)
+        if memory != self.state.memory:
+            self.set(memory=memory)
+            self.do(Remember(memory))
+
+    def done(self, id: str) -> None:
+        """The want `id` is never worked on again."""
+        if id not in self.state.memory.done:
+            self.remember(done=(*self.state.memory.done, id)[-REMEMBERED_WANTS:])
+
+    def post(self, parcel: Parcel) -> None:
+        """Puts a report into the outbox."""
+        self.set(outbox=outbox.put(self.state.outbox, parcel, self.now_s))
