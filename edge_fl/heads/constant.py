@@ -24,7 +24,7 @@ class Constant(Head):
 
     @classmethod
     def fit(cls, lesson: Lesson) -> Self:
-        return cls(lesson.classes, lesson.extractor, np.bincount(lesson.y).argmax()[None].astype(np.int64))
+        return cls(lesson.classes, lesson.extractor, np.array([np.bincount(lesson.y).argmax()], np.int64))
 
     def logits(self, z: Features) -> Features:
         logits = np.full((len(z), self.classes), -np.inf, np.float32)
