@@ -31,8 +31,11 @@ def read(path: Path) -> dict[str, Array]:
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}; not read")
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        with (
+            path.open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):  # np.load leaks a path that it cannot read
+            return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; expected an .npz; nothing was read") from error
     except (
