@@ -119,7 +119,8 @@ class Slots:
         replaced = self._installed(_other(self._state().current))
         freed_bytes = sum(blob.bytes for _, blob in replaced.files) if replaced else 0
         install_bytes = max(0, sum(blob.bytes for blob in wanted) - freed_bytes)
-        require_space(self.folder, fetch_bytes + install_bytes + self._reserve_bytes, f"release {manifest.release}")
+        needed_bytes = fetch_bytes + install_bytes + self._reserve_bytes
+        require_space(self.folder, needed_bytes, f"release {manifest.release}")
         for installed in filter(None, map(self._installed, ("a", "b"))):
             for path, source in installed.files:
                 for blob in wanted:
@@ -200,7 +201,8 @@ class Slots:
             check(staged)
         except ArtefactError as error:
             state = self._state()
-            self._save(replace(state, refused=_remember(state.refused, staged.manifest.release, error.why or str(error))))
+            refused = _remember(state.refused, staged.manifest.release, error.why or str(error))
+            self._save(replace(state, refused=refused))
             self._clear(slot)
             self._chunks.keep_only(set())
             raise
@@ -231,7 +233,10 @@ class Slots:
 
     def _require_not_refused(self, manifest: Manifest) -> None:
         if reason := self.refused.get(manifest.release):
-            raise ArtefactError(f"release {manifest.release}: failed here before ({reason}); waiting for a newer one", "refused")
+            raise ArtefactError(
+                f"release {manifest.release}: failed here before ({reason}); waiting for a newer one",
+                "refused",
+            )
 
     def _slot(self, slot: str) -> Path:
         return self.folder / slot

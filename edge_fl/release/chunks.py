@@ -57,10 +57,11 @@ class Chunks:
                 self._take_over_one(blob, index, file.read(source.chunk_bytes))
 
     def assemble(self, blob: Blob, path: Path) -> None:
-        """Streams the chunks into `path`, which appears whole or not at all. Raises ArtefactError ("incomplete", "chunk_hash", "enospc")."""
+        """Streams the chunks into `path`, which appears whole or not at all. Raises ArtefactError ("incomplete", "chunk_hash", ...)."""
         if missing := self.missing(blob):
             raise ArtefactError(
-                f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}; not installed", "incomplete"
+                f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}; not installed",
+                "incomplete",
             )
         whole = hashlib.sha256()
         with reporting(path.name), atomic.writing(path) as file:
@@ -71,7 +72,8 @@ class Chunks:
             if whole.hexdigest() != blob.sha256:
                 self._held.pop(blob.sha256)  # the next look at the disk finds which chunk went bad
                 raise ArtefactError(
-                    f"{path.name}: sha256 {whole.hexdigest()[:8]}, manifest says {blob.sha256[:8]}; not installed", "chunk_hash"
+                    f"{path.name}: sha256 {whole.hexdigest()[:8]}, manifest says {blob.sha256[:8]}; not installed",
+                    "chunk_hash",
                 )
 
     def keep_only(self, sha256s: set[str]) -> None:

@@ -20,7 +20,9 @@ def reporting(where: str) -> Iterator[None]:
         yield
     except OSError as error:
         why = "enospc" if error.errno in FULL else "disk"
-        raise ArtefactError(f"{where}: {why}, {error.strerror or error}; the installed release keeps serving", why) from error
+        raise ArtefactError(
+            f"{where}: {why}, {error.strerror or error}; the installed release keeps serving", why
+        ) from error
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:
@@ -28,5 +30,6 @@ def require_space(folder: Path, needed_bytes: int, what: str) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise ArtefactError(
-            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free; the installed release keeps serving", "enospc"
+            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free; the installed release keeps serving",
+            "enospc",
         )

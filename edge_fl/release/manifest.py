@@ -68,7 +68,9 @@ def decode(payload: bytes | str) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArtefactError(f"manifest: {error}; release not installed", "manifest") from error
     if flaw := _flaw(manifest):
-        raise ArtefactError(f"manifest of release {manifest.release}: {flaw}; release not installed", "manifest")
+        raise ArtefactError(
+            f"manifest of release {manifest.release}: {flaw}; release not installed", "manifest"
+        )
     return manifest
 
 

@@ -18,7 +18,7 @@ MakeRelease = Callable[..., tuple[Manifest, Payloads]]
 
 @pytest.fixture
 def make_release() -> MakeRelease:
-    """make_release(number, kilobytes=3.5, seed=number) -> manifest and {sha256: payload}; the bytes follow from the seed."""
+    """Makes release `number`: its manifest and {sha256: payload}; the bytes follow from `seed`, which is the number unless given."""
 
     def make(number: int, kilobytes: float = 3.5, seed: int | None = None) -> tuple[Manifest, Payloads]:
         rng = np.random.default_rng(number if seed is None else seed)
@@ -46,7 +46,7 @@ def make_release() -> MakeRelease:
 
 @pytest.fixture
 def fetch() -> Callable[[Slots, Manifest, Payloads], int]:
-    """fetch(slots, manifest, payloads) adds every chunk that is missing and returns how many that were."""
+    """Adds every chunk that is missing; returns how many that were."""
 
     def fetch(slots: Slots, manifest: Manifest, payloads: Payloads) -> int:
         slots.prepare(manifest)

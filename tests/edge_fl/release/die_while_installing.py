@@ -28,7 +28,22 @@ def release(number: int) -> tuple[Manifest, dict[str, bytes]]:
     extractor, extra = (describe(payload, 1024) for payload in payloads)
     canary = Canary(seed=1, images=1, features=[[0.0]])
     spec = InputSpec(1, 8, 8)
-    manifest = Manifest(number, "t", "fedavg", 1, extractor, 4, ["a"], spec, False, "none", 17, 8, canary, extras={"head": extra})
+    manifest = Manifest(
+        number,
+        "t",
+        "fedavg",
+        1,
+        extractor,
+        4,
+        ["a"],
+        spec,
+        False,
+        "none",
+        17,
+        8,
+        canary,
+        extras={"head": extra},
+    )
     return manifest, {extractor.sha256: payloads[0], extra.sha256: payloads[1]}
 
 
@@ -79,7 +94,9 @@ def survives(folder: Path, step: int) -> bool:
     after = Slots(folder)
     assert _intact(after.current()) and after.current().manifest.release == 3, f"step {step}"
     assert _intact(after.previous()) and after.previous().manifest.release == 2, f"step {step}"
-    assert not list(folder.rglob(".*.part")) and not list((folder / "chunks").iterdir()), f"step {step}: leftovers"
+    assert not list(folder.rglob(".*.part")) and not list((folder / "chunks").iterdir()), (
+        f"step {step}: leftovers"
+    )
     return False
 
 

@@ -1,4 +1,4 @@
-"""Run by test_artefact.py: a process whose files may not grow beyond a limit meets a full disk, at two places, and then has space again."""
+"""Run by test_artefact.py: a process whose files may not grow beyond a limit meets a full disk three times, then has space again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,29 @@ from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from edge_fl.release.artefact import Slots, _intact
 from edge_fl.release.manifest import Canary, Manifest
+from edge_fl.release.repository import Repository
+from edge_fl.release.trust import Trust
 from edge_fl.wire.blob import describe, split
 
 
 def release(number: int) -> tuple[Manifest, bytes]:
     payload = np.random.default_rng(number).bytes(20_000)
     canary = Canary(seed=1, images=1, features=[[0.0]])
-    return Manifest(number, "t", "m", 1, describe(payload, 4096), 4, ["a"], InputSpec(1, 8, 8), False, "none", 17, 8, canary), payload
+    return Manifest(
+        number,
+        "t",
+        "m",
+        1,
+        describe(payload, 4096),
+        4,
+        ["a"],
+        InputSpec(1, 8, 8),
+        False,
+        "none",
+        17,
+        8,
+        canary,
+    ), payload
 
 
 def limit(file_bytes: int) -> None:
@@ -42,7 +58,8 @@ def refused(name: str, slots: Slots, action) -> None:
 
 
 def main(folder: Path) -> None:
-    slots = Slots(folder)
+    slots = Slots(folder / "slots")
+    repository = Repository(folder / "repository")
     manifest, payload = release(1)
     fetch(slots, manifest, payload)
     slots.install(manifest)
@@ -50,13 +67,23 @@ def main(folder: Path) -> None:
     manifest, payload = release(2)
     limit(3000)
     refused("chunk", slots, lambda: fetch(slots, manifest, payload))
-    assert slots.missing(manifest.extractor) == Slots(folder).missing(manifest.extractor) == [0, 1, 2, 3, 4]
+    assert not list((slots.folder / "chunks").iterdir())
+    assert (
+        slots.missing(manifest.extractor)
+        == Slots(slots.folder).missing(manifest.extractor)
+        == [0, 1, 2, 3, 4]
+    )
     limit(10_000)
     fetch(slots, manifest, payload)
     refused("assemble", slots, lambda: slots.install(manifest))
+    files = dict(repository.files())
+    trust = Trust(folder / "trust", repository.root_bytes)
+    limit(100)
+    refused("metadata", slots, lambda: trust.refresh(files.__getitem__))
     limit(resource.RLIM_INFINITY)
-    assert Slots(folder).missing(manifest.extractor) == []
+    assert Slots(slots.folder).missing(manifest.extractor) == []
     assert slots.install(manifest).manifest.release == 2
+    assert trust.refresh(files.__getitem__) == []
     sys.stdout.write("recovered\n")
 
 

@@ -106,7 +106,9 @@ def test_an_incomplete_release_is_not_installed_and_the_way_back_stays(installed
 
 def test_a_manifest_whose_whole_hash_is_wrong_is_not_installed(installed, make_release, fetch):
     manifest, payloads = make_release(2)
-    wrong = msgspec.structs.replace(manifest, extractor=msgspec.structs.replace(manifest.extractor, sha256="0" * 64))
+    wrong = msgspec.structs.replace(
+        manifest, extractor=msgspec.structs.replace(manifest.extractor, sha256="0" * 64)
+    )
     fetch(installed, wrong, payloads | {"0" * 64: payloads[manifest.extractor.sha256]})
     with pytest.raises(ArtefactError, match="manifest says 00000000"):
         installed.install(wrong)
@@ -127,7 +129,9 @@ def test_chunks_are_gone_after_an_install(installed):
     assert not list((installed.folder / "chunks").iterdir())
 
 
-def test_rollback_returns_to_the_previous_release_and_remembers_the_refused_one(installed, make_release, fetch):
+def test_rollback_returns_to_the_previous_release_and_remembers_the_refused_one(
+    installed, make_release, fetch
+):
     manifest, payloads = make_release(2)
     fetch(installed, manifest, payloads)
     installed.install(manifest)
@@ -165,6 +169,8 @@ def test_a_release_that_fails_its_check_is_never_current(installed, make_release
     assert released(installed) == 1
     assert not installed.current().pending
     assert installed.refused == {2: "canary_failed"}
+    assert [path.name for path in installed.folder.rglob("*.onnx")] == ["extractor.onnx"]  # release 1's alone
+    assert not list((installed.folder / "chunks").iterdir())
 
 
 def test_a_release_that_stays_pending_over_three_boots_is_rolled_back(installed, make_release, fetch):
@@ -258,8 +264,16 @@ def run_script(name: str, folder: Path) -> str:
 
 
 def test_a_full_disk_stops_the_download_and_the_old_release_serves(tmp_path):
-    """In a child whose files may not grow (RLIMIT_FSIZE): while a chunk is written, while the extractor is assembled; then space returns."""
-    assert run_script("fill_the_disk.py", tmp_path).split() == ["chunk", "enospc", "assemble", "enospc", "recovered"]
+    """In a child whose files may not grow (RLIMIT_FSIZE): a chunk, the extractor, then metadata; then space returns."""
+    assert run_script("fill_the_disk.py", tmp_path).split() == [
+        "chunk",
+        "enospc",
+        "assemble",
+        "enospc",
+        "metadata",
+        "enospc",
+        "recovered",
+    ]
 
 
 def test_a_kill_at_any_step_of_an_install_leaves_a_whole_release_and_the_next_try_succeeds(tmp_path):

@@ -28,7 +28,7 @@ def test_a_manifest_survives_the_wire(make_release):
 def test_a_field_that_is_not_allowed_is_refused_by_name(make_release, change, complaint):
     tree = msgspec.to_builtins(make_release(3)[0])
     if "extras" in change:
-        change = {"extras": {name: tree["extractor"] for name in change["extras"]}}
+        change = {"extras": dict.fromkeys(change["extras"], tree["extractor"])}
     with pytest.raises(ArtefactError, match=complaint):
         decode(msgspec.json.encode(tree | change))
 

@@ -1,0 +1,245 @@
+"""The signing side of releases: a TUF repository (python-tuf) whose metadata says which manifests a device may believe.
+
+    FOLDER/keys/KEYID.pem          private keys, readable by their owner alone; nothing else needs to be kept secret
+    FOLDER/metadata/N.root.json    which keys sign what (1 year)
+    FOLDER/metadata/N.targets.json the releases: one target RELEASE/extractor.onnx each, with its manifest (30 days)
+    FOLDER/metadata/N.snapshot.json, timestamp.json    which targets are current (7 days)
+
+Files are written, and have to be published, in this order, timestamp.json last: it is the commit point. A manifest travels as JSON text
+inside `custom`, because the canonical JSON that TUF signs has no floating point numbers. Publishing an older manifest again gives it a
+higher metadata version, which is how a rollback looks to a device; lower versions are refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from securesystemslib.signer import CryptoSigner
+from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, TargetFile, Targets, Timestamp
+
+from edge_fl import atomic
+from edge_fl.errors import ArtefactError, InputError
+from edge_fl.release.disk import reporting
+from edge_fl.release.manifest import Manifest, decode, encode
+
+KEPT_RELEASES = 3
+MAX_METADATA_BYTES = 256 * 1024  # one message on the wire
+ORDER = (Targets.type, Snapshot.type, Timestamp.type)
+
+File = tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class Lives:
+    """How long each role's metadata is believed; `refresh` signs again when a third of it is left."""
+
+    root_days: float = 365
+    targets_days: float = 30
+    snapshot_days: float = 7
+    timestamp_days: float = 7
+
+    def of(self, role: str) -> timedelta:
+        """The life of one role's metadata."""
+        return timedelta(days=getattr(self, f"{role}_days"))
+
+
+def now() -> datetime:
+    """The wall clock, in UTC to the second, as TUF writes it."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+class Repository:
+    """Keys and metadata below one folder, made on first use. Raises InputError when a key that is needed is not there."""
+
+    def __init__(self, folder: Path, *, lives: Lives = Lives(), clock: Callable[[], datetime] = now) -> None:
+        self._keys = folder / "keys"
+        self._metadata = folder / "metadata"
+        self._lives = lives
+        self._clock = clock
+        with reporting(str(folder)):
+            self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._metadata.mkdir(exist_ok=True)
+            self._root = self._open_root()
+            self._signed = self._open_roles()
+
+    @property
+    def root_bytes(self) -> bytes:
+        """The newest root: what a device ships with."""
+        return (self._metadata / f"{self._root.version}.root.json").read_bytes()
+
+    def releases(self) -> list[Manifest]:
+        """The releases that devices may run, last published last."""
+        targets = self._signed[Targets.type].targets
+        return [decode(targets[path].custom["manifest"]) for path in _by_publication(targets)]
+
+    def next_release(self) -> int:
+        """A release number that was never used here."""
+        return int(self._signed[Targets.type].unrecognized_fields.get("highest_release", 0)) + 1
+
+    def publish(self, manifest: Manifest) -> list[File]:
+        """Signs the manifest in, beside the last two; the new files in the order to publish them. Raises ArtefactError."""
+        text = encode(decode(encode(manifest))).decode()
+        signed = deepcopy(self._signed)
+        role, extractor, path = signed[Targets.type], manifest.extractor, f"{manifest.release}/extractor.onnx"
+        if path in role.targets and role.targets[path].custom["manifest"] != text:
+            raise ArtefactError(
+                f"release {manifest.release}: signed before with another manifest; nothing was published"
+            )
+        custom = {"manifest": text, "serial": self._next_version(Targets.type)}
+        target = TargetFile(extractor.bytes, {"sha256": extractor.sha256}, path, {"custom": custom})
+        role.targets = _newest(role.targets | {path: target})
+        role.unrecognized_fields["highest_release"] = max(self.next_release() - 1, manifest.release)
+        return self._renew(Targets.type, signed)
+
+    def files(self) -> list[File]:
+        """All current metadata, in the order to publish it."""
+        names = [f"{version}.root.json" for version in range(1, self._root.version + 1)]
+        names += [_file_name(role, self._signed[role].version) for role in ORDER]
+        return [(name, (self._metadata / name).read_bytes()) for name in names]
+
+    def refresh(self) -> list[File]:
+        """Signs again what is near its expiry; the new files in the order to publish them, none when all is fresh."""
+        files = [self._renew_root()] if self._near_expiry(self._root) else []
+        for role in ORDER:
+            if self._near_expiry(self._signed[role]):
+                return files + self._renew(role, deepcopy(self._signed))
+        return files
+
+    def rotate(self, role: str) -> list[File]:
+        """A new key for "root", "targets", "snapshot" or "timestamp"; the old one is worthless as soon as devices see the new root."""
+        retired = list(self._root.roles[role].keyids)
+        for keyid in retired:
+            self._root.revoke_key(keyid, role)
+        self._root.add_key(self._new_key().public_key, role)
+        files = [self._renew_root(retired if role == Root.type else [])]
+        return files + self._renew(Targets.type if role == Root.type else role, deepcopy(self._signed))
+
+    def _open_root(self) -> Root:
+        versions = [int(path.name.partition(".")[0]) for path in self._metadata.glob("*.root.json")]
+        if versions:
+            return Metadata[Root].from_file(str(self._metadata / f"{max(versions)}.root.json")).signed
+        root = Root(version=1, expires=self._clock() + self._lives.of(Root.type), consistent_snapshot=True)
+        for role in (Root.type, *ORDER):
+            root.add_key(self._new_key().public_key, role)
+        self._write(Root.type, root)
+        return root
+
+    def _open_roles(self) -> dict[str, Any]:
+        """Follows timestamp to snapshot to targets: files beyond them were never committed."""
+        if not (self._metadata / "timestamp.json").exists():
+            self._signed = {Targets.type: Targets(), Snapshot.type: Snapshot(), Timestamp.type: Timestamp()}
+            self._renew(Targets.type, self._signed)
+            return self._signed
+        timestamp = self._read(Timestamp.type, 0)
+        snapshot = self._read(Snapshot.type, timestamp.snapshot_meta.version)
+        targets = self._read(Targets.type, snapshot.meta["targets.json"].version)
+        return {Targets.type: targets, Snapshot.type: snapshot, Timestamp.type: timestamp}
+
+    def _renew(self, first: str, signed: dict[str, Any]) -> list[File]:
+        """New versions of `first` and of every role after it, from the contents in `signed`, which is then what is current."""
+        files: list[File] = []
+        for role in ORDER[ORDER.index(first) :]:
+            content = signed[role]
+            content.version = self._next_version(role)
+            content.expires = self._clock() + self._lives.of(role)
+            if role == Snapshot.type:
+                content.meta["targets.json"] = self._describe(Targets.type, signed, files)
+            elif role == Timestamp.type:
+                content.snapshot_meta = self._describe(Snapshot.type, signed, files)
+            files.append(self._write(role, content))
+        self._signed = signed
+        for name, _ in files:
+            for obsolete in superseded(name):
+                (self._metadata / obsolete).unlink(missing_ok=True)
+        return files
+
+    def _describe(self, role: str, signed: dict[str, Any], files: list[File]) -> MetaFile:
+        """Version, length and hash of a role's file: of the new one when there is one."""
+        name = _file_name(role, signed[role].version)
+        payload = dict(files).get(name) or (self._metadata / name).read_bytes()
+        return MetaFile.from_data(signed[role].version, payload, ["sha256"])
+
+    def _renew_root(self, retired: list[str] | None = None) -> File:
+        """The next root, signed by the keys it names and by those it retires."""
+        self._root.version += 1
+        self._root.expires = self._clock() + self._lives.of(Root.type)
+        return self._write(Root.type, self._root, retired or [])
+
+    def _write(self, role: str, signed: Any, retired: list[str] | None = None) -> File:
+        metadata = Metadata(signed)
+        for keyid in [*self._keyids(role, signed), *(retired or [])]:
+            metadata.sign(self._signer(keyid), append=True)
+        name, payload = _file_name(role, signed.version), metadata.to_bytes()
+        if len(payload) > MAX_METADATA_BYTES:
+            raise ArtefactError(
+                f"{name}: {len(payload)} bytes, at most {MAX_METADATA_BYTES}; describe the extractor in longer chunks"
+            )
+        with reporting(name):
+            atomic.write(self._metadata / name, payload)
+        return name, payload
+
+    def _keyids(self, role: str, signed: Signed) -> list[str]:
+        root = signed if isinstance(signed, Root) else self._root
+        return list(root.roles[role].keyids)
+
+    def _read(self, role: str, version: int) -> Any:
+        return Metadata.from_file(str(self._metadata / _file_name(role, version))).signed
+
+    def _next_version(self, role: str) -> int:
+        """One above every version that was ever written: a number that a crash left behind is not used again."""
+        if role == Timestamp.type:
+            exists = (self._metadata / "timestamp.json").exists()
+            return int(self._signed[role].version) + 1 if exists else 1
+        return 1 + max(
+            (int(path.name.partition(".")[0]) for path in self._metadata.glob(f"*.{role}.json")), default=0
+        )
+
+    def _near_expiry(self, signed: Signed) -> bool:
+        return signed.expires - self._clock() < self._lives.of(signed.type) / 3
+
+    def _new_key(self) -> CryptoSigner:
+        signer = CryptoSigner.generate_ed25519()
+        path = self._keys / f"{signer.public_key.keyid}.pem"
+        atomic.write(path, signer.private_bytes)
+        path.chmod(0o600)
+        return signer
+
+    def _signer(self, keyid: str) -> CryptoSigner:
+        path = self._keys / f"{keyid}.pem"
+        try:
+            return CryptoSigner(load_pem_private_key(path.read_bytes(), None))
+        except FileNotFoundError as error:
+            raise InputError(
+                f"{path}: this private key is needed to sign, and is not here; nothing was published"
+            ) from error
+
+
+def superseded(name: str) -> list[str]:
+    """The file that nobody needs once `name` is published: two versions back, so that a refresh under way still finds its own."""
+    version, _, rest = name.partition(".")
+    return [f"{int(version) - 2}.{rest}"] if version.isdecimal() and "root" not in rest else []
+
+
+def _file_name(role: str, version: int) -> str:
+    return "timestamp.json" if role == Timestamp.type else f"{version}.{role}.json"
+
+
+def _by_publication(targets: dict[str, TargetFile]) -> list[str]:
+    return sorted(targets, key=lambda path: int(targets[path].custom["serial"]))
+
+
+def _newest(targets: dict[str, TargetFile]) -> dict[str, TargetFile]:
+    """The last releases that fit one message, never fewer than the newest."""
+    kept = {path: targets[path] for path in _by_publication(targets)[-KEPT_RELEASES:]}
+    while (
+        len(kept) > 1
+        and sum(2 * len(target.custom["manifest"]) for target in kept.values()) > MAX_METADATA_BYTES
+    ):
+        del kept[_by_publication(kept)[0]]
+    return kept
