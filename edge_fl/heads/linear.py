@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.heads.head import Array, Features, Head, Lesson, require_features, standardisation, untouched
+from edge_fl.heads.head import Features, Head, Lesson, require_features, standardisation, untouched
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,9 @@ class Logistic(Linear):
         from sklearn.linear_model import LogisticRegression
 
         model = LogisticRegression(C=1.0, solver="lbfgs", max_iter=2000, class_weight=_class_weight(lesson))
-        return cls(*_fitted(model, lesson, *standardisation(lesson)))
+        mean, std = standardisation(lesson)
+        weights, bias = _solve(model, lesson, mean, std)
+        return cls(lesson.classes, lesson.extractor, weights, bias, mean, std, lesson.present)
 
 
 @final
@@ -69,7 +71,9 @@ class Svm(Linear):
         model = LinearSVC(
             C=1.0, dual="auto", max_iter=10_000, class_weight=_class_weight(lesson), random_state=0
         )
-        return cls(*_fitted(model, lesson, *(untouched if lesson.unit_norm else standardisation)(lesson)))
+        mean, std = (untouched if lesson.unit_norm else standardisation)(lesson)
+        weights, bias = _solve(model, lesson, mean, std)
+        return cls(lesson.classes, lesson.extractor, weights, bias, mean, std, lesson.present)
 
 
 @final
@@ -93,24 +97,19 @@ def _class_weight(lesson: Lesson) -> str | None:
     return "balanced" if lesson.balanced else None
 
 
-def _fitted(
-    model: Any, lesson: Lesson, mean: Features, std: Features
-) -> tuple[int, str, Array, Array, Array, Array, Array]:
-    """The fields of a linear head after `model.fit`. Two classes share one decision f: they get -f/2 and f/2, whose softmax is right."""
+def _solve(model: Any, lesson: Lesson, mean: Features, std: Features) -> tuple[Features, Features]:
+    """weights [k, d] and bias [k] from `model.fit`; C-ordered, as files want them.
+
+    Two classes share one decision f: they get -f/2 and f/2, whose difference is f and whose softmax is its sigmoid.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+
     with warnings.catch_warnings():
         warnings.simplefilter(
-            "ignore"
-        )  # a solver that stops at its iteration limit still gives a usable head
+            "ignore", ConvergenceWarning
+        )  # a solver stopped by its iteration limit still gives a usable head
         model.fit(((lesson.z - mean) / std).astype(np.float64), lesson.y)
-    weights, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
+    weights, bias = model.coef_, model.intercept_
     if len(lesson.present) == 2:
         weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
-    return (
-        lesson.classes,
-        lesson.extractor,
-        weights.astype(np.float32),
-        bias.astype(np.float32),
-        mean,
-        std,
-        lesson.present,
-    )
+    return np.ascontiguousarray(weights, np.float32), np.ascontiguousarray(bias, np.float32)

@@ -1,0 +1,63 @@
+"""A number per client is summed up honestly: unweighted, weighted, spread, and the worst tenth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edge_fl import metrics
+
+
+def test_accuracy_is_the_share_that_is_right() -> None:
+    assert metrics.accuracy(np.array([0, 1, 1, 2]), np.array([0, 1, 2, 2])) == 0.75
+    assert math.isnan(metrics.accuracy(np.array([]), np.array([])))
+
+
+def test_recall_is_per_class_and_unknown_without_samples() -> None:
+    recall = metrics.per_class_recall(np.array([0, 1, 1, 1]), np.array([0, 0, 1, 1]), 3)
+    assert recall[:2].tolist() == [0.5, 1.0]
+    assert np.isnan(recall[2])
+
+
+def test_a_summary_of_unequal_clients() -> None:
+    found = metrics.summarise([1.0, 0.5, 0.0], [2, 1, 1])
+    assert found == metrics.Summary(
+        mean=0.5, weighted_mean=0.625, std=pytest.approx(math.sqrt(1 / 6)), bottom_decile=0.0, clients=3
+    )
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (10, 1), (11, 2), (20, 2), (21, 3)])
+def test_the_bottom_decile_is_a_tenth_rounded_up_and_never_empty(clients: int, worst: int) -> None:
+    values = list(range(clients))
+    assert metrics.summarise(values[::-1]).bottom_decile == np.mean(values[:worst])
+
+
+def test_clients_without_samples_are_left_out() -> None:
+    assert metrics.summarise([0.5, math.nan], [1, 9]) == metrics.Summary(0.5, 0.5, 0.0, 0.5, 1)
+    none = metrics.summarise([])
+    assert none.clients == 0
+    assert math.isnan(none.mean)
+
+
+def test_without_weights_the_weighted_mean_is_the_mean() -> None:
+    assert metrics.summarise([0.0, 1.0]).weighted_mean == 0.5
+    assert metrics.summarise([0.0, 1.0], [0, 0]).weighted_mean == 0.5
+
+
+def test_reports_are_summed_up_per_metric_weighted_by_their_test_samples() -> None:
+    reports = [
+        {"a": 1.0, "test_samples": 3},
+        {"a": 0.0, "b": 0.5, "test_samples": 1, "validation_samples": 7},
+    ]
+    found = metrics.summarise_reports(reports)
+    assert set(found) == {"a", "b"}
+    assert (found["a"].mean, found["a"].weighted_mean, found["a"].clients) == (0.5, 0.75, 2)
+    assert found["b"].clients == 1
+
+
+def test_the_best_round_is_the_first_of_the_highest() -> None:
+    assert metrics.best_round([0.2, math.nan, 0.8, 0.8]) == 2
+    assert metrics.best_round([math.nan]) is None
+    assert metrics.best_round([]) is None
