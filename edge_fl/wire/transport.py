@@ -1,18 +1,46 @@
 """The one seam to a broker: a transport publishes, subscribes and hands every event to one callback.
 
-`InMemoryTransport` and `mqtt.MqttTransport` pass the same contract test. Events arrive on the transport's own thread, one at a
-time; a listener puts them in a queue and returns.
+`memory.InMemoryTransport` and `mqtt.MqttTransport` pass the same contract test. Events arrive on the transport's own thread, one at
+a time and never inside a call of ours; a listener puts them in a queue and returns. A listener that raises is logged, nothing more.
+After `close` no event arrives and every call does nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edge_fl.errors import ProtocolError
+
+log = logging.getLogger(__name__)
+
 JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
 OCTETS = "application/octet-stream"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a transport holds itself to, whatever the broker allows.
+
+    `max_inflight` publications are sent before the first is acknowledged, `receive_maximum` come in likewise; `max_queued_bytes` wait
+    for a connection. An attempt to connect ends after `connect_timeout_s`; the pause before the next is drawn from 0 to a bound that
+    doubles from `min_retry_s` to `max_retry_s`, and starts anew once a connection has lasted `stable_s`.
+    """
+
+    max_packet_bytes: int = 300_000
+    max_inflight: int = 20
+    max_queued_bytes: int = 1024 * 1024 * 1024
+    receive_maximum: int = 64
+    connect_timeout_s: float = 5.0
+    min_retry_s: float = 0.2
+    max_retry_s: float = 15.0
+    stable_s: float = 10.0
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -62,9 +90,53 @@ class Transport(ABC):
         """Ends a subscription; messages already under way may still arrive."""
 
     @abstractmethod
+    def wait_connected(self, deadline_s: float) -> None:
+        """Waits until the broker accepts us. Raises ConnectError that says what was tried; the transport keeps trying."""
+
+    @abstractmethod
     def drain(self, deadline_s: float) -> None:
         """Waits until the broker has taken everything published so far. Raises DeadlineError."""
 
     @abstractmethod
     def close(self, *, clean: bool = True) -> None:
         """Disconnects; not `clean` lets the broker publish the will, as a crash would."""
+
+
+PACKET_OVERHEAD_BYTES = 64  # MQTT's own fields beside topic, content type and payload
+
+
+def require_sendable(packet: Packet, max_packet_bytes: int) -> None:
+    """Raises ProtocolError for a topic with a wildcard, or a packet that the broker would answer by closing the connection."""
+    if not packet.topic or "+" in packet.topic or "#" in packet.topic:
+        raise ProtocolError(f"topic {packet.topic!r}: expected one without wildcards; nothing was sent")
+    size = len(packet.topic.encode()) + len(packet.content_type) + len(packet.payload) + PACKET_OVERHEAD_BYTES
+    if size > max_packet_bytes:
+        raise ProtocolError(
+            f"{packet.topic}: packet of {size} bytes, the broker takes {max_packet_bytes}; nothing was sent"
+        )
+
+
+def require_pattern(pattern: str) -> None:
+    """Raises ProtocolError for a subscription that MQTT does not know: + and # stand alone in their level, # in the last."""
+    *others, last = pattern.split("/")
+    if (
+        not pattern
+        or "#" in "".join(others)
+        or any("+" in level and level != "+" for level in (*others, last))
+        or last[:-1].count("#")
+    ):
+        raise ProtocolError(
+            f"subscription {pattern!r}: expected + or # alone in a level, # only in the last; not subscribed"
+        )
+
+
+def hand_over(event: Event, deliver: Listener, client_id: str) -> None:
+    """Calls the listener; what it raises is logged and goes no further, so that one bad message never stops the next."""
+    try:
+        deliver(event)
+    except Exception:
+        log.exception("%s: the listener failed on %s; the next event follows", client_id, _brief(event))
+
+
+def _brief(event: Event) -> str:
+    return f"{len(event.payload)} bytes on {event.topic}" if isinstance(event, Packet) else repr(event)

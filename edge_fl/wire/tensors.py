@@ -1,0 +1,206 @@
+"""Arrays as bytes and back: parts travel as one safetensors file, read within limits and without executing anything.
+
+A tensor is named ``PART:TENSOR``; a part's name holds no ``:``, so the first one parts the two. An empty part is written as an empty
+tensor without a name of its own. Equal parts give equal bytes, bit for bit. Reading trusts nothing: whatever the bytes are, the
+result is complete or a ProtocolError, and what is read is a view of the payload, not a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from edge_fl.errors import ProtocolError
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Mapping[str, Array]]
+Signature = dict[str, tuple[str, tuple[int, ...]]]
+
+PART = re.compile(r"[a-z_][a-z0-9_.]{0,63}\Z")
+TENSOR = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
+SEPARATOR = ":"
+HEADER_BYTES = 8  # the header's length, an unsigned little-endian integer
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+EMPTY_PART = np.zeros(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a tensor file may be at most; `max_elements` counts one tensor's, a dimension of 0 taken as 1."""
+
+    max_bytes: int = 512 * 1024 * 1024
+    max_header_bytes: int = 1024 * 1024
+    max_tensors: int = 4096
+    max_rank: int = 8
+    max_elements: int = 128 * 1024 * 1024
+
+
+LIMITS = Limits()
+
+
+class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor in the header: `data_offsets` are [begin, end) behind the header."""
+
+    dtype: Literal["F32", "F16", "I64", "I32", "U8", "BOOL"]
+    shape: list[Annotated[int, Meta(ge=0)]]
+    data_offsets: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
+
+
+def pack(parts: Arrays, limits: Limits = LIMITS) -> bytes:
+    """The parts as one safetensors file. Raises ProtocolError for a name, a dtype or a size that `unpack` would refuse."""
+    tensors: dict[str, Array] = {}
+    for name, (part, tensor, array) in _flatten(parts).items():
+        if not PART.match(part) or (tensor and not TENSOR.match(tensor)):
+            raise ProtocolError(
+                f"tensor {name!r}: expected PART:TENSOR with PART of a-z, 0-9, '_' and '.'; nothing was sent"
+            )
+        if (dtype := array.dtype.newbyteorder("<")) not in DTYPES.values():
+            raise ProtocolError(
+                f"tensor {name!r}: dtype {array.dtype}, expected one of {_known()}; nothing was sent"
+            )
+        _check_shape(name, array.shape, limits)
+        tensors[name] = np.asarray(array, dtype=dtype, order="C")
+    if len(tensors) > limits.max_tensors:
+        raise ProtocolError(f"{len(tensors)} tensors, at most {limits.max_tensors}; nothing was sent")
+    payload: bytes = save(tensors)
+    if len(payload) > limits.max_bytes:
+        raise ProtocolError(f"tensors of {len(payload)} bytes, at most {limits.max_bytes}; nothing was sent")
+    return payload
+
+
+def unpack(payload: bytes | memoryview, limits: Limits = LIMITS) -> dict[str, dict[str, Array]]:
+    """The parts in `payload` as read-only views of it. Raises ProtocolError, and nothing else, whatever the bytes are."""
+    if len(payload) > limits.max_bytes:
+        raise ProtocolError(f"tensors of {len(payload)} bytes, at most {limits.max_bytes}; not read")
+    header, data = _split(memoryview(payload), limits)
+    parts: dict[str, dict[str, Array]] = {}
+    begin = 0
+    for name, entry in sorted(_entries(header, limits).items(), key=lambda item: item[1].data_offsets):
+        if entry.data_offsets[0] != begin:
+            raise ProtocolError(
+                f"tensor {name!r}: begins at byte {entry.data_offsets[0]}, expected {begin}; not read"
+            )
+        begin = entry.data_offsets[1]
+        part, _, tensor = name.partition(SEPARATOR)
+        arrays = parts.setdefault(part, {})
+        if tensor:
+            arrays[tensor] = _view(name, entry, data, limits)
+        elif begin != entry.data_offsets[0]:
+            raise ProtocolError(f"tensor {name!r}: has data but no name of its own; not read")
+    if begin != len(data):
+        raise ProtocolError(f"tensors: {len(data)} bytes of data, the header describes {begin}; not read")
+    return parts
+
+
+def require_finite(parts: Arrays) -> None:
+    """Raises ProtocolError that names the first tensor with a NaN or an infinity."""
+    for name, (_, _, array) in _flatten(parts).items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ProtocolError(f"tensor {name!r}: has NaN or infinity, expected finite numbers; refused")
+
+
+def signature(parts: Arrays) -> Signature:
+    """``{"PART:TENSOR": (dtype, shape)}``: what two sets of parts must share to be averaged."""
+    return {name: (array.dtype.name, array.shape) for name, (_, _, array) in _flatten(parts).items()}
+
+
+def check_like(parts: Arrays, expected: Signature) -> None:
+    """Raises ProtocolError that names the first tensor, in order of names, that is missing, unexpected or of another kind."""
+    found = signature(parts)
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise ProtocolError(
+                f"tensor {name!r}: {_kind(found.get(name))}, expected {_kind(expected.get(name))}; refused"
+            )
+
+
+def _flatten(parts: Arrays) -> dict[str, tuple[str, str, Array]]:
+    """Full name -> (part, tensor, array), in order of names; an empty part stands as one empty tensor."""
+    named = {
+        f"{part}{SEPARATOR}{tensor}": (part, tensor, array)
+        for part, tensors in parts.items()
+        for tensor, array in (tensors or {"": EMPTY_PART}).items()
+    }
+    return dict(sorted(named.items()))
+
+
+def _split(payload: memoryview, limits: Limits) -> tuple[memoryview, memoryview]:
+    """(header, data)."""
+    if len(payload) < HEADER_BYTES:
+        raise ProtocolError(f"tensors: {len(payload)} bytes, expected a safetensors file; not read")
+    length = int.from_bytes(payload[:HEADER_BYTES], "little")
+    rest = payload[HEADER_BYTES:]
+    if length > min(len(rest), limits.max_header_bytes) or bytes(rest[:1]) != b"{":
+        raise ProtocolError(
+            f"tensors: starts with {bytes(payload[:HEADER_BYTES]).hex()}, not a safetensors file; not read"
+        )
+    return rest[:length], rest[length:]
+
+
+def _entries(header: memoryview, limits: Limits) -> dict[str, Entry]:
+    try:
+        tree = json.loads(bytes(header), object_pairs_hook=_unique)
+        entries = msgspec.convert(tree, dict[str, Entry])
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise ProtocolError(f"tensors: header: {error}; not read") from error
+    if len(entries) > limits.max_tensors:
+        raise ProtocolError(f"tensors: {len(entries)} tensors, at most {limits.max_tensors}; not read")
+    for name in entries:
+        part, separator, tensor = name.partition(SEPARATOR)
+        if not separator or not PART.match(part) or (tensor and not TENSOR.match(tensor)):
+            raise ProtocolError(f"tensor {name[:80]!r}: expected PART:TENSOR; not read")
+    return entries
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        raise ValueError("a key stands twice")
+    return tree
+
+
+def _view(name: str, entry: Entry, data: memoryview, limits: Limits) -> Array:
+    dtype, (begin, end) = DTYPES[entry.dtype], entry.data_offsets
+    _check_shape(name, entry.shape, limits)
+    count = math.prod(entry.shape)
+    if end > len(data) or end - begin != count * dtype.itemsize:
+        raise ProtocolError(
+            f"tensor {name!r}: bytes {begin} to {end} of {len(data)}, expected {count * dtype.itemsize} for its shape; not read"
+        )
+    raw = data[begin:end]
+    if entry.dtype == "BOOL" and (np.frombuffer(raw, np.uint8) > 1).any():
+        raise ProtocolError(f"tensor {name!r}: a bool that is neither 0 nor 1; not read")
+    return np.frombuffer(raw, dtype).reshape(entry.shape)
+
+
+def _check_shape(name: str, shape: tuple[int, ...] | list[int], limits: Limits) -> None:
+    if len(shape) > limits.max_rank or math.prod(max(size, 1) for size in shape) > limits.max_elements:
+        raise ProtocolError(
+            f"tensor {name!r}: shape {list(shape)[:16]}, at most {limits.max_rank} dimensions"
+            f" and {limits.max_elements} elements; refused"
+        )
+
+
+def _kind(entry: tuple[str, tuple[int, ...]] | None) -> str:
+    return f"{entry[0]} {list(entry[1])}" if entry else "nothing"
+
+
+def _known() -> str:
+    return ", ".join(dtype.name for dtype in DTYPES.values())
