@@ -81,7 +81,7 @@ def pathological(labels: Labels, clients: int, classes_per_client: int, seed: in
     for client in range(clients):
         hand: set[int] = set()
         while len(hand) < classes_per_client:
-            if not set(deck) - hand:
+            if not deck:
                 deck.extend(rng.permutation(classes).tolist())
             card = next(c for c in deck if c not in hand)
             deck.remove(card)

@@ -105,9 +105,7 @@ def _solve(model: Any, lesson: Lesson, mean: Features, std: Features) -> tuple[F
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # a solver stopped by its iteration limit still gives a usable head
+        warnings.simplefilter("ignore", ConvergenceWarning)  # stopped at max_iter: still a usable head
         model.fit(((lesson.z - mean) / std).astype(np.float64), lesson.y)
     weights, bias = model.coef_, model.intercept_
     if len(lesson.present) == 2:

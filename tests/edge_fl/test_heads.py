@@ -137,7 +137,7 @@ def test_balanced_heads_find_rare_classes_more_often(kind: str) -> None:
     assert found[1] > found[0] + 0.1
 
 
-@pytest.mark.parametrize(("samples", "steps"), [(5, 300), (320, 300), (1000, 320), (1001, 320)])
+@pytest.mark.parametrize(("samples", "steps"), [(5, 300), (200, 300), (320, 300), (1000, 320), (1001, 320)])
 def test_the_mlp_takes_ten_epochs_but_at_least_300_steps(samples: int, steps: int) -> None:
     batches = list(mlp._batches(samples, np.random.default_rng(0)))
     assert len(batches) == steps
