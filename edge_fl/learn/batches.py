@@ -76,6 +76,12 @@ class Batches:
         """The same samples as features of a frozen part: x becomes float32 [N, d], computed once, no augmentation."""
         return self.mapped(lambda x: part.frozen(params, x))
 
+    def sample(self, share: float, stage: str) -> Batches:
+        """A random share of the samples, at least one, drawn once for the stage."""
+        rows = generator(self.run, f"{stage}.sample", self.round, self.client).permutation(len(self))
+        index = torch.from_numpy(rows[: max(int(share * len(self)), 1)]).to(self.y.device)
+        return replace(self, x=self.x[index], y=self.y[index])
+
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
         """The same samples with x replaced by fn(pixels), without gradient, in order."""
         return replace(self, x=in_batches(fn, self.x))

@@ -45,6 +45,11 @@ def scan(step: Callable[[C, Batch], C], carry: C, data: Batches, *, stage: str, 
     return tree.map(Tensor.detach, carry)
 
 
+def settled(flag: Tensor) -> bool:
+    """Whether a flag is known to be set, so that the rest of a stage can be left out. Never under vmap, where it differs by client."""
+    return not torch._C._functorch.is_batchedtensor(flag) and bool(flag > 0)
+
+
 def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimiser) -> tuple[P, Any]:
     """One optimiser step on one batch -> (params, state). BatchNorm buffers inside `params` move in place."""
     stepped, state = optimiser.step(tree.parameters(params), gradient(loss, params, batch), state)

@@ -11,6 +11,7 @@ import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,10 @@ _building = threading.Lock()  # torch initialises modules from one global genera
 
 
 class Part:
-    """One named part of a network; `norm` names every BatchNorm tensor in it, `norm_statistics` only the running ones."""
+    """One named part of a network; `norm` names every BatchNorm tensor in it, `norm_statistics` only the running ones.
+
+    `layers` holds the names of each layer's tensors, first layer first; a BatchNorm belongs to the layer before it.
+    """
 
     def __init__(self, name: str, build: Callable[[], nn.Module], seed: int) -> None:
         self.name, self._build, self._seed = name, build, seed
@@ -32,10 +36,11 @@ class Part:
         shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
         self._training, self._inference = module.train(), copy.deepcopy(module, shared).eval()
         self.norm, self.norm_statistics = _norm_names(module)
+        self.layers = _layers(module)
 
     def init(self, salt: str = "") -> Params:
         """Fresh parameters and buffers; the same for the same salt (a client's id where clients differ from the start)."""
-        return _params(self._fresh(salt))
+        return _params(self._fresh(salt) if salt else self._training)
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Training behaviour; BatchNorm statistics inside `params` move in place."""
@@ -60,13 +65,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Net:
-    """A network for images of `input` and `classes` classes: its parts by name, also as attributes (`net.extractor`)."""
+    """A network for images of `input` and `classes` classes: its parts by name, also as attributes (`net.extractor`).
+
+    `added` names the parts that a method has brought along.
+    """
 
     input: InputSpec
     classes: int
     feature_dim: int
     seed: int
     parts: Mapping[str, Part] = field(default_factory=dict)
+    added: frozenset[str] = frozenset()
 
     def __getattr__(self, name: str) -> Part:
         try:
@@ -77,6 +86,24 @@ class Net:
     def with_part(self, name: str, build: Callable[[], nn.Module], like: str = "") -> Net:
         """The net and one more part; `like` names the part whose initial values it shares (same shapes, same start)."""
         return replace(self, parts={**self.parts, name: Part(like or name, build, self.seed)})
+
+    def with_added(self, name: str, spec: PartSpec, method: object) -> Net:
+        """The net and a part as `method` declares it; one that it has brought along already stays."""
+        if name in self.added or not (spec.build or spec.like):
+            return self
+        if spec.build:
+            net = self.with_part(name, partial(spec.build, self, method), spec.like)
+        else:
+            net = replace(self, parts={**self.parts, name: self.parts[spec.like]})
+        return replace(net, added=self.added | {name})
+
+    def top(self, layers: int) -> dict[str, frozenset[str]]:
+        """The tensors of the last `layers` layers by part: the head's, then the extractor's from its end; all when there are fewer."""
+        named = [(part, names) for part in ("extractor", "head") for names in self.parts[part].layers]
+        found: dict[str, frozenset[str]] = {}
+        for part, names in named[max(len(named) - layers, 0) :]:
+            found[part] = found.get(part, frozenset()) | names
+        return found
 
     def to(self, device: torch.device | str) -> Net:
         """Moves the parts' constants to a device; returns itself."""
@@ -89,8 +116,9 @@ class Net:
 class PartSpec:
     """How a method declares a part: may it travel, and the network it needs beyond extractor and head.
 
-    `build(net, method)` gives the module; None for the net's own parts and for statistics such as prototypes. `like` names the part
-    of the same shape whose initial values it shares (METHODS.md G11).
+    `build(net, method)` gives the module, in place of the net's own of that name if there is one; None for the net's own parts and for
+    statistics such as prototypes. `like` names the part of the same shape whose initial values it shares (METHODS.md G11); `like`
+    without `build` is that very network with parameters of its own.
     """
 
     travels: bool
@@ -122,6 +150,20 @@ def _params(module: nn.Module) -> Params:
 
 def _torch_names(params: Params) -> Params:
     return {name.removeprefix(BUFFER): t for name, t in params.items()}
+
+
+def _layers(module: nn.Module) -> tuple[frozenset[str], ...]:
+    kept = _params(module).keys()
+    found: list[frozenset[str]] = []
+    for path, child in module.named_modules():
+        tensors = (*child.named_parameters(recurse=False), *child.named_buffers(recurse=False))
+        prefix = f"{path}." if path else ""
+        names = frozenset(kept & {start + prefix + name for name, _ in tensors for start in ("", BUFFER)})
+        if found and isinstance(child, nn.modules.batchnorm._BatchNorm):
+            found[-1] |= names
+        elif names:
+            found.append(names)
+    return tuple(found)
 
 
 def _norm_names(module: nn.Module) -> tuple[frozenset[str], frozenset[str]]:

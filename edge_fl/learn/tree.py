@@ -71,6 +71,28 @@ def merge(*trees: Parts) -> Parts:
     return merged
 
 
+def split(parts: Parts, names: Mapping[str, frozenset[str]]) -> tuple[Parts, Parts]:
+    """(the tensors that `names` lists by part, all others); `merge` is the inverse. A part without tensors is left out."""
+    inside = {name: {key: t for key, t in params.items() if key in names.get(name, ())} for name, params in parts.items()}
+    outside = {name: {key: t for key, t in params.items() if key not in inside[name]} for name, params in parts.items()}
+    return {name: p for name, p in inside.items() if p}, {name: p for name, p in outside.items() if p}
+
+
+def prefixed(prefix: str, parts: Parts) -> Parts:
+    """The parts under longer names, as a client keeps its own version of parts that it also receives."""
+    return {prefix + name: params for name, params in parts.items()}
+
+
+def unprefixed(prefix: str, parts: Parts) -> Parts:
+    """The parts whose name starts with `prefix`, without it."""
+    return {name.removeprefix(prefix): params for name, params in parts.items() if name.startswith(prefix)}
+
+
+def where(flag: Tensor, then: T, otherwise: T) -> T:
+    """`then` if the scalar `flag` is not 0, else `otherwise`: trees of equal structure, no question asked of the flag's value."""
+    return map(lambda a, b: torch.where(flag > 0, a, b), then, otherwise)
+
+
 def to_device(tree: T, device: torch.device | str) -> T:
     """The tree on another device (itself when it is there already)."""
     return map(lambda t: t.to(device), tree)

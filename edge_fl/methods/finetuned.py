@@ -10,6 +10,8 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
+from edge_fl.errors import MethodError
+from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
@@ -43,6 +45,8 @@ class FineTuned(Method):
             value = getattr(self.inner, name)
             object.__setattr__(self, name, f"{value}+FT" if name == "title" else value)
         super().__post_init__()
+        if self.ft_scope == "full" and type(self.inner).features is not Method.features:
+            raise MethodError(f"method {self.title}: ft_scope = 'full', expected 'head' (features of its own); nothing was started")
 
     def at(self, round: int) -> Self:
         return replace(self, inner=self.inner.at(round))
@@ -74,14 +78,19 @@ class FineTuned(Method):
         if self.ft_scope == "full":
             both = {"extractor": down["extractor"], "head": down["head"]}
             tuned = fit(full_loss, both, data, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
-            return {}, {**own, **{TUNED + name: params for name, params in tuned.items()}}
-        z = data.features(net.extractor, down["extractor"])
+            return {}, {**own, **tree.prefixed(TUNED, tuned)}
+        z = data.mapped(lambda x: self.inner.features(down, x))
         head = fit(head_loss, down["head"], z, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
         return {}, {**own, TUNED + "head": head}
 
+    def finalise(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        return self.inner.finalise(shared, updates)
+
+    def features(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.inner.features(parts, x)
+
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        tuned = {name.removeprefix(TUNED): params for name, params in parts.items() if name.startswith(TUNED)}
-        return self.inner.predict({**parts, **tuned}, x)
+        return self.inner.predict({**parts, **tree.unprefixed(TUNED, parts)}, x)
 
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
         return self.inner.predict_global(shared, x)

@@ -25,7 +25,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from typing import ClassVar, Self
 
 from torch import Tensor
@@ -91,8 +90,7 @@ class Method(ABC):
             raise MethodError(f"method {self.title}: epochs = {self.epochs}, expected 0 or more; nothing was started")
         net = self.net
         for name, spec in self.parts.items():
-            if spec.build is not None and name not in net.parts:
-                net = net.with_part(name, partial(spec.build, net, self), spec.like)
+            net = net.with_added(name, spec, self)
         object.__setattr__(self, "net", net)
 
     # what the server starts from, and what a client owns before it has ever taken part
