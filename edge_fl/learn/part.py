@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,7 +22,15 @@ from edge_fl.config import InputSpec
 from edge_fl.learn.tree import BUFFER, Params
 from edge_fl.seeds import seed_for
 
-_building = threading.Lock()  # torch initialises modules from one global generator
+_building = threading.Lock()
+
+
+@contextmanager
+def building(seed: int = 0) -> Iterator[None]:
+    """Modules are built in here, one at a time: torch draws their initial values from one generator that all threads share."""
+    with _building, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 class Part:
@@ -57,8 +66,7 @@ class Part:
         return self
 
     def _fresh(self, salt: str = "") -> nn.Module:
-        with _building, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_for(self._seed, f"init.{self.name}", client=salt))
+        with building(seed_for(self._seed, f"init.{self.name}", client=salt)):
             module = self._build()
         return module.requires_grad_(False)
 

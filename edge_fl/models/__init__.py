@@ -15,7 +15,7 @@ from torch import nn
 
 from edge_fl.config import InputSpec, ModelConfig
 from edge_fl.errors import MethodError, nearest
-from edge_fl.learn.part import Net, linear_head
+from edge_fl.learn.part import Net, building, linear_head
 from edge_fl.models import cnn, mobilenet, resnet
 from edge_fl.models.normalise import Normalised
 
@@ -38,7 +38,9 @@ def build_net(model: ModelConfig, input: InputSpec, classes: int, seed: int = 0)
     def extractor() -> nn.Module:
         return Normalised(_build(model, input), input)
 
-    net = Net(input, classes, extractor().feature_dim, seed).with_part("extractor", extractor)  # type: ignore[arg-type]
+    with building():
+        feature_dim = extractor().feature_dim
+    net = Net(input, classes, feature_dim, seed).with_part("extractor", extractor)  # type: ignore[arg-type]
     return net.with_part("head", lambda: linear_head(net))
 
 
