@@ -37,6 +37,9 @@ class Limits:
     grace_s: float = 30.0
 
 
+LIMITS = Limits()
+
+
 class Phase(Enum):
     """Where the connection stands; SETTLING is connected, but what the broker had retained is still coming in."""
 
@@ -72,7 +75,7 @@ class AgentState:
     boot: str
     topics: Topics
     capability: Capability
-    limits: Limits = Limits()
+    limits: Limits = LIMITS
     memory: Memory = field(default_factory=Memory)
     outbox: Outbox = ()
     release: int = 0

@@ -1,0 +1,307 @@
+"""One agent with all that it acts through: its connection, its worker, its fetches. Packets become events, effects become calls.
+
+A device has no thread. Its runner calls it, tells it the time, and runs its jobs; whatever a job or the broker brings comes back
+through the runner's queue.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from devices import agent, effects, events, fetch, state
+from devices.fetch import Download, FetchLimits, Gathering
+from devices.state import AgentState, Phase
+from devices.work import Worker, attempt
+from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
+from edge_fl.wire.blob import Assembly, digest, split
+from edge_fl.wire.messages import MESSAGES, Ack, Report, decode, encode
+from edge_fl.wire.topics import Address
+from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Listener, Packet, Transport
+from edge_fl.wire.transport import Event as TransportEvent
+
+log = logging.getLogger(__name__)
+
+HEARD = frozenset({"server_state", "round", "want", "cmd", "ack"})
+Job = Callable[[], events.Event]
+
+
+class Connect(Protocol):
+    """Makes a client of a broker: `partial(MqttTransport, endpoint)`, or `partial(InMemoryTransport, broker)`."""
+
+    def __call__(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...
+
+
+class Rim(Protocol):
+    """What a device needs of its runner."""
+
+    def now_s(self) -> float: ...
+
+    def submit(self, device: Device, job: Job) -> None: ...
+
+    def deliver(self, device: Device, event: TransportEvent | events.Event) -> None: ...
+
+
+class Device:
+    """`reports` are the latest sent, by kind; `acknowledged` counts answers by status; `lost` is why the broker does not let it in."""
+
+    __slots__ = (
+        "_broadcast",
+        "_download",
+        "_gathering",
+        "_limits",
+        "_rim",
+        "_timestamp",
+        "_transport",
+        "acknowledged",
+        "lost",
+        "planned_s",
+        "reports",
+        "state",
+        "worker",
+    )
+
+    def __init__(self, state: AgentState, worker: Worker, limits: FetchLimits = fetch.LIMITS) -> None:
+        self.state, self.worker = state, worker
+        self.reports: dict[str, Report] = {}
+        self.acknowledged: Counter[str] = Counter()
+        self.lost = ""
+        self.planned_s = math.inf  # for the runner: when it will tick
+        self._limits = limits
+        self._rim: Rim | None = None
+        self._transport: Transport | None = None
+        self._download: Download | None = None
+        self._gathering: Gathering | None = None
+        self._broadcast: Assembly | None = None
+        self._timestamp = ""
+
+    @property
+    def name(self) -> str:
+        return self.state.device
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is connected, has nothing to do and nothing to deliver."""
+        at = self.state
+        return at.phase is Phase.UP and at.work is None and at.pending is None and not at.outbox
+
+    @property
+    def wake_s(self) -> float:
+        """When it next needs a tick."""
+        fetching = (found.wake_s for found in (self._download, self._gathering) if found)
+        return min(state.wake_at(self.state), *fetching, math.inf)
+
+    def connect(self, connect: Connect, rim: Rim) -> None:
+        """Makes the connection; everything else comes through `take`."""
+        self._rim = rim
+        will = Packet(
+            self.state.topics.state(self.name), encode(agent.will(self.name, self.state.boot)), retain=True
+        )
+        self._transport = connect(self.name, will, partial(rim.deliver, self))
+
+    def take(self, event: TransportEvent | events.Event) -> None:
+        """One event, carried through to its last effect."""
+        match event:
+            case Packet():
+                self._hear(event)
+            case Connected():
+                self._step(event)
+                for found in (self._download, self._gathering):
+                    self._do(found.begin(self._now_s) if found else ())
+            case Disconnected(reason, final):
+                self.lost = reason if final else ""
+                for found in (self._download, self._gathering):
+                    if found:
+                        found.wake_s = math.inf  # time without a connection does not count
+                self._step(event)
+            case events.Tick():
+                self._tick(event)
+            case _:
+                self._step(event)
+
+    def disconnect(self, deadline_s: float) -> None:
+        """Waits until what was said has left, then disconnects in order."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        try:
+            transport.drain(deadline_s)
+        except EdgeFLError as error:
+            log.warning("%s: goodbye: %s", self.name, error)
+        transport.close()
+
+    # events
+
+    def _step(self, event: events.Event) -> None:
+        self.state, wanted = agent.step(self.state, event, self._now_s)
+        self._do(wanted)
+
+    def _tick(self, event: events.Tick) -> None:
+        if self._download:
+            self._fetching(self._download.tick(self._now_s))
+        if self._gathering:
+            self._do(self._gathering.tick(self._now_s))
+            self._gathered(self._gathering)
+        self._step(event)
+
+    def _hear(self, packet: Packet) -> None:
+        try:
+            address = self.state.topics.parse(packet.topic)
+            if address.kind == "art":
+                self._chunk(address, packet.payload)
+            elif address.kind == "tuf":
+                self._metadata(address.path[0], packet.payload)
+            elif address.kind in HEARD:
+                message = _decoded(address.kind, packet.payload) if packet.payload else None
+                if isinstance(message, Ack):
+                    self.acknowledged[message.status] += 1
+                self._step(events.Received(address, message, packet.retain))
+        except ProtocolError as error:
+            log.warning("%s: %s", self.name, error)
+
+    def _chunk(self, address: Address, payload: bytes) -> None:
+        sha256, _, index = address.path
+        if (download := self._download) and download.blob.sha256 == sha256 and payload:
+            self._fetching(download.chunk(int(index), payload, self._now_s))
+
+    def _fetching(self, wanted: Iterable[effects.Effect]) -> None:
+        self._do(wanted)
+        if (download := self._download) and download.outcome:
+            self._download = None
+            self._step(download.outcome)
+
+    def _metadata(self, file: str, payload: bytes) -> None:
+        if self._gathering:
+            self._gathering.file(file, payload, self._now_s)
+        if file == "timestamp.json" and (found := digest(payload)) != self._timestamp:
+            self._timestamp = found
+            self._step(events.MetadataChanged())
+
+    def _gathered(self, gathering: Gathering) -> None:
+        if gathering.outcome is None:
+            return
+        self._gathering = None
+        if isinstance(gathering.outcome, events.Failed):
+            self._step(gathering.outcome)
+        else:
+            self._work(effects.Refresh(gathering.release), gathering.outcome)
+
+    # effects
+
+    def _do(self, wanted: Iterable[effects.Effect]) -> None:
+        for effect in wanted:
+            try:
+                _DO[type(effect)](self, effect)
+            except (EdgeFLError, OSError) as error:
+                log.warning("%s: %s failed: %s", self.name, type(effect).__name__, error)
+
+    def _subscribe(self, effect: effects.Subscribe) -> None:
+        self._through.subscribe(effect.pattern)
+
+    def _unsubscribe(self, effect: effects.Unsubscribe) -> None:
+        self._through.unsubscribe(effect.pattern)
+
+    def _publish(self, effect: effects.Publish) -> None:
+        packet = Packet(effect.topic, encode(effect.message), effect.retain, expiry_s=effect.expiry_s)
+        self._through.publish(packet)
+
+    def _send(self, effect: effects.Send) -> None:
+        topics, parcel, report = self.state.topics, effect.parcel, effect.parcel.report
+        if report.blob:
+            for index, chunk in enumerate(
+                split(self.worker.store.blob(report.id) or b"", report.blob.chunk_bytes)
+            ):
+                topic = topics.blob(self.name, report.id, index)
+                self._through.publish(
+                    Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s)
+                )
+        self.reports[report.kind] = report
+        topic = topics.report(self.name, parcel.task, parcel.round)
+        self._through.publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+
+    def _refresh(self, effect: effects.Refresh) -> None:
+        self._gathering = Gathering(effect.release, self.state.topics, self._limits)
+        self._do(self._gathering.begin(self._now_s))
+
+    def _fetch(self, effect: effects.Fetch) -> None:
+        sink = self.worker.sink(effect.blob, keep=effect.keep)
+        if isinstance(sink, Assembly):
+            begun = self._broadcast  # a fetch that failed goes on where it was
+            self._broadcast = sink = begun if begun and begun.blob == effect.blob else sink
+        self._download = Download(effect.blob, sink, self.name, self.state.topics, self._limits)
+        self._fetching(self._download.begin(self._now_s))
+
+    def _abandon(self, effect: effects.Abandon) -> None:
+        if download := self._download:
+            self._download = None
+            self._do(download.end())
+
+    def _train(self, effect: effects.Train) -> None:
+        broadcast, self._broadcast = self._broadcast, None
+        self._work(effect, broadcast.join() if broadcast and effect.want.down else None)
+
+    def _job(self, effect: effects.Install | effects.Fit) -> None:
+        self._work(effect, None)
+
+    def _work(self, job: effects.Job, material: Any) -> None:
+        if self._rim:
+            self._rim.submit(self, partial(attempt, partial(self.worker.perform, job, material)))
+
+    def _remember(self, effect: effects.Remember) -> None:
+        self.worker.store.remember(effect.memory)
+
+    def _keep(self, effect: effects.Keep) -> None:
+        self.worker.store.keep(effect.parcel)
+
+    def _forget(self, effect: effects.Forget) -> None:
+        self.worker.store.forget(effect.id)
+        if effect.good_release:
+            self.worker.release_is_good()
+
+    def _revoke(self, effect: effects.Revoke) -> None:
+        self.worker.revoke()
+
+    def _stop(self, effect: effects.Stop) -> None:
+        """The runner disconnects, once all its devices have said goodbye."""
+
+    @property
+    def _now_s(self) -> float:
+        return self._rim.now_s() if self._rim else 0.0
+
+    @property
+    def _through(self) -> Transport:
+        if self._transport is None:
+            raise ConnectError("not connected")
+        return self._transport
+
+
+@functools.lru_cache(64)
+def _decoded(kind: str, payload: bytes) -> Struct:
+    """One message object for all devices of the process that hear the same bytes."""
+    return decode(payload, MESSAGES[kind])
+
+
+_DO: dict[type, Callable[[Device, Any], None]] = {
+    effects.Subscribe: Device._subscribe,
+    effects.Unsubscribe: Device._unsubscribe,
+    effects.Publish: Device._publish,
+    effects.Send: Device._send,
+    effects.Refresh: Device._refresh,
+    effects.Fetch: Device._fetch,
+    effects.Abandon: Device._abandon,
+    effects.Train: Device._train,
+    effects.Install: Device._job,
+    effects.Fit: Device._job,
+    effects.Remember: Device._remember,
+    effects.Keep: Device._keep,
+    effects.Forget: Device._forget,
+    effects.Revoke: Device._revoke,
+    effects.Stop: Device._stop,
+}

@@ -1,0 +1,115 @@
+"""The full tier: the method's own local update on this device's data, in torch. The only module of the devices that imports it.
+
+The method is rebuilt from the task's spec, the broadcast and the personal parts are turned from bytes into parts and back, and
+`edge_fl.methods.client.Client` does the rest, exactly as in the server's simulation: the results are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import torch
+
+from devices.effects import Job, Train
+from devices.events import Event, Failed
+from devices.state import LIMITS, Limits
+from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
+from devices.wants import KINDS
+from devices.work import Data, Worker
+from edge_fl.config import TaskSpec
+from edge_fl.data.samples import Samples
+from edge_fl.errors import DataError
+from edge_fl.learn.mean import Update
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays
+from edge_fl.methods import build_method, steps
+from edge_fl.methods.client import Client
+from edge_fl.methods.method import Method
+from edge_fl.wire.blob import describe
+from edge_fl.wire.messages import Mode, Report
+from edge_fl.wire.tensors import pack, unpack
+
+STAGES: dict[Mode, int] = {
+    "train": OWN_AFTER_TRAINING,
+    "personalise": OWN_AFTER_PERSONALISING,
+    "evaluate": OWN_AFTER_PERSONALISING + 1,
+}
+"""Which personal parts a mode starts from: those left by an earlier round, or an earlier stage of this one."""
+
+_thread = threading.local()
+
+
+class FullWorker(Worker):
+    """Trains, personalises and evaluates as client `device` on the device's data. Torch uses `threads` threads."""
+
+    def __init__(
+        self, device: str, store: Store, data: Data, *, threads: int = 1, limits: Limits = LIMITS
+    ) -> None:
+        super().__init__(device, store, limits)
+        self._data, self._threads = data, threads
+
+    def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
+        if not isinstance(job, Train) or isinstance(material, Mapping):
+            return Failed("unsupported_tier", final=True)
+        started_s = time.monotonic()
+        torch.set_num_threads(self._threads)
+        want = job.want
+        update, own = self._run(job, _parts(material))
+        if own is not None:
+            self.store.keep_own(want.task, want.round, STAGES[want.mode], pack(to_arrays(own)))
+        blob = pack(to_arrays(update.parts)) if update.parts else None
+        report = Report(
+            want.id,
+            KINDS[want.mode],
+            job.boot,
+            update.samples,
+            dict(update.metrics),
+            blob=describe(blob) if blob else None,
+            seconds=time.monotonic() - started_s,
+            bytes_down=job.bytes_down,
+        )
+        return self.finish(want, report, blob)
+
+    def release_is_good(self) -> None:
+        """A full device serves no release."""
+
+    def revoke(self) -> None:
+        """A full device has no head of its own."""
+
+    def _run(self, job: Train, down: Parts) -> tuple[Update, Parts | None]:
+        """What goes up, and the new personal parts where there are any."""
+        want, spec = job.want, job.spec
+        data = self._data(tuple(spec.classes), spec.input)
+        _require_usable(data.train, spec)
+        method = _method(spec).at(max(want.round, 1))
+        client = Client(self.device, data, len(spec.classes), spec.method.batch_size, spec.seed)
+        kept = self.store.own(want.task, want.round, STAGES[want.mode])
+        own = _parts(kept) if kept else steps.start_own(method, self.device)
+        if want.mode == "train":
+            return client.train(method, want.round, down, own)
+        if want.mode == "personalise":
+            return client.personalise(method, want.round, down, own)
+        return Update(self.device, len(data.train), {}, client.evaluate(method, down, own)), None
+
+
+def _require_usable(train: Samples, spec: TaskSpec) -> None:
+    if not len(train):
+        raise DataError("no training samples on this device; nothing was trained")
+    if train.shape != spec.input.shape or int(train.y.max()) >= len(spec.classes):
+        raise DataError(
+            f"images {list(train.shape)} with labels up to {train.y.max()}, the task takes {list(spec.input.shape)}"
+            f" and {len(spec.classes)} classes; nothing was trained"
+        )
+
+
+def _method(spec: TaskSpec) -> Method:
+    """The method of a task, built once per thread: torch swaps parameters inside a network while it runs."""
+    if getattr(_thread, "spec", None) != spec:
+        _thread.spec, _thread.method = spec, build_method(spec)
+    method: Method = _thread.method
+    return method
+
+
+def _parts(payload: bytes | None) -> Parts:
+    return from_arrays(unpack(payload)) if payload else {}

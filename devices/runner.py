@@ -1,0 +1,114 @@
+"""The runner: one thread with one clock and one queue, and a few worker threads, for one device or for thousands.
+
+An idle device costs its state and its connection, no thread and no timer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+from devices import events
+from devices.device import Connect, Device, Job
+from edge_fl.wire.transport import Event as TransportEvent
+
+log = logging.getLogger(__name__)
+
+SHORTEST_SLEEP_S = 0.01
+GOODBYE_S = 5.0
+
+
+class Runner:
+    """Drives devices until told to stop. `run` blocks; `stop` and `deliver` may be called from any thread."""
+
+    def __init__(self, *, workers: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self.devices: list[Device] = []
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[tuple[Device, TransportEvent | events.Event] | None] = (
+            queue.SimpleQueue()
+        )
+        self._timers: list[tuple[float, int, Device]] = []
+        self._order = count()
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="edge-fl-work")
+
+    def add(self, device: Device, connect: Connect) -> None:
+        """Connects a device; `run` does the rest."""
+        self.devices.append(device)
+        device.connect(connect, self)
+
+    def deliver(self, device: Device, event: TransportEvent | events.Event) -> None:
+        """Lets something happen to a device: a packet, the result of work, new data."""
+        self._inbox.put((device, event))
+
+    def submit(self, device: Device, job: Job) -> None:
+        """Runs a job in a worker thread; its event is delivered."""
+        self._pool.submit(lambda: self.deliver(device, job()))
+
+    def now_s(self) -> float:
+        """The clock of everything here."""
+        return self._clock()
+
+    def stop(self) -> None:
+        """Ends `run`, which lets every device leave in order."""
+        self._inbox.put(None)
+
+    def run(
+        self, deadline_s: float = math.inf, done: Callable[[], bool] = lambda: False, every_s: float = 0.25
+    ) -> None:
+        """Until `stop`, the deadline, or `done()`, which is asked every `every_s`; then every device leaves in order."""
+        ends_s, ask_s = self._clock() + deadline_s, self._clock()
+        try:
+            while (now_s := self._clock()) < ends_s:
+                if now_s >= ask_s:
+                    if done():
+                        break
+                    ask_s = now_s + every_s
+                self._tick_due()
+                try:
+                    item = self._inbox.get(timeout=max(0.0, min(self._next_s, ask_s, ends_s) - self._clock()))
+                except queue.Empty:
+                    continue
+                if item is None:
+                    break
+                self._hand(*item)
+        finally:
+            self._leave()
+
+    @property
+    def _next_s(self) -> float:
+        return self._timers[0][0] if self._timers else math.inf
+
+    def _hand(self, device: Device, event: TransportEvent | events.Event) -> None:
+        try:
+            device.take(event)
+        except Exception:
+            log.exception("%s: failed on %s; the next event follows", device.name, type(event).__name__)
+        wake_s = device.wake_s
+        if wake_s < math.inf:
+            wake_s = max(wake_s, self._clock() + SHORTEST_SLEEP_S)
+        if wake_s != device.planned_s:
+            device.planned_s = wake_s
+            if wake_s < math.inf:
+                heapq.heappush(self._timers, (wake_s, next(self._order), device))
+
+    def _tick_due(self) -> None:
+        """Ticks every device whose time has come; a timer that has been set anew since is passed over."""
+        while self._timers and self._timers[0][0] <= self._clock():
+            wake_s, _, device = heapq.heappop(self._timers)
+            if wake_s == device.planned_s:
+                device.planned_s = math.inf
+                self._hand(device, events.Tick())
+
+    def _leave(self) -> None:
+        for device in self.devices:
+            device.take(events.StopAsked())
+        until_s = self._clock() + GOODBYE_S
+        for device in self.devices:
+            device.disconnect(max(0.0, until_s - self._clock()))
+        self._pool.shutdown(wait=True, cancel_futures=True)

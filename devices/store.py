@@ -1,0 +1,186 @@
+"""What a device keeps on its disk, in one folder of its own, so that a power cut at any line loses nothing that was promised.
+
+    FOLDER/memory.json                    wants that are done
+    FOLDER/outbox/ID.json                 reports not acknowledged yet, each with its
+    FOLDER/outbox/ID.safetensors          blob, if it has one; the .json is written last and makes both valid
+    FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last two of a task
+    FOLDER/head.safetensors               the personal head, the release and extractor it belongs to, and the report on it
+    FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.features` keep
+
+Every file is written whole or not at all, and everything that repeats after a cut gives the same result: personal parts enter a
+round as they left the round before it, and the head's file carries the report that its fit must still deliver.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from devices.effects import Memory
+from devices.outbox import Parcel
+from edge_fl import atomic, heads
+from edge_fl.errors import ArtefactError, InputError
+from edge_fl.heads import Head
+from edge_fl.release.disk import reporting
+
+T = TypeVar("T")
+KEPT_GENERATIONS = 2
+KEPT_TASKS = 4
+OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
+"""Stages of a round, in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """The head a device serves, with its release; the head names its extractor. `parcel` is the report on this fit."""
+
+    head: Head
+    release: int
+    parcel: Parcel
+
+
+class Store:
+    """One device's folder. One agent writes at a time (`owned`); anybody may read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Holds the folder for one agent. Raises InputError when another process has it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise InputError(f"{self.folder}: another agent runs in this folder; not started") from error
+        finally:
+            os.close(descriptor)
+
+    def tidy(self) -> None:
+        """Removes what a power cut left half done; once per process start."""
+        for leftover in self.folder.rglob(".*.part"):
+            leftover.unlink(missing_ok=True)
+        for blob in (self.folder / "outbox").glob("*.safetensors"):
+            if not blob.with_suffix(".json").exists():
+                blob.unlink(missing_ok=True)
+
+    # memory
+
+    def memory(self) -> Memory:
+        """What was remembered last; an empty memory if there is none, or it cannot be read."""
+        return _decoded(self.folder / "memory.json", Memory) or Memory()
+
+    def remember(self, memory: Memory) -> None:
+        """Replaces the memory."""
+        self._write("memory.json", msgspec.json.encode(memory))
+
+    # outbox
+
+    def outbox(self) -> list[Parcel]:
+        """Reports that wait for an acknowledgement; the last fit's too, if its process ended before the report was put here."""
+        files = sorted((self.folder / "outbox").glob("*.json"))
+        parcels = [parcel for file in files if (parcel := _decoded(file, Parcel))]
+        pair = self.pair()
+        if pair and pair.parcel.report.id not in {
+            *self.memory().done,
+            *(parcel.report.id for parcel in parcels),
+        }:
+            parcels.append(pair.parcel)
+        return parcels
+
+    def keep(self, parcel: Parcel, blob: bytes | None = None) -> None:
+        """Puts a report, and the blob that it describes, into the outbox. Raises ArtefactError for a full disk."""
+        id = parcel.report.id
+        if blob is not None:
+            self._write(f"outbox/{id}.safetensors", blob)
+        self._write(f"outbox/{id}.json", msgspec.json.encode(parcel))
+
+    def blob(self, id: str) -> bytes | None:
+        """The blob of the report `id`."""
+        with suppress(FileNotFoundError):
+            return (self.folder / "outbox" / f"{id}.safetensors").read_bytes()
+        return None
+
+    def forget(self, id: str) -> None:
+        """Takes a report out of the outbox."""
+        (self.folder / "outbox" / f"{id}.json").unlink(missing_ok=True)
+        (self.folder / "outbox" / f"{id}.safetensors").unlink(missing_ok=True)
+
+    # personal parts
+
+    def own(self, task: str, round: int, stage: int = OWN_AFTER_TRAINING) -> bytes | None:
+        """The personal parts as they left the last round (and stage) before this one; None before the first."""
+        before = [file for file in self._generations(task) if file.stem < _generation(round, stage)]
+        return before[-1].read_bytes() if before else None
+
+    def keep_own(self, task: str, round: int, stage: int, payload: bytes) -> None:
+        """Keeps the personal parts as they leave a round. Raises ArtefactError for a full disk."""
+        self._write(f"own/{task}/{_generation(round, stage)}.safetensors", payload)
+        for old in self._generations(task)[:-KEPT_GENERATIONS]:
+            old.unlink(missing_ok=True)
+        tasks = sorted((self.folder / "own").iterdir(), key=lambda folder: folder.stat().st_mtime)
+        for folder in tasks[:-KEPT_TASKS]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _generations(self, task: str) -> list[Path]:
+        return sorted((self.folder / "own" / task).glob("*.safetensors"))
+
+    # the head
+
+    def pair(self) -> Pair | None:
+        """The head that serves; None if there is none, or its file cannot be used."""
+        try:
+            with safe_open(self.folder / "head.safetensors", "numpy") as file:
+                words = file.metadata()
+                arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            head = heads.from_arrays(arrays, words)
+            return Pair(head, int(words["release"]), msgspec.json.decode(words["parcel"], type=Parcel))
+        except (
+            OSError,
+            SafetensorError,
+            ArtefactError,
+            KeyError,
+            ValueError,
+            TypeError,
+            msgspec.DecodeError,
+        ):
+            return None
+
+    def keep_pair(self, pair: Pair) -> None:
+        """Replaces the head, its release and its report in one step. Raises ArtefactError for a full disk."""
+        parcel = msgspec.json.encode(pair.parcel).decode()
+        words = {**pair.head.describe(), "release": str(pair.release), "parcel": parcel}
+        self._write("head.safetensors", save(pair.head.to_arrays(), words))
+
+    def revoke(self) -> None:
+        """Removes the head."""
+        (self.folder / "head.safetensors").unlink(missing_ok=True)
+
+    def _write(self, name: str, payload: bytes) -> None:
+        with reporting(name):
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(path, payload)
+
+
+def _generation(round: int, stage: int) -> str:
+    return f"{round:012d}-{stage}"
+
+
+def _decoded(file: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None

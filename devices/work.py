@@ -1,0 +1,108 @@
+"""What a device does in a worker thread: a `Worker` carries out the jobs that an agent asks for and answers each with an event.
+
+Whatever goes wrong in a job becomes a `Failed` with one of the failure words; nothing that a job raises ends the agent. The head-only
+tier is `devices.release`, the full tier `devices.full`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from devices.effects import Job
+from devices.events import Event, Failed, Finished
+from devices.fetch import Sink
+from devices.outbox import Parcel
+from devices.state import LIMITS, Limits
+from devices.store import Store
+from devices.wants import parcel_for
+from edge_fl.config import InputSpec
+from edge_fl.data.samples import ClientData
+from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
+from edge_fl.wire import messages
+from edge_fl.wire.blob import Assembly, Blob
+from edge_fl.wire.messages import Report, Want
+
+log = logging.getLogger(__name__)
+
+Data = Callable[[tuple[str, ...], InputSpec], ClientData]
+"""The device's own data, for these classes and this input; asked for anew whenever they are needed."""
+
+HOPELESS = frozenset({"canary_failed", "unsupported_opset", "refused", "unsupported_tier"})
+"""Failure words of artefacts that trying again does not change."""
+
+
+class Worker(ABC):
+    """The hands of one agent. `perform` runs in any thread, one job at a time; all else runs in the runner's thread."""
+
+    def __init__(self, device: str, store: Store, limits: Limits = LIMITS) -> None:
+        self.device, self.store, self.limits = device, store, limits
+
+    def boot(self) -> int:
+        """Once per process start: clears up; the release that is served, or 0."""
+        self.store.tidy()
+        return 0
+
+    def sink(self, blob: Blob, *, keep: bool) -> Sink:
+        """Where the chunks of a fetch go."""
+        return Assembly(blob)
+
+    @abstractmethod
+    def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
+        """Does it; `material` is what was fetched for it: metadata files by name, or a broadcast. May raise anything."""
+
+    @abstractmethod
+    def release_is_good(self) -> None:
+        """The server took the report on the current release."""
+
+    @abstractmethod
+    def revoke(self) -> None:
+        """The personal head is to be forgotten."""
+
+    def finish(self, want: Want, report: Report, blob: bytes | None = None) -> Finished:
+        """Puts the report into the outbox on disk, its own size counted."""
+        size = len(messages.encode(report)) + (len(blob) if blob else 0)
+        report = Report(
+            **{**{name: getattr(report, name) for name in report.__struct_fields__}, "bytes_up": size}
+        )
+        self.store.keep(self.parcel(want, report), blob)
+        return Finished(report)
+
+    def parcel(self, want: Want, report: Report) -> Parcel:
+        """The report, addressed."""
+        return parcel_for(want, report, self.limits)
+
+
+def attempt(perform: Callable[[], Event]) -> Event:
+    """What `perform` returns, or a Failed for what it raises."""
+    try:
+        return perform()
+    except Exception as error:
+        failed = _failure(error)
+        log.log(
+            logging.WARNING if failed.reason != "error" else logging.ERROR,
+            "%s: %s",
+            failed.reason,
+            error,
+            exc_info=failed.reason == "error",
+        )
+        return failed
+
+
+def _failure(error: Exception) -> Failed:
+    match error:
+        case ArtefactError(why=why):
+            return Failed(why or "artefact", final=why in HOPELESS, detail=str(error))
+        case DeadlineError():
+            return Failed("deadline", detail=str(error))
+        case DataError():
+            return Failed("no_data", final=True, detail=str(error))
+        case OSError(errno=errno.ENOSPC):
+            return Failed("enospc", detail=str(error))
+        case MemoryError():
+            return Failed("out_of_memory", detail=str(error))
+        case RunError():
+            return Failed("diverged", final=True, detail=str(error))
+    return Failed("error", detail=f"{type(error).__name__}: {error}")
