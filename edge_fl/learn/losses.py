@@ -20,7 +20,7 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean of values [B] over the rows that count; 0 when none does."""
     if mask is None:
         return values.mean()
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+    return torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1)  # a padded row may be infinite
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:

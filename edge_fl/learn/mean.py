@@ -64,10 +64,8 @@ def weighted_mean(shared: Parts, updates: Iterable[Update], *, uniform: bool = F
     return {**shared, **averaged}
 
 
-def lerp(old: Params, new: Params, keep: float) -> Params:
+def lerp(old: Params, new: Params, keep: float | Tensor) -> Params:
     """keep * old + (1 - keep) * new, literally, so that keep = 1 leaves every bit of old (F13); integer buffers are taken from new."""
-    if keep == 1.0:
-        return dict(old)
     return {n: keep * t + (1.0 - keep) * new[n] if t.is_floating_point() else new[n] for n, t in old.items()}
 
 
