@@ -95,6 +95,11 @@ def summarise_reports(
     return summaries
 
 
+def at_best_round(name: str) -> str:
+    """The name of a metric at the best round by validation; a name without this ending is of the last round."""
+    return f"{name}.{BEST_BY_VALIDATION}"
+
+
 def best_round(validation: Sequence[float]) -> int | None:
     """Position of the highest validation value, the first of equals; None when nothing was measured (all NaN, or empty)."""
     values = np.asarray(validation, np.float64)
