@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -16,14 +18,15 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from devices import agent, effects, events, fetch, state
+from devices import agent, effects, events, fetch, outbox, state
 from devices.fetch import Download, FetchLimits, Gathering
-from devices.state import AgentState, Phase
+from devices.outbox import Outbox
+from devices.state import AgentState, Limits, Phase
 from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.wire.blob import Assembly, digest, split
-from edge_fl.wire.messages import MESSAGES, Ack, Report, decode, encode
-from edge_fl.wire.topics import Address
+from edge_fl.wire.messages import MESSAGES, Ack, Capability, Report, decode, encode
+from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Listener, Packet, Transport
 from edge_fl.wire.transport import Event as TransportEvent
 
@@ -280,6 +283,25 @@ class Device:
         if self._transport is None:
             raise ConnectError("not connected")
         return self._transport
+
+
+def start(
+    name: str,
+    topics: Topics,
+    capability: Capability,
+    worker: Worker,
+    *,
+    limits: Limits = state.LIMITS,
+    fetching: FetchLimits = fetch.LIMITS,
+) -> Device:
+    """A device at the start of a process: a new boot with all that its store kept."""
+    release, now_s = worker.boot(), time.monotonic()
+    waiting: Outbox = ()
+    for parcel in worker.store.outbox():
+        waiting = outbox.put(waiting, parcel, now_s)
+    boot, memory = secrets.token_hex(8), worker.store.memory()
+    at = AgentState(name, boot, topics, capability, limits, memory, waiting, release)
+    return Device(at, worker, fetching)
 
 
 @functools.lru_cache(64)

@@ -1,0 +1,133 @@
+"""A server for the devices' tests that does what the test tells it: it publishes, hears everything that devices say, and acknowledges."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from devices.device import Connect, Device
+from devices.runner import Runner
+from edge_fl.wire.blob import Assembly, Blob, describe, split
+from edge_fl.wire.messages import MESSAGES, Ack, Report, Round, ServerState, Want, decode, encode
+from edge_fl.wire.topics import Address, Topics
+from edge_fl.wire.transport import OCTETS, Event, Packet
+
+TOPICS = Topics("test")
+WAIT_S = 30.0
+M = TypeVar("M", bound=Struct)
+
+
+class ScriptedServer:
+    """Everything heard is kept in order as (address, payload)."""
+
+    def __init__(self, connect: Connect, name: str = "server") -> None:
+        self.heard: list[tuple[Address, bytes]] = []
+        self._news = threading.Condition()
+        will = Packet(TOPICS.server_state(), encode(ServerState(False, "s1")), retain=True)
+        self.transport = connect(name, will, self._hear)
+        self.transport.wait_connected(WAIT_S)
+        self.transport.subscribe(TOPICS.up())
+        self._version = 0
+
+    def online(self, online: bool = True, boot: str = "s1") -> None:
+        self.say(TOPICS.server_state(), ServerState(online, boot), retain=True)
+
+    def say(self, topic: str, message: Struct, *, retain: bool = False) -> None:
+        self.transport.publish(Packet(topic, encode(message), retain))
+
+    def round(self, round: Round) -> None:
+        self.say(TOPICS.round(round.task), round, retain=True)
+
+    def chunks(
+        self, payload: bytes, *, leave_out: set[int] = frozenset(), spoil: set[int] = frozenset()
+    ) -> Blob:  # type: ignore[assignment]
+        """Retains a blob's chunks, some of them not, or not as they should be."""
+        blob = describe(payload)
+        for index, chunk in enumerate(split(payload)):
+            if index not in leave_out:
+                content = b"x" * len(chunk) if index in spoil else bytes(chunk)
+                self.transport.publish(
+                    Packet(TOPICS.chunk(blob.sha256, index), content, True, content_type=OCTETS)
+                )
+        return blob
+
+    def want(self, device: str, mode: Any, **fields: Any) -> Want:
+        self._version += 1
+        want = Want(self._version, mode, **fields)
+        self.say(TOPICS.want(device), want, retain=True)
+        return want
+
+    def ack(self, device: str, id: str, status: Any = "accepted") -> None:
+        self.say(TOPICS.ack(device), Ack(id, status))
+
+    def wait(self, claim: Callable[[list[tuple[Address, bytes]]], Any], what: str = "") -> Any:
+        """The first true value of `claim(heard)`."""
+        with self._news:
+            if not self._news.wait_for(lambda: claim(self.heard), WAIT_S):
+                said = [f"{a.kind} {p[:200]!r}" for a, p in self.heard if a.kind != "blob"]
+                raise AssertionError(f"did not hear {what or claim} in {WAIT_S} s, but {said}")
+            return claim(self.heard)
+
+    def messages(self, device: str, kind: str) -> list[Any]:
+        return [
+            decode(p, MESSAGES[kind])
+            for a, p in list(self.heard)
+            if a.device == device and a.kind == kind and p
+        ]
+
+    def wait_for(
+        self, device: str, kind: str, fits: Callable[[Any], bool] = lambda message: True, number: int = 1
+    ) -> Any:
+        """The `number`-th message of a device that fits."""
+
+        def found(_: Any) -> Any:
+            fitting = [message for message in self.messages(device, kind) if fits(message)]
+            return fitting[number - 1] if len(fitting) >= number else None
+
+        return self.wait(found, f"{kind} of {device}")
+
+    def blob(self, device: str, report: Report) -> bytes:
+        """The blob that came with a report."""
+        assert report.blob
+        assembly = Assembly(report.blob)
+        for address, payload in self.heard:
+            if address.kind == "blob" and (address.device, address.path[0]) == (device, report.id):
+                assembly.add(int(address.path[1]), payload)
+        return assembly.join()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Packet):
+            with self._news:
+                self.heard.append((TOPICS.parse(event.topic), event.payload))
+                self._news.notify_all()
+
+
+@contextmanager
+def running(*devices: Device, connect: Connect, workers: int = 1):  # type: ignore[no-untyped-def]
+    """The devices alive, in a thread of their own; at the end they leave in order."""
+    runner = Runner(workers=workers)
+    for device in devices:
+        runner.add(device, connect)
+    thread = threading.Thread(target=partial(runner.run, deadline_s=120), daemon=True)
+    thread.start()
+    try:
+        yield runner
+    finally:
+        runner.stop()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def eventually(claim: Callable[[], Any], deadline_s: float = WAIT_S) -> Any:
+    """The first true value of `claim()`."""
+    until = time.monotonic() + deadline_s
+    while not (found := claim()):
+        assert time.monotonic() < until, "did not happen"
+        time.sleep(0.01)
+    return found

@@ -1,0 +1,182 @@
+"""A full device trains over the wire exactly as the simulation does, and keeps to itself what is personal."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from devices.device import Device, start
+from devices.effects import Train
+from devices.events import Failed, Finished
+from devices.full import FullWorker
+from devices.store import Store
+from devices.work import attempt
+from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn import tree
+from edge_fl.methods import build_method, steps
+from edge_fl.methods.client import Client
+from edge_fl.wire.blob import describe
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.messages import Capability, Round, Want
+from edge_fl.wire.tensors import pack, unpack
+from tests.devices.scripted import TOPICS, ScriptedServer, running
+
+
+def spec_for(method: str) -> TaskSpec:
+    model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
+    return TaskSpec(
+        model,
+        InputSpec(1, 8, 8),
+        ["a", "b", "c"],
+        MethodConfig(method, 1, 4, OptimiserConfig(lr=0.1)),
+        seed=3,
+    )
+
+
+def samples(count: int, seed: int) -> Samples:
+    rng = np.random.default_rng(seed)
+    return Samples(rng.integers(0, 256, (count, 1, 8, 8), np.uint8), rng.integers(0, 3, count))
+
+
+DATA = ClientData(samples(11, 0), samples(3, 1), samples(6, 2))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def worker(folder: Path, data: ClientData = DATA) -> FullWorker:
+    return FullWorker("pi-01", Store(folder), lambda classes, input: data)
+
+
+def ask(mode: Any, round: int, down: bytes, attempt: int = 0) -> Want:
+    return Want(round, mode, "t", round, f"t-{round}-{attempt}", describe(down))
+
+
+def perform(worker: FullWorker, want: Want, spec: TaskSpec, down: bytes) -> Finished:
+    done = worker.perform(Train(want, spec, "boot-1", 5), down)
+    assert isinstance(done, Finished)
+    return done
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "repper"])
+def test_rounds_over_the_wire_equal_the_loop_bit_for_bit(method: str, tmp_path: Path) -> None:
+    spec = spec_for(method)
+    reference, device = build_method(spec), worker(tmp_path)
+    client = Client("pi-01", DATA, 3, 4, spec.seed)
+    shared, own = steps.start(reference), steps.start_own(reference, "pi-01")
+    for round in (1, 2, 3):
+        now = reference.at(round)
+        down = steps.broadcast(now, shared, "pi-01")
+        payload = pack(tree.to_arrays(down))
+        update, own = client.train(now, round, down, own)
+        report = perform(device, ask("train", round, payload), spec, payload).report
+        blob = device.store.blob(report.id)
+        assert blob is not None and report.blob == describe(blob)
+        assert tree.same(tree.from_arrays(unpack(blob)), update.parts)
+        assert report.samples == 11 and report.bytes_down == 5 and report.bytes_up > len(blob)
+        shared = steps.aggregate(now, shared, [update])
+        assert perform(
+            device, ask("evaluate", round, payload, 9), spec, payload
+        ).report.metrics == client.evaluate(now, down, own)
+    last = pack(tree.to_arrays(steps.broadcast(now, shared, "pi-01")))
+    closing, _ = client.personalise(now, 3, steps.broadcast(now, shared, "pi-01"), own)
+    assert perform(device, ask("personalise", 3, last), spec, last).report.metrics == closing.metrics
+
+
+def test_a_second_attempt_at_a_round_starts_from_the_same_personal_parts(tmp_path: Path) -> None:
+    spec, device = spec_for("fedrep"), worker(tmp_path)
+    payload = pack(
+        tree.to_arrays(steps.broadcast(build_method(spec), steps.start(build_method(spec)), "pi-01"))
+    )
+    blobs = [
+        device.store.blob(perform(device, ask("train", 1, payload, n), spec, payload).report.id)
+        for n in (0, 1)
+    ]
+    assert blobs[0] == blobs[1]
+
+
+def test_a_task_of_other_images_is_refused_by_name(tmp_path: Path) -> None:
+    other = Samples(np.zeros((4, 1, 9, 9), np.uint8), np.arange(4) % 3)
+    device, spec = worker(tmp_path, ClientData(other, other, other)), spec_for("fedavg")
+    failed = attempt(partial(device.perform, Train(ask("train", 1, b"x"), spec, "b", 0), None))
+    assert (
+        isinstance(failed, Failed)
+        and failed.reason == "no_data"
+        and failed.final
+        and "[1, 9, 9]" in failed.detail
+    )
+
+
+def test_a_device_without_samples_says_so(tmp_path: Path) -> None:
+    none = DATA.train.take(np.empty(0, np.int64))
+    failed = attempt(
+        partial(
+            worker(tmp_path, ClientData(none, none, none)).perform,
+            Train(ask("train", 1, b"x"), spec_for("fedavg"), "b", 0),
+            None,
+        )
+    )
+    assert isinstance(failed, Failed) and failed.reason == "no_data"
+
+
+def full_device(folder: Path) -> Device:
+    return start("pi-01", TOPICS, Capability("full", "x86_64", "3.12", samples=11), worker(folder))
+
+
+def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path: Path) -> None:
+    broker, spec = InMemoryBroker(), spec_for("fedrep")
+    connect = partial(InMemoryTransport, broker)
+    server, method = ScriptedServer(connect), build_method(spec)
+    server.online()
+    shared = steps.start(method)
+    with running(full_device(tmp_path), connect=connect):
+        for round in (1, 2):
+            payload = pack(tree.to_arrays(steps.broadcast(method, shared, "pi-01")))
+            server.round(Round("t", round, 60, spec))
+            server.want(
+                "pi-01", "train", task="t", round=round, id=f"t-{round}-0", down=server.chunks(payload)
+            )
+            report = server.wait_for("pi-01", "rpt", number=round)
+            assert report.id == f"t-{round}-0"
+            sent = unpack(server.blob("pi-01", report))
+            assert set(sent) == {"extractor"} and report.bytes_down == len(payload) and not report.error
+            server.ack("pi-01", report.id)
+            server.wait_for(
+                "pi-01", "state", lambda s: s.status == "ready" and s.activity == "idle", number=round
+            )
+    said = [state.status for state in server.messages("pi-01", "state")]
+    assert said[0] == "init" and said[-1] == "disconnected" and "alert" not in said
+    assert Store(tmp_path).memory().done == ("t-1-0", "t-2-0") and Store(tmp_path).outbox() == []
+    broker.close()
+
+
+def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(tmp_path: Path) -> None:
+    broker, spec = InMemoryBroker(), spec_for("fedavg")
+    connect = partial(InMemoryTransport, broker)
+    server = ScriptedServer(connect)
+    server.online()
+    payload = pack(tree.to_arrays(steps.start(build_method(spec))))
+    server.round(Round("t", 1, 60, spec))
+    server.want("pi-01", "train", task="t", round=1, id="t-1-0", down=server.chunks(payload))
+    with running(full_device(tmp_path), connect=connect):
+        first = server.wait_for("pi-01", "rpt")
+    device = full_device(tmp_path)
+    with running(device, connect=connect):
+        again = server.wait_for("pi-01", "rpt", number=2)
+        assert again == first and again.boot != device.state.boot
+        server.ack("pi-01", "t-1-0")
+        server.wait_for(
+            "pi-01",
+            "state",
+            lambda s: s.boot == device.state.boot and s.activity == "idle" and s.status == "ready",
+        )
+    assert Store(tmp_path).outbox() == []
+    broker.close()
