@@ -1,0 +1,198 @@
+"""`parse` is the inverse of every topic function, refuses all else, and the access rules fit the topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paho.mqtt.client import topic_matches_sub
+
+from edge_fl.errors import ProtocolError
+from edge_fl.wire.messages import MESSAGES
+from edge_fl.wire.topics import GROUP, NAME, Address, Topics, access_rules, checked
+
+FLEET = Topics("main")
+SHA = "0123456789abcdef" * 4
+
+# One row per topic function: who publishes there, and how an address of that kind is spelt again.
+TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
+    "server_state": ("server", "server_state", lambda a: FLEET.server_state()),
+    "tuf": ("server", "tuf", lambda a: FLEET.tuf(*a.path)),
+    "chunk": ("server", "art", lambda a: FLEET.chunk(a.path[0], int(a.path[2]))),
+    "round": ("server", "round", lambda a: FLEET.round(*a.path)),
+    "want": ("server", "want", lambda a: FLEET.want(a.device)),
+    "command": ("server", "cmd", lambda a: FLEET.command(a.device)),
+    "ack": ("server", "ack", lambda a: FLEET.ack(a.device)),
+    "state": ("device", "state", lambda a: FLEET.state(a.device)),
+    "meta": ("device", "meta", lambda a: FLEET.meta(a.device)),
+    "report": ("device", "rpt", lambda a: FLEET.report(a.device, *a.path)),
+    "blob": ("device", "blob", lambda a: FLEET.blob(a.device, *a.path)),
+    "request": ("device", "req", lambda a: FLEET.request(a.device)),
+    "log": ("device", "log", lambda a: FLEET.log(a.device)),
+    "enrol_request": ("claim", "enrol_req", lambda a: FLEET.enrol_request(a.device)),
+    "enrol_response": ("server", "enrol_rsp", lambda a: FLEET.enrol_response(a.device)),
+}
+SPELL = {kind: spell for _, kind, spell in TOPICS.values()}
+SUBSCRIPTIONS = {"down", "up", "chunk_group"}
+
+# Short ones and the longest that is allowed.
+names = st.one_of(st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True), st.just("a" * 32))
+ids = st.one_of(st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True), st.just("a" * 64))
+hashes = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+numbers = st.integers(0, 10**9)
+files = st.from_regex(r"([1-9][0-9]{0,8}\.)?(root|targets|snapshot|timestamp)\.json", fullmatch=True)
+
+ADDRESSES: dict[str, st.SearchStrategy[Address]] = {
+    **{kind: st.builds(Address, st.just(kind), names) for kind in SPELL},
+    "server_state": st.just(Address("server_state")),
+    "tuf": st.builds(lambda file: Address("tuf", path=(file,)), files),
+    "art": st.builds(lambda sha, i: Address("art", path=(sha, str(i // GROUP), str(i))), hashes, numbers),
+    "round": st.builds(lambda task: Address("round", path=(task,)), names),
+    "rpt": st.builds(lambda d, task, n: Address("rpt", d, (task, str(n))), names, names, numbers),
+    "blob": st.builds(lambda d, id, n: Address("blob", d, (id, str(n))), names, ids, numbers),
+}
+every_kind = pytest.mark.parametrize("kind", ADDRESSES)
+few = settings(max_examples=25)  # for each kind
+
+
+def test_every_topic_function_is_in_the_table() -> None:
+    functions = {name for name, value in vars(Topics).items() if callable(value) and not name.startswith("_")}
+    assert functions - SUBSCRIPTIONS - {"parse"} == TOPICS.keys()
+
+
+def test_every_message_travels_on_a_topic() -> None:
+    assert MESSAGES.keys() <= SPELL.keys()
+
+
+@every_kind
+@few
+@given(data=st.data())
+def test_parse_is_the_inverse_of_every_topic_function(kind: str, data: st.DataObject) -> None:
+    address = data.draw(ADDRESSES[kind])
+    assert FLEET.parse(SPELL[address.kind](address)) == address
+
+
+levels = st.one_of(
+    st.sampled_from("srv state tuf art round d dn up want cmd ack meta rpt blob req log rsp enroll".split()),
+    st.sampled_from(
+        ["", "+", "#", "0", "1", "16", "007", "٣", "²", "-1", "A", "a b", "a\n", "1\n", "a" * 33, SHA]
+    ),
+    st.sampled_from(
+        [SHA.upper(), SHA[:-1] + "g", SHA + "\n", "root.json", "0.root.json", "1.root.json\n", "x.json"]
+    ),
+    names,
+)
+
+
+@given(st.lists(levels, min_size=1, max_size=7))
+def test_what_parse_accepts_is_spelt_the_same_again(path: list[str]) -> None:
+    topic = "/".join([FLEET.root, *path])
+    try:
+        address = FLEET.parse(topic)
+    except ProtocolError:
+        return
+    assert SPELL[address.kind](address) == topic
+
+
+@every_kind
+@few
+@given(data=st.data())
+def test_a_topic_with_one_wrong_level_is_refused_or_is_another_topic(kind: str, data: st.DataObject) -> None:
+    address = data.draw(ADDRESSES[kind])
+    path = SPELL[address.kind](address).split("/")
+    place = data.draw(st.integers(0, len(path) - 1))
+    wrong = data.draw(levels.filter(lambda level: level != path[place]))
+    topic = "/".join([*path[:place], wrong, *path[place + 1 :]])
+    try:
+        other = FLEET.parse(topic)
+    except ProtocolError:
+        return
+    assert other != address
+    assert SPELL[other.kind](other) == topic
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "efl/1/main",
+        "efl/1/main/",
+        "efl/2/main/srv/state",
+        "efl/1/other/srv/state",
+        "efl/1/mainsrv/state",
+        "$SYS/broker/uptime",
+        "efl/1/main/srv/state/",
+        "efl/1/main/d/+/up/state",
+        "efl/1/main/d/pi-1/up/#",
+        "efl/1/main/d/pi-1/dn/state",
+        "efl/1/main/d/pi-1/up/want",
+        "efl/1/main/d/Pi-1/up/state",
+        "efl/1/main/d/pi-1\n/up/state",
+        "efl/1/main/d/pi-1/up/rpt/digits/٣",
+        "efl/1/main/d/pi-1/up/rpt/digits/03",
+        f"efl/1/main/d/pi-1/up/rpt/digits/{'9' * 5000}",
+        f"efl/1/main/art/{SHA}/0/16",
+        f"efl/1/main/art/{SHA}/1/0",
+        f"efl/1/main/art/{SHA.upper()}/0/0",
+        f"efl/1/main/art/{SHA}\n/0/0",
+        f"efl/1/main/art/{SHA}/0/0\n",
+        "efl/1/main/tuf/../state",
+        "efl/1/main/tuf/01.root.json",
+    ],
+)
+def test_a_foreign_topic_is_refused(topic: str) -> None:
+    with pytest.raises(ProtocolError, match="message ignored"):
+        FLEET.parse(topic)
+
+
+def test_subscriptions_match_what_they_are_for_and_no_more() -> None:
+    assert topic_matches_sub(FLEET.up(), FLEET.report("pi-1", "digits", 3))
+    assert not topic_matches_sub(FLEET.up(), FLEET.want("pi-1"))
+    assert topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-1"))
+    assert not topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-2"))
+    group = FLEET.chunk_group(SHA, 1)
+    assert [i for i in range(4 * GROUP) if topic_matches_sub(group, FLEET.chunk(SHA, i))] == list(
+        range(GROUP, 2 * GROUP)
+    )
+    assert topic_matches_sub(FLEET.round("+"), FLEET.round("digits"))
+
+
+def allowed(who: str, right: str, topic: str) -> bool:
+    """Whether the rules let `who` ("server" or a device's name) do this, read as mosquitto reads them."""
+    role = "server" if who == "server" else "device"
+    return any(
+        topic_matches_sub(pattern.replace("%u", who), topic)
+        for party, rights, pattern in access_rules("main")
+        if party == role and rights in (right, "readwrite")
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ADDRESSES if not kind.startswith("enrol")])
+@few
+@given(data=st.data())
+def test_each_side_may_write_its_own_topics_and_read_the_other_sides(kind: str, data: st.DataObject) -> None:
+    address = data.draw(ADDRESSES[kind])
+    topic, me = SPELL[kind](address), address.device or "pi-1"
+    (writer,) = (who for who, written, _ in TOPICS.values() if written == kind)
+    assert allowed("server", "write", topic) and allowed("server", "read", topic)
+    assert allowed(me, "write", topic) is (writer == "device")
+    assert allowed(me, "read", topic) is (writer == "server")
+
+
+@pytest.mark.parametrize("kind", sorted(ADDRESSES.keys() - {"server_state", "tuf", "art", "round"}))
+@few
+@given(data=st.data(), other=names)
+def test_no_device_reads_or_writes_for_another(kind: str, data: st.DataObject, other: str) -> None:
+    topic = SPELL[kind](data.draw(ADDRESSES[kind].filter(lambda address: address.device != other)))
+    assert not allowed(other, "write", topic) and not allowed(other, "read", topic)
+
+
+@given(st.text(max_size=40))
+def test_only_a_name_may_stand_in_a_topic(text: str) -> None:
+    if NAME.match(text):
+        assert checked(text) == text
+    else:
+        with pytest.raises(ProtocolError, match="nothing was sent"):
+            checked(text, "device")
