@@ -57,9 +57,8 @@ def provenance() -> Provenance:
 def commit(package: Path) -> Commit | None:
     """The commit a package's folder is checked out from; None outside a checkout, or without git."""
     try:
-        _git(
-            package, "ls-files", "--error-unmatch", "__init__.py"
-        )  # an environment may lie inside somebody else's checkout
+        # Untracked: an environment inside somebody else's checkout.
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
         sha = _git(package, "rev-parse", "HEAD").strip()
         return Commit(sha, bool(_git(package, "status", "--porcelain", "--untracked-files=no")))
     except (OSError, subprocess.SubprocessError):

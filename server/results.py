@@ -227,10 +227,11 @@ class Results:
 
     def summary(self) -> dict[str, Summary]:
         """metrics_summary.json without its source; empty before it is written. Raises InputError."""
-        if not (self.path / "metrics_summary.json").is_file():
+        path = self.path / "metrics_summary.json"
+        if not path.is_file():
             return {}
-        found = _decoded(self.path / "metrics_summary.json", dict[str, str | dict[str, int | float | None]])
-        return {name: _summary(values) for name, values in found.items() if isinstance(values, dict)}
+        found = _decoded(path, dict[str, str | dict[str, int | float | None]])
+        return {name: _summary(values, path) for name, values in found.items() if isinstance(values, dict)}
 
     def _write(self, name: str, content: bytes | str) -> None:
         with _reporting(self.path):
@@ -272,8 +273,15 @@ def _decoded(path: Path, kind: Any) -> Any:
         ) from error
 
 
-def _summary(values: Mapping[str, float | None]) -> Summary:
-    return Summary(**{name: float("nan") if value is None else value for name, value in values.items()})
+def _summary(values: Mapping[str, float | None], path: Path) -> Summary:
+    try:
+        return msgspec.convert(
+            {name: float("nan") if v is None else v for name, v in values.items()}, Summary
+        )
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); expected what a run wrote there; not used"
+        ) from error
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

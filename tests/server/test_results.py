@@ -87,6 +87,9 @@ def test_the_summary_has_honest_names_as_keys(tmp_path: Path) -> None:
         assert found["global.test_acc"]["mean"] is None
         assert results.summary()[metrics.PERSONAL_AFTER] == summaries[metrics.PERSONAL_AFTER]
         assert math.isnan(results.summary()[metrics.GLOBAL_TEST].mean)
+        (results.path / "metrics_summary.json").write_text('{"global.test_acc": {"mean": 1}}')
+        with pytest.raises(InputError, match=r"metrics_summary\.json: cannot be read"):
+            results.summary()
 
 
 def test_devices_become_lines_of_a_table(tmp_path: Path) -> None:
@@ -175,12 +178,17 @@ def test_the_commit_is_this_codes_and_not_that_of_a_checkout_around_it(tmp_path:
     def git(*arguments: str) -> None:
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True, timeout=60)
 
+    def record() -> None:
+        git("add", ".")
+        git("-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-m", "somebody's work")
+
     git("init")
+    (tmp_path / "thesis.tex").write_text("")
+    record()
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     assert commit(tmp_path / "package") is None
-    git("add", ".")
-    git("-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-m", "first")
+    record()
     found = commit(tmp_path / "package")
     assert found is not None
     assert not found.dirty
