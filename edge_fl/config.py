@@ -169,6 +169,29 @@ def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
     return recipe
 
 
+def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """The recipe with `settings` such as "rounds=3" or "method.options.temperature=0.5" (TOML values; bare words are strings)."""
+    tree = msgspec.to_builtins(recipe)
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3; nothing was started")
+        table, *rest = [tree, *key.strip().split(".")]
+        for name in rest[:-1]:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"setting {setting!r}: {name} holds a value, not a table; nothing was started")
+        table[rest[-1]] = _value(value.strip())
+    return convert(tree, "settings")
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def dump(recipe: Recipe) -> str:
     """The recipe as TOML, every value written out."""
     return msgspec.toml.encode(recipe).decode()
