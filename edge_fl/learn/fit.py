@@ -7,6 +7,7 @@ optimisers, an inner loop, clipped weights) gives its own pure step to `scan` an
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -37,10 +38,22 @@ def fit_from(
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
 
 
-def scan(step: Callable[[C, Batch], C], carry: C, data: Batches, *, stage: str, epochs: int, norm: bool = False) -> C:
-    """Carries `carry` (a tree) through the batches of a stage; `norm` says that BatchNorm trains in it (short tails are merged)."""
+def scan(
+    step: Callable[[C, Batch], C],
+    carry: C,
+    data: Batches,
+    *,
+    stage: str,
+    epochs: int,
+    norm: bool = False,
+    limit: int = 0,
+) -> C:
+    """Carries `carry` (a tree) through the batches of a stage, the first `limit` of them unless that is 0.
+
+    `norm` says that BatchNorm trains in it, so that short tails are merged.
+    """
     carry = tree.clone(carry)
-    for batch in data.batches(stage, epochs, norm=norm):
+    for batch in islice(data.batches(stage, epochs, norm=norm), limit or None):
         carry = step(carry, batch)
     return tree.map(Tensor.detach, carry)
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import HeadTier, Method
@@ -29,15 +28,7 @@ class FedAvg(Method):
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net = self.net
-
-        def loss(w: Parts, batch: Batch) -> Tensor:
-            return cross_entropy(net.head(w["head"], net.extractor(w["extractor"], batch.x)), batch.y, batch.mask)
-
-        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+        return fit(self.loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify(parts, x)
-
-    def predict_global(self, shared: Parts, x: Tensor) -> Tensor:
-        return self.classify(shared, x)

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.part import personal
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import HeadTier, Method
@@ -28,12 +27,7 @@ class Local(Method):
     head_tier: ClassVar = HeadTier("none")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net = self.net
-
-        def loss(w: Parts, batch: Batch) -> Tensor:
-            return cross_entropy(net.head(w["head"], net.extractor(w["extractor"], batch.x)), batch.y, batch.mask)
-
-        return {}, fit(loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
+        return {}, fit(self.loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify(parts, x)

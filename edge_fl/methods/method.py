@@ -30,12 +30,16 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from edge_fl.errors import MethodError
-from edge_fl.learn.batches import Batches
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.mean import Update, weighted_mean
 from edge_fl.learn.optimiser import Optimiser, Sgd
-from edge_fl.learn.part import Net, PartSpec
+from edge_fl.learn.part import Net, PartSpec, personal
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods import hyper
+
+PERSONAL = "personal_"  # before a part's name: the client's own version of a part that it also receives
+PERSONAL_MODEL = {f"{PERSONAL}{name}": personal(like=name) for name in ("extractor", "head")}
 
 
 class BatchNorm(Enum):
@@ -143,14 +147,19 @@ class Method(ABC):
         """Personalised logits [N, C] from the client's shared and personal parts together."""
 
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
-        """Logits [N, C] of the global model, None for methods that have none."""
-        return None
+        """Logits [N, C] of the global model: the plain prediction, or None for methods that have none."""
+        return self.classify(shared, x) if self.has_global else None
 
     # what follows from the declarations
 
     def travelling(self) -> tuple[str, ...]:
         """Names of the shared parts."""
         return tuple(name for name, spec in self.parts.items() if spec.travels)
+
+    def loss(self, parts: Parts, batch: Batch) -> Tensor:
+        """The plain training loss: cross-entropy of head on extractor."""
+        logits = self.net.head(parts["head"], self.net.extractor(parts["extractor"], batch.x))
+        return cross_entropy(logits, batch.y, batch.mask)
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
         """The plain prediction: a head of the net's size on `features`."""
