@@ -58,6 +58,7 @@ class Repository:
     """Keys and metadata below one folder, made on first use. Raises InputError when a key that is needed is not there."""
 
     def __init__(self, folder: Path, *, lives: Lives = Lives(), clock: Callable[[], datetime] = now) -> None:
+        self.folder = folder
         self._keys = folder / "keys"
         self._metadata = folder / "metadata"
         self._lives = lives

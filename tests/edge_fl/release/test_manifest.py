@@ -36,7 +36,7 @@ def test_a_field_that_is_not_allowed_is_refused_by_name(make_release, change, co
 def test_a_chunk_list_that_does_not_fit_the_length_is_refused(make_release):
     tree = msgspec.to_builtins(make_release(3)[0])
     tree["extractor"]["chunks"].pop()
-    with pytest.raises(ArtefactError, match="3 chunks, expected 4"):
+    with pytest.raises(ArtefactError, match="chunks, expected 4"):
         decode(msgspec.json.encode(tree))
 
 

@@ -1,0 +1,220 @@
+"""From images to features with onnxruntime alone, on one thread and in little memory, and a cache so that they are computed once.
+
+A cached feature belongs to one extractor (by its sha256) and one set of images (by their fingerprint): a new release or new data
+never meets old features.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from edge_fl import atomic
+from edge_fl.errors import ArtefactError
+from edge_fl.release.disk import reporting
+from edge_fl.release.manifest import Manifest, scale
+from edge_fl.wire.blob import digest
+
+MAX_BATCH = 64
+BATCH_VALUES = (
+    2**20
+)  # pixel values per batch: 64 images up to 3x73x73, 6 at 3x224x224, where activations are what counts
+OPSETS = range(7, 100)  # what onnxruntime reads begins at 7; no runtime knows the last
+
+UNSUPPORTED = ("opset", "ir version", "not_implemented", "no op registered", "not a registered function")
+"""How onnxruntime says that a graph is well formed but newer than itself."""
+
+Features = NDArray[np.float32]
+Images = NDArray[np.uint8]
+
+
+def runtime() -> str:
+    """The version of onnxruntime."""
+    return str(onnxruntime.__version__)
+
+
+@cache
+def max_opset() -> int:
+    """The highest ONNX opset that this runtime loads, found by trying."""
+    return next((opset for opset in reversed(OPSETS) if _loads(opset)), 0)
+
+
+def require_runnable(manifest: Manifest) -> None:
+    """Raises ArtefactError ("unsupported_opset") for a release that this runtime is too old for; before anything is fetched."""
+    needs = f"release {manifest.release} needs"
+    if _version(runtime()) < _version(manifest.min_onnxruntime):
+        raise _unsupported(f"{needs} onnxruntime {manifest.min_onnxruntime}, this is {runtime()}")
+    if manifest.opset > max_opset():
+        raise _unsupported(
+            f"{needs} opset {manifest.opset}, onnxruntime {runtime()} runs up to {max_opset()}"
+        )
+
+
+class Extractor:
+    """An extractor ready to run.
+
+    Raises ArtefactError: "unsupported_opset", or "canary_failed" for a graph that is not what its manifest says.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        require_runnable(manifest)
+        self.sha256 = manifest.extractor.sha256
+        self._dim, self._shape = manifest.feature_dim, manifest.input.shape
+        self._session = self._open(path)
+        self._check_signature()
+
+    def features(self, x: Images) -> Features:
+        """Features [N, d] of images [N, C, H, W], in small batches."""
+        if x.shape[1:] != self._shape or x.dtype != np.uint8:
+            raise ArtefactError(
+                f"images {x.dtype}{list(x.shape)}, expected uint8 [N, {', '.join(map(str, self._shape))}]; no features"
+            )
+        found = np.empty((len(x), self._dim), np.float32)
+        for start in range(0, len(x), self.batch_size):
+            batch = slice(start, start + self.batch_size)
+            found[batch] = self.run(scale(x[batch]))
+        return found
+
+    @property
+    def batch_size(self) -> int:
+        """Images per run."""
+        return max(1, min(MAX_BATCH, BATCH_VALUES // int(np.prod(self._shape))))
+
+    def run(self, images: NDArray[np.float32]) -> Features:
+        """Features [n, d] of one batch, pixels in 0..1. Raises ArtefactError when the graph fails or gives anything but finite [n, d]."""
+        try:
+            (found,) = self._session.run([self._output], {self._input: images})
+        except Exception as error:  # onnxruntime's errors share no base class
+            raise self._refused(f"failed on {list(images.shape)}: {_first_line(error)}") from error
+        if not isinstance(found, np.ndarray) or found.shape != (len(images), self._dim):
+            raise self._refused(f"gave {np.shape(found)}, expected {(len(images), self._dim)}")
+        if found.dtype != np.float32 or not np.isfinite(found).all():
+            raise self._refused(
+                f"gave {found.dtype} with {int((~np.isfinite(found)).sum())} values that are not finite"
+            )
+        return found
+
+    def _open(self, path: Path) -> onnxruntime.InferenceSession:
+        try:
+            return onnxruntime.InferenceSession(str(path), _options(), providers=["CPUExecutionProvider"])
+        except Exception as error:  # as above
+            text = _first_line(error)
+            why = (
+                "unsupported_opset" if any(word in text.lower() for word in UNSUPPORTED) else "canary_failed"
+            )
+            raise self._refused(f"does not load: {text}", why) from error
+
+    def _check_signature(self) -> None:
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        if len(inputs) != 1 or len(outputs) != 1:
+            raise self._refused(f"has {len(inputs)} inputs and {len(outputs)} outputs, expected one of each")
+        self._input, self._output = inputs[0].name, outputs[0].name
+        for node, shape in ((inputs[0], self._shape), (outputs[0], (self._dim,))):
+            if node.type != "tensor(float)" or not _fits(node.shape, shape):
+                expected = f"tensor(float) [N, {', '.join(map(str, shape))}]"
+                raise self._refused(f"declares {node.name} as {node.type} {node.shape}, expected {expected}")
+
+    def _refused(self, what: str, why: str = "canary_failed") -> ArtefactError:
+        return ArtefactError(f"extractor {self.sha256[:8]} {what}; not used", why)
+
+
+class FeatureCache:
+    """Features on disk, the `entries` used last. They are personal: they stay in a folder that only their owner reads."""
+
+    def __init__(self, folder: Path, entries: int = 8) -> None:
+        self._folder, self._entries = folder, entries
+
+    def features(self, extractor: Extractor, x: Images) -> Features:
+        """The extractor's features [N, d] of images `x`, computed at most once while they stay in the cache."""
+        path = self._folder / f"{digest(f'{extractor.sha256} {fingerprint(x)}'.encode())}.npy"
+        if (known := _load(path, len(x))) is not None:
+            return known
+        found = extractor.features(x)
+        with reporting("feature cache"):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with atomic.writing(path) as file:
+                np.save(file, found, allow_pickle=False)
+            self._forget_oldest()
+        return found
+
+    def _forget_oldest(self) -> None:
+        oldest_first = sorted(self._folder.glob("*.npy"), key=lambda path: path.stat().st_mtime_ns)
+        for path in oldest_first[: -self._entries]:
+            path.unlink(missing_ok=True)
+
+
+def fingerprint(x: Images) -> str:
+    """sha256 of the images' shape and pixels."""
+    header = f"{x.dtype}{x.shape}".encode()
+    return digest(digest(header).encode() + digest(np.ascontiguousarray(x).data.cast("B")).encode())
+
+
+def _load(path: Path, count: int) -> Features | None:
+    """Cached features, used just now; None when they are not there or not readable."""
+    try:
+        found: Features = np.load(path, allow_pickle=False)
+        os.utime(path)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.ndim == 2 and len(found) == count else None
+
+
+def _options() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.enable_cpu_mem_arena = False  # memory goes back to the system between batches
+    options.log_severity_level = 4  # what goes wrong is raised, in our words
+    return options
+
+
+def _fits(declared: list[object], expected: tuple[int, ...]) -> bool:
+    """Whether a declared shape is [any number of rows, *expected]; a name stands for any number."""
+    if len(declared) != len(expected) + 1:
+        return False
+    return all(
+        not isinstance(found, int) or found == size
+        for found, size in zip(declared[1:], expected, strict=True)
+    )
+
+
+def _unsupported(what: str) -> ArtefactError:
+    return ArtefactError(f"{what}; the installed release keeps serving", "unsupported_opset")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:3])
+
+
+def _loads(opset: int) -> bool:
+    try:
+        onnxruntime.InferenceSession(_identity(opset), _options(), providers=["CPUExecutionProvider"])
+    except Exception:  # any refusal means no
+        return False
+    return True
+
+
+def _identity(opset: int) -> bytes:
+    """The smallest ONNX model, y = x, in protobuf: written by hand because a device has no onnx package."""
+
+    def field(number: int, value: int | bytes) -> bytes:
+        if isinstance(value, int):
+            return bytes([number << 3, value])
+        return bytes([number << 3 | 2, len(value)]) + value
+
+    def tensor(name: bytes) -> bytes:
+        shape = field(2, field(1, field(1, 1)))
+        return field(1, name) + field(2, field(1, field(1, 1) + shape))
+
+    node = field(1, b"x") + field(2, b"y") + field(4, b"Identity")
+    graph = field(1, node) + field(2, b"g") + field(11, tensor(b"x")) + field(12, tensor(b"y"))
+    return field(1, 7) + field(7, graph) + field(8, field(2, opset))

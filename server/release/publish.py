@@ -1,0 +1,173 @@
+"""From a signed release to retained messages: chunks first, then targets, snapshot and, last, the timestamp that makes it current.
+
+A crash at any point leaves devices with the old release, and publishing again finishes the work. What is published is also kept on
+the server's disk, beside the repository, so that everything can be put back after a broker lost its data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_fl import atomic
+from edge_fl.errors import ArtefactError, InputError
+from edge_fl.release.disk import reporting
+from edge_fl.release.manifest import Manifest, blobs
+from edge_fl.release.repository import Repository, superseded
+from edge_fl.wire.blob import Blob, digest, split
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import JSON, OCTETS, Packet, Transport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be on its way to the broker at once, and how long the broker may take to accept that."""
+
+    outstanding_bytes: int = 16 * 1024 * 1024
+    drain_s: float = 120.0
+
+
+LIMITS = Limits()
+
+
+def send_chunks(
+    transport: Transport,
+    topics: Topics,
+    blob: Blob,
+    payload: bytes,
+    content_type: str = OCTETS,
+    expiry_s: int | None = None,
+    *,
+    only: Iterable[int] | None = None,
+    limits: Limits = LIMITS,
+) -> None:
+    """Retains the chunks of one blob (or `only` these). Raises DeadlineError when the broker does not keep up."""
+    chunks = split(payload, blob.chunk_bytes)
+    outstanding_bytes = 0
+    for index in range(len(chunks)) if only is None else only:
+        topic = topics.chunk(blob.sha256, index)
+        transport.publish(Packet(topic, bytes(chunks[index]), True, 1, content_type, expiry_s))
+        outstanding_bytes += len(chunks[index])
+        if outstanding_bytes >= limits.outstanding_bytes:
+            transport.drain(limits.drain_s)
+            outstanding_bytes = 0
+
+
+def clear_chunks(transport: Transport, topics: Topics, blob: Blob) -> None:
+    """Makes the broker forget the chunks of one blob."""
+    for index in range(len(blob.chunks)):
+        transport.publish(Packet(topics.chunk(blob.sha256, index), b"", retain=True, content_type=OCTETS))
+
+
+class Publisher:
+    """Puts a repository's releases on a broker and keeps them there."""
+
+    def __init__(
+        self, transport: Transport, topics: Topics, repository: Repository, limits: Limits = LIMITS
+    ) -> None:
+        self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
+        self._artefacts = repository.folder / "artefacts"
+
+    def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+        """Signs and publishes a release; older ones beyond the last three are cleared.
+
+        `payloads` maps sha256 to bytes. Raises ArtefactError when they are not what the manifest says, DeadlineError when the broker
+        does not take them.
+        """
+        for blob in blobs(manifest):
+            self._keep(blob, payloads.get(blob.sha256, b""))
+        self._publish(manifest)
+
+    def republish(self, release: int) -> None:
+        """Publishes a kept release again, under a higher metadata version: what a rollback of the fleet is. Raises InputError."""
+        kept = {manifest.release: manifest for manifest in self._repository.releases()}
+        if release not in kept:
+            raise InputError(f"release {release}: not kept, only {sorted(kept)} are; nothing was published")
+        self._publish(kept[release])
+
+    def reassert(self, *, chunks: bool = True) -> None:
+        """Publishes everything again, as after a broker lost its data; metadata that is near its expiry is signed again first."""
+        self._repository.refresh()
+        if chunks:
+            for manifest in self._repository.releases():
+                self._send(manifest)
+        self._send_metadata()
+
+    def repair(self, sha256: str, missing: Iterable[int]) -> bool:
+        """Retains again the chunks that a device asked for; False when the blob is of no kept release."""
+        wanted = {blob.sha256: blob for manifest in self._repository.releases() for blob in blobs(manifest)}
+        blob = wanted.get(sha256)
+        if blob is None or not (payload := self._kept(blob)):
+            return False
+        known = [index for index in missing if 0 <= index < len(blob.chunks)]
+        send_chunks(self._transport, self._topics, blob, payload, only=known, limits=self._limits)
+        return True
+
+    def clear(self, blob: Blob) -> None:
+        """Makes the broker and this server forget one blob."""
+        clear_chunks(self._transport, self._topics, blob)
+        self._path(blob).unlink(missing_ok=True)
+
+    def _publish(self, manifest: Manifest) -> None:
+        before = self._repository.releases()
+        self._send(manifest)
+        self._repository.publish(manifest)
+        self._send_metadata()
+        self._forget(before)
+
+    def _send(self, manifest: Manifest) -> None:
+        """The chunks, all taken by the broker when this returns."""
+        for blob in blobs(manifest):
+            if payload := self._kept(blob):
+                send_chunks(self._transport, self._topics, blob, payload, limits=self._limits)
+            else:
+                log.warning(
+                    "release %d: %s is gone; its chunks cannot be sent again",
+                    manifest.release,
+                    self._path(blob),
+                )
+        self._transport.drain(self._limits.drain_s)
+
+    def _send_metadata(self) -> None:
+        """The timestamp goes out when the broker has all the rest."""
+        for name, payload in self._repository.files():
+            if name == "timestamp.json":
+                self._transport.drain(self._limits.drain_s)
+            self._retain(name, payload)
+            for obsolete in superseded(name):
+                self._retain(obsolete, b"")
+        self._transport.drain(self._limits.drain_s)
+
+    def _retain(self, name: str, payload: bytes) -> None:
+        self._transport.publish(Packet(self._topics.tuf(name), payload, retain=True, content_type=JSON))
+
+    def _forget(self, before: list[Manifest]) -> None:
+        """Clears what only releases had that are no longer kept."""
+        needed = {blob.sha256 for manifest in self._repository.releases() for blob in blobs(manifest)}
+        for blob in {blob.sha256: blob for manifest in before for blob in blobs(manifest)}.values():
+            if blob.sha256 not in needed:
+                self.clear(blob)
+        self._transport.drain(self._limits.drain_s)
+
+    def _keep(self, blob: Blob, payload: bytes) -> None:
+        if len(payload) != blob.bytes or (found := digest(payload)) != blob.sha256:
+            came = f"sha256 {found[:8]}" if len(payload) == blob.bytes else f"{len(payload)} bytes"
+            raise ArtefactError(
+                f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came; nothing was published"
+            )
+        with reporting(str(self._path(blob))):
+            self._artefacts.mkdir(exist_ok=True)
+            atomic.write(self._path(blob), payload)
+
+    def _kept(self, blob: Blob) -> bytes | None:
+        try:
+            return self._path(blob).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _path(self, blob: Blob) -> Path:
+        return self._artefacts / blob.sha256
