@@ -188,7 +188,7 @@ class MqttTransport(Transport):
         try:
             self._client.reconnect()
         except Exception as error:  # OSError and its many children, UnicodeError for a name that is none
-            reason = str(error) or type(error).__name__
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._loop.call(lambda: self._lose(reason))
         else:
             self._loop.call(self._greet)
@@ -308,9 +308,9 @@ class MqttTransport(Transport):
                     self._socket and getattr(self._socket, "pending", int)()
                 ):  # TLS has read it: no event will come
                     self._client.loop_read()
-        except Exception:  # a packet that paho cannot parse
-            log.exception("%s: %s sent something unreadable; connecting anew", self.client_id, self.endpoint)
-            self._drop("unreadable packet")
+        except Exception as error:  # a packet that paho cannot parse
+            log.debug("%s: from %s", self.client_id, self.endpoint, exc_info=True)
+            self._drop(f"a packet that is none ({type(error).__name__}: {error})")
         self._flush()
 
     def _flush(self) -> None:

@@ -118,13 +118,9 @@ def require_sendable(packet: Packet, max_packet_bytes: int) -> None:
 
 def require_pattern(pattern: str) -> None:
     """Raises ProtocolError for a subscription that MQTT does not know: + and # stand alone in their level, # in the last."""
-    *others, last = pattern.split("/")
-    if (
-        not pattern
-        or "#" in "".join(others)
-        or any("+" in level and level != "+" for level in (*others, last))
-        or last[:-1].count("#")
-    ):
+    levels = pattern.split("/")
+    alone = all(level in ("+", "#") or not {"+", "#"} & set(level) for level in levels)
+    if not pattern or not alone or "#" in levels[:-1]:
         raise ProtocolError(
             f"subscription {pattern!r}: expected + or # alone in a level, # only in the last; not subscribed"
         )

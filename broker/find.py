@@ -1,0 +1,184 @@
+"""Finds a mosquitto to run: on the path, where packages put it, or unpacked from a Debian package into a cache without root.
+
+Unpacking needs nothing installed: the package and the libraries it misses are fetched with apt-get, opened with dpkg, and found by the
+loader through LD_LIBRARY_PATH. Where that is no way either, one error says how to install it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_fl.errors import ConnectError
+
+FOLDERS = (
+    "/usr/sbin",
+    "/usr/local/sbin",
+    "/opt/homebrew/sbin",
+    "/opt/homebrew/opt/mosquitto/sbin",
+    "/usr/local/opt/mosquitto/sbin",
+    "/home/linuxbrew/.linuxbrew/sbin",
+)
+PLUGIN_FOLDERS = ("/usr/lib", "/usr/lib/*-linux-gnu*", "/usr/local/lib", "/opt/homebrew/lib")
+INSTALL = (
+    "no mosquitto found; install it with 'sudo apt install mosquitto', 'brew install mosquitto' or"
+    " 'docker run -p 1883:1883 eclipse-mosquitto:2 mosquitto -c /mosquitto-no-auth.conf'"
+)
+COMMAND_S = 60.0
+MAX_PACKAGES = 40
+
+
+@dataclass(frozen=True)
+class Program:
+    """A mosquitto that answers, its version, and what its environment needs beside ours."""
+
+    path: Path
+    version: tuple[int, int, int]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def acl_plugin(self) -> Path | None:
+        """The plugin that reads an access list; since 2.1 it replaces the option acl_file."""
+        if self.version < (2, 1, 0):
+            return None
+        beside = self.path.parents[1] / "lib" if len(self.path.parents) > 1 else self.path.parent
+        folders = [
+            beside,
+            *(folder for pattern in PLUGIN_FOLDERS for folder in Path("/").glob(pattern.lstrip("/"))),
+        ]
+        plugins = (folder / "mosquitto_acl_file.so" for folder in folders)
+        return next((plugin for plugin in plugins if plugin.is_file()), None)
+
+
+def find(cache: Path | None = None) -> Program:
+    """A mosquitto, from wherever there is one. Raises ConnectError with the install lines when there is none."""
+    for path in _installed():
+        if version := _version(path, {}):
+            return Program(path, version)
+    return unpack(cache or _cache_folder())
+
+
+def unpack(cache: Path) -> Program:
+    """A mosquitto in `cache`, fetched as a Debian package unless it is there. Raises ConnectError."""
+    root = cache / "mosquitto"
+    if program := _unpacked(root):
+        return program
+    if not all(map(shutil.which, ("apt-get", "apt-cache", "dpkg", "ldd"))):
+        raise ConnectError(INSTALL)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="mosquitto-") as part:
+        try:
+            _fetch(Path(part))
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ConnectError(
+                f"{INSTALL} (its package could not be unpacked into {cache}: {_said(error)})"
+            ) from error
+        if not _unpacked(Path(part)):
+            raise ConnectError(f"{INSTALL} (its package does not run from {cache})")
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(part, root, symlinks=True)
+    program = _unpacked(root)
+    assert program  # it ran a moment ago
+    return program
+
+
+def missing_libraries(ldd: str) -> list[str]:
+    """Names of the libraries that the loader did not find, from ldd's output: ``["libdlt.so.2"]``."""
+    return re.findall(r"^\s*(\S+) => not found", ldd, re.MULTILINE)
+
+
+def dependencies(apt_cache: str) -> list[str]:
+    """Packages that one needs, from the output of ``apt-cache depends``, libraries only, each once."""
+    return list(
+        dict.fromkeys(re.findall(r"^[ |]*(?:Pre)?Depends: (lib[a-z0-9+.-]+)$", apt_cache, re.MULTILINE))
+    )
+
+
+def _installed() -> Iterator[Path]:
+    if found := shutil.which("mosquitto"):
+        yield Path(found)
+    for folder in FOLDERS:
+        if (path := Path(folder, "mosquitto")).is_file():
+            yield path
+
+
+def _version(path: Path, environment: Mapping[str, str]) -> tuple[int, int, int] | None:
+    try:
+        # -h, because not every version knows --version; it ends with a status of its own.
+        answer = _run([str(path), "-h"], environment=environment, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"mosquitto version (\d+)\.(\d+)\.(\d+)", answer)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _unpacked(root: Path) -> Program | None:
+    path = root / "usr/sbin/mosquitto"
+    environment = {"LD_LIBRARY_PATH": _library_path(root)}
+    version = _version(path, environment) if path.is_file() else None
+    return Program(path, version, environment) if version else None
+
+
+def _fetch(root: Path) -> None:
+    """Unpacks mosquitto below `root`, then level by level the libraries that it depends on, until the loader misses none."""
+    level, seen = ["mosquitto"], set[str]()
+    while level and len(seen) < MAX_PACKAGES:
+        for package in level:
+            _fetch_one(package, root)
+        seen.update(level)
+        if not _missing(root):
+            return
+        wanted = dependencies("".join(_run(["apt-cache", "depends", package]) for package in level))
+        level = [package for package in wanted if package not in seen and not _has(package)]
+
+
+def _fetch_one(package: str, root: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        _run(["apt-get", "download", package], folder=Path(folder))
+        for archive in Path(folder).glob("*.deb"):
+            _run(["dpkg", "-x", str(archive), str(root)])
+
+
+def _missing(root: Path) -> list[str]:
+    environment = {"LD_LIBRARY_PATH": _library_path(root)}
+    return missing_libraries(
+        _run(["ldd", str(root / "usr/sbin/mosquitto")], environment=environment, check=False)
+    )
+
+
+def _has(package: str) -> bool:
+    return "install ok installed" in _run(["dpkg-query", "-W", "-f", "${Status}", package], check=False)
+
+
+def _library_path(root: Path) -> str:
+    return ":".join(sorted({str(library.parent) for library in root.rglob("*.so*")}))
+
+
+def _run(
+    command: list[str],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> str:
+    """What the command printed, in English."""
+    variables = {**os.environ, "LC_ALL": "C", **(environment or {})}
+    done = subprocess.run(
+        command, cwd=folder, env=variables, check=check, capture_output=True, text=True, timeout=COMMAND_S
+    )
+    return done.stdout + done.stderr
+
+
+def _said(error: Exception) -> str:
+    said = (getattr(error, "stderr", "") or "").strip().splitlines()
+    return said[-1] if said else str(error)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-fl"

@@ -1,0 +1,207 @@
+"""Runs mosquitto as a child: configuration written, log kept, ready when it answers, gone when we are."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from broker import child
+from broker.config import Settings, render, render_access
+from broker.find import Program, find
+from edge_fl import atomic
+from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.wire.endpoint import Endpoint
+
+START_S = 10.0
+STOP_S = 5.0
+PAUSE_S = 0.02
+FREE_PORT_ATTEMPTS = 3
+
+
+class Mosquitto:
+    """One broker, as a context manager or with `start` and `stop`; a port of 0 takes a free one, which `settings` then names.
+
+    It ends with the thread that started it. A second start on the same folder goes on with what the first one retained.
+    """
+
+    def __init__(self, settings: Settings, program: Program | None = None) -> None:
+        self.settings = settings
+        self.program = program or find()
+        self._any_port = settings.port == 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its clients connect, without certificates of their own."""
+        any_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+        files = self.settings.certificates
+        host = any_host.get(self.settings.host, self.settings.host)
+        return Endpoint(host, self.settings.port, files.ca if files else None)
+
+    @property
+    def pid(self) -> int:
+        """Its process id. Raises ConnectError when it does not run."""
+        if self._process is None:
+            raise ConnectError("mosquitto: not started")
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.settings.log_path
+
+    def start(self, deadline_s: float = START_S) -> None:
+        """Starts it and waits until it answers. Raises ConnectError when the port is taken or it stops at once, DeadlineError."""
+        for attempt in range(FREE_PORT_ATTEMPTS):
+            if self._any_port:
+                self.settings = replace(self.settings, port=free_port(self.settings.host))
+            require_free(self.settings.host, self.settings.port)
+            try:
+                self._start(deadline_s)
+            except ConnectError:
+                if not self._any_port or attempt == FREE_PORT_ATTEMPTS - 1:  # somebody may have been quicker
+                    raise
+            else:
+                self._any_port = False  # started again, it is where its clients look for it
+                return
+
+    def stop(self, deadline_s: float = STOP_S) -> None:
+        """Ends it, so that it saves what it retains; by force after `deadline_s`."""
+        if process := self._process:
+            process.terminate()
+            try:
+                process.wait(deadline_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+
+    def kill(self) -> None:
+        """Ends it as a power cut would."""
+        if process := self._process:
+            process.kill()
+            process.wait()
+            self._process = None
+
+    def has_ended(self) -> bool:
+        """Whether it ended without being asked to."""
+        return self._process is None or self._process.poll() is not None
+
+    def log_tail(self, lines: int = 3) -> str:
+        """The end of its log, in one line."""
+        with contextlib.suppress(OSError):
+            return " | ".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        return "no log"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, deadline_s: float) -> None:
+        write_files(self.settings, self.program)
+        command = [str(self.program.path), "-c", str(self.settings.config_path)]
+        with _fresh_log(self.log_path).open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.program.environment},
+                start_new_session=True,
+            )
+        until = time.monotonic() + deadline_s
+        while not self._answers():
+            if self._process.poll() is not None:
+                self._process = None
+                raise ConnectError(
+                    f"mosquitto on {self.settings.host}:{self.settings.port} stopped at once: {self.log_tail()};"
+                    f" its log is {self.log_path}"
+                )
+            if time.monotonic() > until:
+                self.kill()
+                raise DeadlineError(
+                    f"mosquitto did not answer within {deadline_s:g} s; ended, its log is {self.log_path}"
+                )
+            time.sleep(PAUSE_S)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((self.endpoint.host, self.endpoint.port), timeout=1.0):
+                return True
+        except OSError:
+            return False
+
+
+def write_files(settings: Settings, program: Program) -> None:
+    """Puts configuration and access list into the folder. Raises ConnectError when it cannot be written."""
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        atomic.write(settings.config_path, render(settings, program))
+        atomic.write(settings.access_path, render_access(settings.fleet))
+        settings.access_path.chmod(0o600)  # mosquitto warns about one that others can read
+    except OSError as error:
+        raise ConnectError(
+            f"{settings.folder}: {error.strerror}; expected a folder to write to; no broker was started"
+        ) from error
+
+
+def replace_process(settings: Settings, program: Program) -> None:
+    """Becomes mosquitto, its log on this terminal; for systemd and containers. Returns only by raising ConnectError."""
+    require_free(settings.host, settings.port)
+    write_files(settings, program)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    command = [str(program.path), "-c", str(settings.config_path)]
+    os.execve(program.path, command, {**os.environ, **program.environment})
+
+
+def free_port(host: str) -> int:
+    """A port of `host` that nobody listens on now."""
+    with _bound(host, 0) as sock:
+        return int(sock.getsockname()[1])
+
+
+def require_free(host: str, port: int) -> None:
+    """Raises ConnectError that says why `port` cannot be listened on."""
+    _bound(host, port).close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        why = "taken by another program" if error.errno == errno.EADDRINUSE else error.strerror
+        raise ConnectError(
+            f"port {port} on {host}: {why}, expected one that mosquitto can listen on; no broker was started,"
+            " --port and --host name another"
+        ) from error
+    return sock
+
+
+def _fresh_log(path: Path) -> Path:
+    """The log's path, with the one of the run before kept beside it."""
+    if path.exists():
+        os.replace(path, path.with_name(path.name + ".1"))
+    return path

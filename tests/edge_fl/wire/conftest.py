@@ -1,0 +1,111 @@
+"""Clients of every transport, that keep their events in order and wait for them."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport
+
+WAIT_S = 10.0
+SETTLE_S = 0.2
+E = TypeVar("E", Connected, Disconnected, Packet)
+
+
+class Recorder:
+    """A listener: call it with events, then ask for what came."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.threads: set[int] = set()
+
+    def __call__(self, event: Event) -> None:
+        self.threads.add(threading.get_ident())
+        self._events.put(event)
+
+    def next(self, kind: type[E], wait_s: float = WAIT_S) -> E:
+        """The next event of a kind; others before it are passed over."""
+        while not isinstance(event := self._events.get(timeout=wait_s), kind):
+            pass
+        return event
+
+    def payloads(self, count: int) -> list[bytes]:
+        return [self.next(Packet).payload for _ in range(count)]
+
+    def is_silent(self, wait_s: float = SETTLE_S) -> bool:
+        """Whether no packet comes for a while."""
+        try:
+            self.next(Packet, wait_s)
+        except queue.Empty:
+            return True
+        return False
+
+
+class Client:
+    """A connected transport and what it heard; `present` says whether the broker knew it."""
+
+    def __init__(
+        self, make: Callable[..., Transport], name: str, will: Packet | None, **options: Any
+    ) -> None:
+        self.heard = Recorder()
+        self.transport = make(name, will, self.heard, **options)
+        self.transport.wait_connected(WAIT_S)
+        self.present = self.heard.next(Connected).session_present
+
+    def subscribe(self, *patterns: str) -> None:
+        """Subscribes, and returns when the subscriptions stand: what comes from then on is heard."""
+        marker = f"marker/{secrets.token_hex(8)}"
+        for pattern in (*patterns, marker):
+            self.transport.subscribe(pattern)
+        kept = []
+        self.transport.publish(Packet(marker, b""))
+        while (packet := self.heard.next(Packet)).topic != marker:
+            kept.append(packet)
+        self.transport.unsubscribe(marker)
+        for packet in kept:
+            self.heard(packet)
+
+
+@pytest.fixture
+def recorder() -> Callable[[], Recorder]:
+    return Recorder
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that no other test uses."""
+    return f"test/{secrets.token_hex(4)}"
+
+
+@pytest.fixture(params=["memory", pytest.param("mqtt", marks=pytest.mark.broker)])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Transport]]:
+    """Makes transports: `make(client_id, will, deliver, **options)`."""
+    if request.param == "mqtt":
+        yield partial(MqttTransport, request.getfixturevalue("mosquitto").endpoint)
+    else:
+        broker = InMemoryBroker()
+        yield partial(InMemoryTransport, broker)
+        broker.close()
+
+
+@pytest.fixture
+def connect(make: Callable[..., Transport]) -> Iterator[Callable[..., Client]]:
+    """Makes clients: `connect(will=..., session_expiry_s=...)`; they are closed at the end."""
+    clients: list[Client] = []
+
+    def connect_one(name: str = "", will: Packet | None = None, **options: Any) -> Client:
+        options.setdefault("session_expiry_s", 0)
+        clients.append(Client(make, name or f"c-{secrets.token_hex(6)}", will, **options))
+        return clients[-1]
+
+    yield connect_one
+    for client in clients:
+        client.transport.close()
