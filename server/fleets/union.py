@@ -1,0 +1,64 @@
+"""Two fleets as one cohort: simulated clients beside real devices (source "hybrid"). Devices are asked first and work meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from edge_fl.learn.mean import Update
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.method import Method
+from server.fleets.fleet import ClientId, Downs, Fleet
+
+Step = Callable[[int, Method, Downs], Iterator[Update]]
+
+
+class Share(Mapping[ClientId, Parts]):
+    """The part of a cohort's broadcasts that one fleet is responsible for, still computed when asked for."""
+
+    def __init__(self, downs: Downs, clients: Sequence[ClientId]) -> None:
+        self._downs = downs
+        self._clients = [client for client in downs if client in set(clients)]
+
+    def __getitem__(self, client: ClientId) -> Parts:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._downs[client]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+class UnionFleet:
+    """`devices` beside `simulated`; a device that has the name of a simulated client does not take part."""
+
+    def __init__(self, devices: Fleet, simulated: Fleet) -> None:
+        self._devices, self._simulated = devices, simulated
+        self._ours = frozenset(simulated.clients())
+
+    def clients(self) -> Sequence[ClientId]:
+        return sorted(self._ours.union(self._devices.clients()))
+
+    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return self._both(self._devices.train, self._simulated.train, round, method, downs)
+
+    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return self._both(self._devices.personalise, self._simulated.personalise, round, method, downs)
+
+    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return self._both(self._devices.evaluate, self._simulated.evaluate, round, method, downs)
+
+    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
+        return self._simulated.personal_state()
+
+    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
+        self._simulated.restore(states)
+
+    def _both(self, remote: Step, local: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        theirs = Share(downs, [client for client in downs if client not in self._ours])
+        ours = Share(downs, [client for client in downs if client in self._ours])
+        asked = remote(round, method, theirs) if theirs else iter(())
+        return chain(local(round, method, ours), asked)

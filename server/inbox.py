@@ -1,0 +1,102 @@
+"""Every report gets exactly one answer: accepted, duplicate, or rejected with a reason. Nothing counts twice, nothing counts late.
+
+Reports on an exchange that is open go there; reports of fitted heads go to whoever released their extractor; all others are stale. Whose
+report it is, and for which round, is told by its topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from edge_fl.wire.messages import Ack, Report
+from server.exchange import Exchange, Verdict
+from server.link import Heard, Link
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 100_000
+ACK_EXPIRY_S = 3600
+STALE = "stale_round"
+
+HeadHandler = Callable[[str, Report], str]  # (device, report) -> why it is rejected, "" to accept it
+
+
+class Inbox:
+    """Routes reports and chunks; `counts` says how many were accepted, duplicate, or rejected for which reason."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._open: dict[str, Exchange] = {}
+        self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._on_head: HeadHandler = lambda device, report: STALE
+        self.counts: Counter[str] = Counter()
+        link.on("rpt", self._report)
+        link.on("blob", self._chunk)
+
+    def open(self, exchange: Exchange) -> None:
+        """From now on answers to this exchange are taken."""
+        with self._lock:
+            self._open[exchange.id] = exchange
+
+    def close(self, exchange: Exchange) -> None:
+        """From now on they are late."""
+        with self._lock:
+            self._open.pop(exchange.id, None)
+
+    def on_head(self, handler: HeadHandler) -> None:
+        """Who takes the reports of fitted heads."""
+        self._on_head = handler
+
+    def _report(self, heard: Heard) -> None:
+        report, device = heard.message, heard.address.device
+        if not isinstance(report, Report):
+            return
+        with self._lock:
+            verdict = self._verdict(device, report, heard.address.path)
+            self._note(device, verdict)
+        self._answer(device, verdict)
+
+    def _verdict(self, device: str, report: Report, path: tuple[str, ...]) -> Verdict | None:
+        if (device, report.id) in self._accepted:
+            return Verdict(report.id, "duplicate")
+        if report.kind == "head":
+            reason = self._on_head(device, report)
+            return Verdict(report.id, "rejected" if reason else "accepted", reason)
+        exchange = self._open.get(report.id)
+        if exchange is None or path != (exchange.task, str(exchange.round)):
+            return Verdict(report.id, "rejected", STALE)
+        if device not in exchange.cohort:
+            return Verdict(report.id, "rejected", "not_in_cohort")
+        return exchange.take_report(device, report)
+
+    def _chunk(self, heard: Heard) -> None:
+        device, (id, index) = heard.address.device, heard.address.path
+        with self._lock:
+            exchange = self._open.get(id)
+            if exchange is None or device not in exchange.cohort or not isinstance(heard.message, bytes):
+                self.counts["stray chunk"] += 1
+                return
+            verdict = exchange.take_chunk(device, int(index), heard.message)
+            self._note(device, verdict)
+        self._answer(device, verdict)
+
+    def _note(self, device: str, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
+        self.counts[verdict.reason or verdict.status] += 1
+        if verdict.status == "accepted":
+            self._accepted[device, verdict.id] = None
+            if len(self._accepted) > REMEMBERED:
+                self._accepted.popitem(last=False)
+
+    def _answer(self, device: str, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
+        if verdict.reason:
+            log.warning("report %s of %s: rejected, %s", verdict.id, device, verdict.reason)
+        ack = Ack(verdict.id, verdict.status, verdict.reason)
+        self._link.say(self._link.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)

@@ -1,0 +1,284 @@
+"""The server's connection: one server per fleet, one receive thread, and every message either understood or counted.
+
+Before it connects, a server reads the retained srv/state: another one that is online stands in its way (the lease). Its own state is its
+will, so that devices learn of a crash from the broker. On every connection it says again that it is there, and on a broker that has
+forgotten it, everything else too. Packets become (address, message) pairs on the receive thread and go to the handlers of their kind;
+a packet that breaks the protocol is counted by its sender and goes no further. What has to wait for the broker runs aside, on a third
+thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import Struct
+
+from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
+from edge_fl.wire.messages import MESSAGES, Command, ServerState, decode, encode
+from edge_fl.wire.topics import Address, Topics
+from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Listener, Packet, Transport
+
+log = logging.getLogger(__name__)
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How patient the connection is, and how many packets may wait for the receive thread."""
+
+    connect_s: float = 15.0
+    settle_s: float = 0.5
+    read_s: float = 10.0
+    drain_s: float = 10.0
+    max_waiting_packets: int = 4096
+    command_expiry_s: int = 60
+
+
+class Connect(Protocol):
+    """Makes a connected client: `partial(MqttTransport, endpoint)`, or `partial(InMemoryTransport, broker)`."""
+
+    def __call__(
+        self,
+        client_id: str,
+        will: Packet | None,
+        deliver: Listener,
+        *,
+        session_expiry_s: int = ...,
+        clean_start: bool = ...,
+    ) -> Transport: ...
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message as it came: who and what its topic says, and its content; None where a retained one was cleared."""
+
+    address: Address
+    message: Struct | bytes | None
+    retained: bool = False
+
+
+Handler = Callable[[Heard], None]
+
+
+class Link:
+    """`on` and `on_fresh_broker` register handlers, then `open` connects. Handlers run on the receive thread and must not wait."""
+
+    def __init__(
+        self, connect: Connect, fleet: str, *, takeover: bool = False, limits: Limits = Limits()
+    ) -> None:
+        self.topics = Topics(fleet)
+        self.boot = secrets.token_hex(4)
+        self.epoch = 0
+        self.refused: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
+        self._connect = connect
+        self._takeover = takeover
+        self._limits = limits
+        self._handlers: dict[str, list[Handler]] = defaultdict(list)
+        self._fresh: list[Callable[[], None]] = []
+        self._waiting: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
+        self._born = threading.Event()
+        self._lost = ""
+        self._commands = 0
+        self._thread = threading.Thread(target=self._receive, name="edge-fl-server", daemon=True)
+        self._aside = ThreadPoolExecutor(1, "edge-fl-aside")
+        self._errands: set[str] = set()
+        self.transport: Transport | None = None
+
+    def on(self, kind: str, handler: Handler) -> None:
+        """Calls `handler` for every message of one kind (`edge_fl.wire.topics.Address.kind`)."""
+        self._handlers[kind].append(handler)
+
+    def on_fresh_broker(self, say_again: Callable[[], None]) -> None:
+        """Calls `say_again`, aside, after connecting to a broker that does not know us: whatever was retained there may be gone."""
+        self._fresh.append(say_again)
+
+    def aside(self, name: str, errand: Callable[[], None]) -> None:
+        """Runs `errand` on a thread that may wait, one after the other; does nothing while one of that name waits already."""
+        if name not in self._errands:
+            self._errands.add(name)
+            self._aside.submit(self._run_errand, name, errand)
+
+    def open(self) -> None:
+        """Connects and takes the lease. Raises ConnectError when there is no broker, or another server is online."""
+        state = self._read_state()
+        if state and state.online and not self._takeover:
+            raise ConnectError(
+                f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none;"
+                " this one was not started (--takeover replaces it, or clears what a lost broker left behind)"
+            )
+        self.epoch = state.epoch + 1 if state else 1
+        self.transport = self._connect(SERVER, self._state(online=False), self._waiting.put)
+        self._thread.start()
+        self.transport.wait_connected(self._limits.connect_s)
+        if not self._born.wait(self._limits.connect_s):
+            raise ConnectError(
+                f"fleet {self.topics.fleet!r}: connected, but the server did not start to listen; stopped"
+            )
+
+    def say(
+        self, topic: str, message: Struct, *, retain: bool = False, expiry_s: float | None = None
+    ) -> None:
+        """Publishes one message. Raises ProtocolError when it does not fit the wire."""
+        self.publish(
+            Packet(
+                topic, encode(message), retain, expiry_s=None if expiry_s is None else max(1, round(expiry_s))
+            )
+        )
+
+    def forget(self, topic: str) -> None:
+        """Clears what is retained on a topic."""
+        self.publish(Packet(topic, b"", retain=True))
+
+    def publish(self, packet: Packet) -> None:
+        """Publishes a packet as it is; after the end of the connection, nothing."""
+        if self.transport:
+            self.transport.publish(packet)
+
+    def ask_rebirth(self, device: str) -> None:
+        """Asks a device to say again who and how it is."""
+        self._commands += 1
+        command = Command(f"{self.boot}-{self._commands}", "rebirth")
+        self.say(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
+
+    def check(self) -> None:
+        """Raises ConnectError when the connection is over for good."""
+        if self._lost:
+            raise ConnectError(f"fleet {self.topics.fleet!r}: {self._lost}; this server stops")
+
+    def close(self) -> None:
+        """Says goodbye and disconnects; later calls do nothing."""
+        transport, self.transport = self.transport, None
+        if transport is None:
+            return
+        try:
+            if not self._lost:
+                transport.publish(self._state(online=False))
+                transport.drain(self._limits.drain_s)
+        except DeadlineError as error:
+            log.warning("goodbye: %s", error)
+        finally:
+            transport.close(clean=not self._lost)
+            self._aside.shutdown(cancel_futures=True)
+            self._waiting.put(None)
+            self._thread.join(self._limits.drain_s)
+
+    def _state(self, *, online: bool) -> Packet:
+        state = ServerState(online, self.boot, self.epoch)
+        return Packet(self.topics.server_state(), encode(state), retain=True)
+
+    def _read_state(self) -> ServerState | None:
+        topic = self.topics.server_state()
+        payload = read_retained(self._connect, [topic], self._limits).get(topic)
+        try:
+            return decode(payload, ServerState) if payload else None
+        except ProtocolError as error:
+            log.warning("srv/state as found: %s", error)
+            return None
+
+    def _receive(self) -> None:
+        while (event := self._waiting.get()) is not None:
+            try:
+                self._take(event)
+            except EdgeFLError as error:
+                log.warning("server: %s", error)
+            except Exception:
+                log.exception(
+                    "server: a handler failed on %s; the next message follows", type(event).__name__
+                )
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Packet():
+                self._hear(event)
+            case Connected():
+                self._be_born(fresh=not (event.session_present and self._born.is_set()))
+            case Disconnected(reason, final) if final or "taken over" in reason.lower():
+                self._end(reason)
+            case Disconnected(reason):
+                log.warning("server: connection lost (%s); trying again", reason)
+
+    def _be_born(self, *, fresh: bool) -> None:
+        if (transport := self.transport) is None:
+            return
+        transport.publish(self._state(online=True))
+        if fresh:
+            transport.subscribe(self.topics.up())
+            for say_again in self._fresh:
+                self.aside(f"fresh broker {id(say_again)}", say_again)
+        self._born.set()
+
+    def _run_errand(self, name: str, errand: Callable[[], None]) -> None:
+        self._errands.discard(name)
+        try:
+            errand()
+        except EdgeFLError as error:
+            log.warning("server: %s", error)
+        except Exception:
+            log.exception("server: %s failed", name)
+
+    def _end(self, reason: str) -> None:
+        """Another server took over, or the broker refuses us: whoever waits is told by `check`."""
+        self._lost = f"the broker ended the connection ({reason})"
+        if self.transport:
+            self.transport.close(clean=False)
+
+    def _hear(self, packet: Packet) -> None:
+        try:
+            address = self.topics.parse(packet.topic)
+            heard = Heard(address, _content(address.kind, packet), packet.retain)
+        except ProtocolError as error:
+            sender = packet.topic.removeprefix(f"{self.topics.root}/d/").partition("/up/")
+            self.refused[f"{sender[0]} {sender[2].partition('/')[0]}"[:80]] += 1
+            log.warning("%s: %s", packet.topic, error)
+            return
+        for handler in self._handlers[address.kind]:
+            handler(heard)
+
+
+def read_retained(connect: Connect, patterns: Iterable[str], limits: Limits = Limits()) -> dict[str, bytes]:
+    """What is retained below `patterns`, by topic, read by a throw-away client. Raises ConnectError.
+
+    The broker does not say when it has sent everything: reading ends once `settle_s` pass without a message, after `read_s` at the latest.
+    """
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    transport = connect(
+        f"reader-{secrets.token_hex(4)}", None, events.put, session_expiry_s=0, clean_start=True
+    )
+    found: dict[str, bytes] = {}
+    try:
+        transport.wait_connected(limits.connect_s)
+        for pattern in patterns:
+            transport.subscribe(pattern)
+        until = time.monotonic() + limits.read_s
+        while time.monotonic() < until:
+            try:
+                event = events.get(timeout=limits.settle_s)
+            except queue.Empty:
+                break
+            if isinstance(event, Packet) and event.payload:
+                found[event.topic] = event.payload
+    finally:
+        transport.close()
+    return found
+
+
+def _content(kind: str, packet: Packet) -> Struct | bytes | None:
+    if not packet.payload:
+        return None
+    if kind == "blob":
+        if packet.content_type != SAFETENSORS:
+            raise ProtocolError(f"content type {packet.content_type!r}, expected {SAFETENSORS!r}; ignored")
+        return packet.payload
+    if kind not in MESSAGES:
+        raise ProtocolError(f"a message of kind {kind!r} is not for the server; ignored")
+    return decode(packet.payload, MESSAGES[kind])

@@ -1,0 +1,262 @@
+"""A fleet in one process: a broker in memory, the server's side of the wire, and devices that follow a script.
+
+A scripted device does what the choreography asks of a full device, with `edge_fl.methods.client.Client`, so the server is tested without
+the package `devices`. What it sends can be tampered with.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+
+from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn.tree import from_arrays, to_arrays
+from edge_fl.methods import build_method, steps
+from edge_fl.methods.client import Client
+from edge_fl.seeds import generator
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import Assembly, describe, split
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.messages import Ack, Capability, DeviceState, Report, Round, Want, decode, encode
+from edge_fl.wire.topics import GROUP, Topics
+from edge_fl.wire.transport import SAFETENSORS, Packet
+from server import link as links
+from server.exchange import KINDS
+from server.fleets.mqtt import Limits, MqttFleet
+from server.inbox import Inbox
+from server.link import Link
+from server.roster import Roster
+from server.wants import Wants
+
+CLASSES = 3
+INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))
+QUICK = links.Limits(settle_s=0.05)
+
+
+def spec_of(method: str, **options: Any) -> TaskSpec:
+    """A task small enough for a test: 4x4 images, three classes."""
+    model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
+    config = MethodConfig(method, 1, 8, OptimiserConfig("sgd", 0.05), options)
+    return TaskSpec(model, INPUT, ["a", "b", "c"], config, seed=1)
+
+
+def data_of(client: str, samples: int = 20) -> ClientData:
+    """Images of a client: a class is a brightness."""
+    rng = generator(7, "test.data", client=client)
+
+    def some(count: int) -> Samples:
+        y = rng.integers(0, CLASSES, count)
+        return Samples(
+            (80 * y[:, None, None, None] + rng.integers(0, 60, (count, 1, 4, 4))).astype("uint8"), y
+        )
+
+    return ClientData(some(samples), some(4), some(8))
+
+
+def client_of(id: str) -> Client:
+    return Client(id, data_of(id), CLASSES, batch_size=8, run=1)
+
+
+Tamper = Callable[
+    [str, Report, bytes], list[tuple[Report, bytes]]
+]  # (mode, report, payload) -> what is really sent
+
+
+def honest(mode: str, report: Report, payload: bytes) -> list[tuple[Report, bytes]]:
+    return [(report, payload)]
+
+
+@dataclass
+class ScriptedDevice:
+    """A full device by the book; `tamper` may change, drop or double what it sends, `delay_s` makes it a straggler."""
+
+    broker: InMemoryBroker
+    topics: Topics
+    id: str
+    tamper: Tamper = honest
+    delay_s: float = 0.0
+    tier: str = "full"
+    boot: str = "b1"
+    chunk_bytes: int = 1024
+    chunks_first: bool = True
+    acks: list[Ack] = field(default_factory=list)
+    wants: list[Want] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._rounds: dict[str, Round] = {}
+        self._own: dict[str, Any] = {}
+        self._down: dict[str, Assembly] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._transport = self.connect()
+        self._thread.start()
+
+    def connect(self) -> InMemoryTransport:
+        will = Packet(self.topics.state(self.id), encode(DeviceState("lost", self.boot)), retain=True)
+        transport = InMemoryTransport(self.broker, self.id, will, self._events.put)
+        for pattern in (self.topics.round("+"), self.topics.down(self.id)):
+            transport.subscribe(pattern)
+        capability = Capability(self.tier, "test", "3", samples=20)  # type: ignore[arg-type]
+        transport.publish(Packet(self.topics.meta(self.id), encode(capability), retain=True))
+        transport.publish(
+            Packet(self.topics.state(self.id), encode(DeviceState("ready", self.boot)), retain=True)
+        )
+        return transport
+
+    def send(self, topic: str, payload: bytes, **fields: Any) -> None:
+        self._transport.publish(Packet(topic, payload, **fields))
+
+    def crash(self) -> None:
+        self._transport.close(clean=False)
+
+    def reboot(self, boot: str) -> None:
+        """Comes back as another process, with the personal parts it had stored."""
+        self.crash()
+        self.boot = boot
+        self._transport = self.connect()
+
+    def close(self) -> None:
+        self._transport.close()
+        self._events.put(None)
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            if isinstance(event, Packet) and event.payload:
+                try:
+                    self._take(event)
+                except BaseException as error:
+                    self.failures.append(error)
+
+    def _take(self, packet: Packet) -> None:
+        address = self.topics.parse(packet.topic)
+        match address.kind:
+            case "round":
+                self._rounds[address.path[0]] = decode(packet.payload, Round)
+            case "ack":
+                self.acks.append(decode(packet.payload, Ack))
+            case "art":
+                self._fetched(address.path[0], int(address.path[2]), packet.payload)
+            case "want":
+                want = decode(packet.payload, Want)
+                self.wants.append(want)
+                if want.mode in KINDS:
+                    self._fetch(want)
+
+    def _fetch(self, want: Want) -> None:
+        if want.down is None:
+            self._work(want, b"")
+            return
+        self._down[want.down.sha256] = Assembly(want.down)
+        self._wanted = want
+        for group in range(-(-len(want.down.chunks) // GROUP)):
+            self._transport.subscribe(self.topics.chunk_group(want.down.sha256, group))
+
+    def _fetched(self, sha256: str, index: int, payload: bytes) -> None:
+        if (assembly := self._down.get(sha256)) and assembly.add(index, payload):
+            del self._down[sha256]
+            for group in range(-(-len(assembly.blob.chunks) // GROUP)):
+                self._transport.unsubscribe(self.topics.chunk_group(sha256, group))
+            self._work(self._wanted, assembly.join())
+
+    def _work(self, want: Want, down: bytes) -> None:
+        time.sleep(self.delay_s)
+        method = build_method(self._rounds[want.task].spec).at(want.round)
+        parts = from_arrays(tensors.unpack(down)) if down else {}
+        own = self._own.get("own") or steps.start_own(method, self.id)
+        client, metrics, up = client_of(self.id), {}, {}
+        if want.mode == "evaluate":
+            metrics = client.evaluate(method, parts, own)
+        else:
+            update, self._own["own"] = getattr(client, want.mode)(method, want.round, parts, own)
+            metrics, up = update.metrics, update.parts
+        payload = tensors.pack(to_arrays(up)) if up else b""
+        blob = describe(payload, self.chunk_bytes) if up else None
+        report = Report(want.id, KINDS[want.mode], self.boot, 20, metrics, blob)  # type: ignore[arg-type]
+        for sent, content in self.tamper(want.mode, report, payload):
+            self.report(want.task, want.round, sent, content)
+
+    def report(self, task: str, round: int, report: Report, payload: bytes) -> None:
+        """Sends a report and its chunks, in the order that `chunks_first` says."""
+        said = Packet(self.topics.report(self.id, task, round), encode(report))
+        if not self.chunks_first:
+            self._transport.publish(said)
+        for index, chunk in enumerate(split(payload, self.chunk_bytes)):
+            topic = self.topics.blob(self.id, report.id, index)
+            self._transport.publish(Packet(topic, bytes(chunk), content_type=SAFETENSORS))
+        if self.chunks_first:
+            self._transport.publish(said)
+
+
+@dataclass
+class Bench:
+    """A server on a broker in memory, with what it takes to add devices and fleets."""
+
+    broker: InMemoryBroker
+    link: Link
+    roster: Roster
+    inbox: Inbox
+    wants: Wants
+    devices: list[ScriptedDevice] = field(default_factory=list)
+
+    @property
+    def topics(self) -> Topics:
+        return self.link.topics
+
+    def spec(self, method: str, **options: Any) -> TaskSpec:
+        return spec_of(method, **options)
+
+    def client(self, id: str) -> Client:
+        return client_of(id)
+
+    @staticmethod
+    def eventually(claim: Callable[[], bool], deadline_s: float = 5.0) -> bool:
+        """Whether a claim becomes true in time."""
+        until = time.monotonic() + deadline_s
+        while not claim():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def device(self, id: str, **fields: Any) -> ScriptedDevice:
+        device = ScriptedDevice(self.broker, self.topics, id, **fields)
+        self.devices.append(device)
+        return device
+
+    def fleet(self, spec: TaskSpec, **limits: float) -> MqttFleet:
+        limits = {"deadline_s": 20.0, "lost_s": 0.3, **limits}
+        return MqttFleet(self.link, self.roster, self.inbox, self.wants, "t1", spec, Limits(**limits))
+
+    def wait_for(self, **devices: int) -> None:
+        self.roster.wait_for(**devices, deadline_s=5)
+
+    def retained(self, pattern: str = "#") -> dict[str, bytes]:
+        """What is retained on the broker, by topic without the fleet's root."""
+        found = links.read_retained(
+            partial(InMemoryTransport, self.broker), [f"{self.topics.root}/{pattern}"], QUICK
+        )
+        return {topic.removeprefix(self.topics.root + "/"): payload for topic, payload in found.items()}
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    broker = InMemoryBroker()
+    link = Link(partial(InMemoryTransport, broker), "main", limits=QUICK)
+    bench = Bench(broker, link, Roster(link), Inbox(link), Wants(link))
+    link.open()
+    yield bench
+    for device in bench.devices:
+        device.close()
+    link.close()
+    broker.close()
+    assert not [failure for device in bench.devices for failure in device.failures]

@@ -1,0 +1,171 @@
+"""The server's connection and its roster: who is there, one server at a time, nothing that a device says goes unnoticed or stops the rest."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.wire.memory import InMemoryTransport
+from edge_fl.wire.messages import Capability, Command, DeviceState, ServerState, Want, decode, encode
+from edge_fl.wire.transport import Packet
+from server import link as links
+from server.link import Link
+from server.roster import Device, Roster, fold
+from server.wants import Wants, withdraw_leftovers
+
+FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))
+
+
+def folded(*messages, before=None):
+    device = before or Device("d1")
+    for message in messages:
+        device = fold(device, "meta" if isinstance(message, Capability) else "state", message, 1.0)
+    return device
+
+
+def test_a_device_is_ready_once_its_capability_and_its_state_say_so():
+    assert not folded(FULL).ready
+    assert not folded(DeviceState("ready", "b1")).ready
+    assert not folded(FULL, DeviceState("init", "b1")).ready
+    assert folded(FULL, DeviceState("ready", "b1")).ready
+    assert folded(DeviceState("alert", "b1", why="deadline"), FULL).ready
+
+
+def test_a_lost_device_is_gone_and_a_late_will_of_an_older_boot_is_not_believed():
+    there = folded(FULL, DeviceState("ready", "b2"))
+    assert folded(DeviceState("lost", "b1"), before=there) is there
+    assert folded(DeviceState("lost", "b2"), before=there).gone
+
+
+def test_a_device_of_another_protocol_is_never_ready():
+    assert not folded(Capability("full", "test", "3", protocol="2.0"), DeviceState("ready", "b1")).ready
+
+
+def test_an_empty_retained_state_retires_a_device(bench):
+    device = bench.device("d1")
+    bench.wait_for(full=1)
+    device.send(bench.topics.state("d1"), b"", retain=True)
+    assert bench.eventually(lambda: not bench.roster.table)
+
+
+def test_the_tiers_are_told_apart_and_the_lost_leave(bench):
+    bench.device("d2"), bench.device("d1"), bench.device("h1", tier="head")
+    bench.wait_for(full=2, heads=1)
+    assert bench.roster.full_devices() == ["d1", "d2"]
+    assert bench.roster.head_devices() == ["h1"]
+    bench.devices[0].crash()
+    assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
+    assert bench.roster.gone_for("d1") == 0 < bench.roster.gone_for("d2")
+
+
+def test_waiting_in_vain_says_who_is_there(bench):
+    bench.device("h1", tier="head")
+    bench.wait_for(heads=1)
+    with pytest.raises(
+        DeadlineError,
+        match=r"0 full and 1 head-only devices after 0.1 s, expected 1 and 0; there are h1 \(head, ready\)",
+    ):
+        bench.roster.wait_for(full=1, deadline_s=0.1)
+
+
+def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_are(bench):
+    early = bench.device("d1")
+    bench.wait_for(full=1)
+    second = Link(
+        partial(InMemoryTransport, bench.broker), "main", takeover=True, limits=links.Limits(settle_s=0.05)
+    )
+    heard = []
+    early._take = lambda packet: heard.append(packet)
+    roster = Roster(second)
+    second.open()
+    roster.wait_for(full=1, deadline_s=5)
+    command = bench.topics.command("d1")
+    assert bench.eventually(
+        lambda: [decode(p.payload, Command).do for p in heard if p.topic == command] == ["rebirth"]
+    )
+    assert not [packet for packet in heard if packet.topic == command and packet.retain]
+    second.close()
+
+
+def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
+    second = Link(partial(InMemoryTransport, bench.broker), "main", limits=links.Limits(settle_s=0.05))
+    with pytest.raises(
+        ConnectError, match=f"another server .boot {bench.link.boot}, epoch 1. is online"
+    ) as refused:
+        second.open()
+    assert refused.value.exit_code == 2
+    bench.link.check()
+    assert decode(bench.retained()["srv/state"], ServerState).boot == bench.link.boot
+
+
+def test_takeover_ends_the_first_server_which_says_so(bench):
+    second = Link(
+        partial(InMemoryTransport, bench.broker), "main", takeover=True, limits=links.Limits(settle_s=0.05)
+    )
+    second.open()
+    assert second.epoch == bench.link.epoch + 1
+    with pytest.raises(ConnectError, match="another client took this name over"):
+        for _ in range(500):
+            bench.link.check()
+            bench.eventually(lambda: False, 0.01)
+    assert decode(bench.retained()["srv/state"], ServerState).boot == second.boot
+    second.close()
+
+
+def test_the_state_says_offline_after_a_goodbye_and_after_a_crash(bench):
+    def online():
+        return decode(bench.retained()["srv/state"], ServerState).online
+
+    assert online()
+    bench.link.transport.close(clean=False)
+    assert bench.eventually(lambda: not online())
+    second = Link(partial(InMemoryTransport, bench.broker), "main", limits=links.Limits(settle_s=0.05))
+    second.open()
+    assert online()
+    second.close()
+    assert not online()
+
+
+def test_after_a_dropped_connection_the_server_is_online_again(bench):
+    bench.broker.drop("server")
+    assert bench.eventually(lambda: decode(bench.retained()["srv/state"], ServerState).online)
+    bench.device("d1")
+    bench.wait_for(full=1)
+
+
+def test_a_handler_that_fails_does_not_stop_the_next_message(bench):
+    def fail(heard):
+        raise RuntimeError("a bug")
+
+    bench.link.on("state", fail)
+    bench.device("d1"), bench.device("d2")
+    bench.wait_for(full=2)
+
+
+def test_a_newer_server_numbers_its_wants_higher_and_withdraws_what_was_left_behind(bench):
+    bench.wants.ask("d1", "train", task="t1", round=3, id="t1-3")
+    bench.wants.ask("h1", "serve", release=2, id="rel-2")
+    left = decode(bench.retained()["d/d1/dn/want"], Want)
+    bench.link.transport.close(clean=False)
+    connect = partial(InMemoryTransport, bench.broker)
+    second = Link(connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
+    wants = Wants(second)
+    second.open()
+    assert withdraw_leftovers(second, connect) == 1
+    assert "d/d1/dn/want" not in bench.retained()
+    assert decode(bench.retained()["d/h1/dn/want"], Want).mode == "serve"
+    wants.ask("d1", "rest")
+    assert decode(bench.retained()["d/d1/dn/want"], Want).version > left.version
+    second.close()
+
+
+def test_another_fleet_on_the_same_broker_is_not_heard(bench):
+    foreign = bench.topics.root.replace("main", "other")
+    transport = InMemoryTransport(bench.broker, "x1", None, lambda event: None)
+    transport.publish(Packet(f"{foreign}/d/x1/up/state", encode(DeviceState("ready", "b1")), retain=True))
+    bench.device("d1")
+    bench.wait_for(full=1)
+    assert set(bench.roster.table) == {"d1"}
+    transport.close()
