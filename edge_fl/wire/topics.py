@@ -123,6 +123,11 @@ class Topics:
             raise ProtocolError(f"topic {topic!r}: not part of protocol {MAJOR}; message ignored")
         return address
 
+    def sender(self, topic: str) -> str:
+        """Who wrote a topic that `parse` refuses, to name them when it is reported: the level after ``d``, or ""."""
+        branch, _, rest = topic.removeprefix(f"{self.root}/").partition("/")
+        return rest.partition("/")[0][:32] if branch == "d" else ""
+
 
 def _parse(path: list[str]) -> Address | None:
     match path:

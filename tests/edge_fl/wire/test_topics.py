@@ -59,7 +59,7 @@ few = settings(max_examples=25)  # for each kind
 
 def test_every_topic_function_is_in_the_table() -> None:
     functions = {name for name, value in vars(Topics).items() if callable(value) and not name.startswith("_")}
-    assert functions - SUBSCRIPTIONS - {"parse"} == TOPICS.keys()
+    assert functions - SUBSCRIPTIONS - {"parse", "sender"} == TOPICS.keys()
 
 
 def test_every_message_travels_on_a_topic() -> None:
@@ -145,6 +145,13 @@ def test_a_topic_with_one_wrong_level_is_refused_or_is_another_topic(kind: str, 
 def test_a_foreign_topic_is_refused(topic: str) -> None:
     with pytest.raises(ProtocolError, match="message ignored"):
         FLEET.parse(topic)
+
+
+def test_a_refused_topic_still_names_its_device() -> None:
+    assert FLEET.sender("efl/1/main/d/pi-1/up/nonsense/#") == "pi-1"
+    assert FLEET.sender(f"efl/1/main/d/{'x' * 999}") == "x" * 32
+    assert FLEET.sender("efl/1/main/round/d/pi-1") == ""
+    assert FLEET.sender("d") == ""
 
 
 def test_subscriptions_match_what_they_are_for_and_no_more() -> None:

@@ -1,0 +1,317 @@
+"""However a command ends, it ends with one line and the promised exit code; and it starts fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+
+from edge_fl import __version__, cli
+from edge_fl.cli import App, Format, FormatOption, load, main, say, show_table
+from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
+
+EDGE_FL = [sys.executable, "-m", "edge_fl"]
+HEAVY = {
+    "torch",
+    "torchvision",
+    "onnx",
+    "onnxruntime",
+    "sklearn",
+    "scipy",
+    "matplotlib",
+    "pandas",
+    "nicegui",
+    "sqlalchemy",
+    "paho",
+    "tuf",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracebacks go to the test's folder, and --quiet ends with the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(cli.QUIET, "")
+    monkeypatch.delenv(cli.QUIET)
+
+
+def app_with(command: Callable[..., object], name: str = "go") -> App:
+    app = App()
+    app.root.command(name)(command)
+    return app
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def command() -> None:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(RunError, 1), (ConnectError, 2), (DeadlineError, 3), (ConfigError, 4)],
+)
+def test_our_errors_are_one_line_and_their_exit_code(
+    error: type[Exception], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._run(app_with(raising(error("here: this came,\n  that was expected"))), ["go"]) == code
+    assert capsys.readouterr() == ("", "edge-fl: here: this came, that was expected\n")
+
+
+def test_an_interrupt_is_130() -> None:
+    assert cli._run(app_with(raising(KeyboardInterrupt())), ["go"]) == 130
+
+
+def test_a_declined_question_is_no_success() -> None:
+    assert cli._run(app_with(raising(typer.Abort())), ["go"]) == 1
+
+
+def test_a_command_may_choose_its_exit_code() -> None:
+    assert cli._run(app_with(raising(typer.Exit(3))), ["go"]) == 3
+    assert cli._run(app_with(lambda: None), ["go"]) == 0
+
+
+def test_a_bug_is_one_line_and_its_traceback_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = app_with(raising(ZeroDivisionError("1/0,\nreally")))
+    assert cli._run(app, ["go"]) == 1
+    line = capsys.readouterr().err
+    found = re.fullmatch(
+        r"edge-fl: unexpected ZeroDivisionError: 1/0, really \(test_cli\.py:\d+\); this is a bug, its traceback is in (\S+)\n",
+        line,
+    )
+    assert found, line
+    assert Path(found[1]).parent == tmp_path / "edge-fl"
+    assert "Traceback (most recent call last)" in Path(found[1]).read_text()
+
+
+def test_the_same_bug_keeps_one_file(tmp_path: Path) -> None:
+    for number in range(3):
+        cli._run(app_with(raising(ZeroDivisionError(number))), ["go"])
+    assert len(list((tmp_path / "edge-fl").iterdir())) == 1
+
+
+def test_a_traceback_goes_elsewhere_when_the_cache_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    assert cli._run(app_with(raising(ZeroDivisionError())), ["go"]) == 1
+    assert f"{tmp_path}/temporary/traceback-" in capsys.readouterr().err
+
+
+def numbered(count: int, size: Annotated[int, typer.Option(min=1)] = 1) -> None:
+    """Needs a number."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "No such command 'nowhere'; nothing was started, see 'edge-fl --help'"),
+        (["god"], "No such command 'god'. Did you mean 'go'?; nothing was started, see 'edge-fl --help'"),
+        (["go"], "Missing argument 'count'; nothing was started, see 'edge-fl go --help'"),
+        (["go", "x"], "Invalid value for 'count'"),
+        (["go", "1", "--size", "0"], "'--size'"),
+        (["go", "1", "--nothing"], "No such option: --nothing"),
+        (["--nothing"], "No such option: --nothing; nothing was started, see 'edge-fl --help'"),
+    ],
+)
+def test_a_wrong_command_line_is_bad_input(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._run(app_with(numbered), arguments) == 4
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("edge-fl: ") and err.count("\n") == 1
+    assert message.lower() in err.lower()
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    app = App()
+    app.group("fleet", "The devices that exist.").command("list")(lambda: None)
+    assert cli._run(app, []) == 0
+    assert "fleet  The devices that exist." in capsys.readouterr().out
+    assert cli._run(app, ["fleet"]) == 0
+    assert "Usage: edge-fl fleet" in capsys.readouterr().out
+
+
+def test_two_packages_share_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    app = App()
+    app.group("fleet").command("up")(lambda: print("up"))
+    app.group("fleet", "The devices.").command("list")(lambda: print("listed"))
+    assert cli._run(app, ["fleet", "up"]) == cli._run(app, ["fleet", "list"]) == 0
+    assert capsys.readouterr().out == "up\nlisted\n"
+    cli._run(app, ["--help"])
+    assert capsys.readouterr().out.count("fleet") == 1
+
+
+def entry_point(folder: Path, name: str, text: str) -> EntryPoint:
+    (folder / f"commands_of_{name}.py").write_text(text)
+    return EntryPoint(name, f"commands_of_{name}:register", cli.ENTRY_POINTS)
+
+
+def test_commands_that_cannot_be_loaded_hinder_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    good = "def register(app):\n    app.root.command('go')(lambda: print('gone'))\n"
+    app = load(
+        [
+            entry_point(tmp_path, "server", "import no_such_module_as_this\n"),
+            entry_point(tmp_path, "broken", "1 / 0\n"),
+            entry_point(tmp_path, "devices", good),
+            EntryPoint("ghost", "no_such_package.cli:register", cli.ENTRY_POINTS),
+        ]
+    )
+    assert cli._run(app, ["go"]) == 0
+    assert capsys.readouterr().out == "gone\n"
+    assert app.unavailable.keys() == {"broken", "ghost", "server"}
+    assert cli._run(app, ["--help"]) == 0
+    assert "server (ModuleNotFoundError: No module named 'no_such_module_as_this')" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert cli._run(app, ["simulate"]) == 4
+    assert "broken (ZeroDivisionError: division by zero)" in capsys.readouterr().err
+
+
+BAN = """
+import sys
+class Ban:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {banned!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Ban())
+from edge_fl import cli
+app = cli.App()
+def command():
+    exec(compile({code!r}, {package!r}, "exec"), {{"__name__": {package!r}}})
+app.root.command("go")(command)
+sys.exit(cli._run(app, ["go"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "code", "extra"),
+    [
+        ("server.rounds", "import torch", "server"),
+        ("devices.full", "import torch.nn", "full"),
+        ("devices.full", "from torchvision import models", "full"),
+        ("server.release.export", "import onnx", "server"),
+        ("server.view.dashboard", "import prometheus_client", "server"),
+        ("server.fleets.ray", "import ray", "scale"),
+    ],
+)
+def test_a_missing_extra_is_named(package: str, code: str, extra: str) -> None:
+    module = re.split(r"[ .]", code)[1]
+    script = BAN.format(banned={module}, code=code, package=package)
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert child.stderr == f"edge-fl: needs pip install 'edge-fl[{extra}]' ({module} is not installed)\n"
+    assert child.returncode == 1
+
+
+def test_a_missing_module_of_no_extra_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        import no_such_module_as_this  # type: ignore[import-not-found]  # noqa: F401
+
+    assert cli._run(app_with(command), ["go"]) == 1
+    assert "this is a bug" in capsys.readouterr().err
+
+
+ROWS = [
+    {"device": "pi-1", "acc": 0.98765, "ready": True},
+    {"device": "[red]pi-2", "acc": None, "ready": False},
+]
+COLUMNS = {"device": "Device", "acc": "Accuracy"}
+
+
+def test_a_table_is_aligned_text_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table(ROWS, COLUMNS)
+    assert capsys.readouterr().out == "Device     Accuracy\npi-1       0.988\n[red]pi-2  -\n"
+
+
+def test_a_table_as_json_has_the_columns_and_every_digit(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table([*ROWS, {"device": Path("pi-3")}], COLUMNS, Format.JSON)
+    assert json.loads(capsys.readouterr().out) == [
+        {"device": "pi-1", "acc": 0.98765},
+        {"device": "[red]pi-2", "acc": None},
+        {"device": "pi-3", "acc": None},
+    ]
+
+
+def test_an_empty_table_still_has_its_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table([], COLUMNS)
+    show_table([], COLUMNS, Format.JSON)
+    assert capsys.readouterr().out == "Device  Accuracy\n[]\n"
+
+
+def test_a_table_on_a_terminal_shows_what_came_and_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    show_table(ROWS, COLUMNS)
+    out = capsys.readouterr().out
+    assert "[red]pi-2" in out and "0.988" in out and "Accuracy" in out
+
+
+def listing(format: FormatOption = Format.TABLE) -> None:
+    show_table(ROWS, COLUMNS, format)
+
+
+def test_a_listing_takes_the_format_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._run(app_with(listing), ["go", "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    assert cli._run(app_with(listing), ["go", "--format", "yaml"]) == 4
+    assert "'yaml'" in capsys.readouterr().err
+
+
+def test_quiet_silences_progress_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        say("round 1 of 5")
+        print("0.98")
+
+    assert cli._run(app_with(command), ["go"]) == 0
+    assert capsys.readouterr() == ("0.98\n", "round 1 of 5\n")
+    assert cli._run(app_with(command), ["--quiet", "go"]) == 0
+    assert capsys.readouterr() == ("0.98\n", "")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"edge-fl {__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"import sys; from edge_fl.cli import main; main(['--help']); sys.exit(str({HEAVY!r} & set(sys.modules)))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "Usage: edge-fl" in child.stdout
+    assert child.stderr == "set()\n"
+
+
+def test_help_comes_within_half_a_second() -> None:
+    def seconds() -> float:
+        before = time.perf_counter()
+        subprocess.run([*EDGE_FL, "--help"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+        return time.perf_counter() - before
+
+    # The best of a few: the test is about what is imported, not about who else uses this machine.
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_every_entry_point_loads() -> None:
+    child = subprocess.run(
+        [*EDGE_FL, "--help"], capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "200"}
+    )
+    assert child.returncode == 0
+    assert "Unavailable" not in child.stdout, child.stdout
