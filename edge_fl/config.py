@@ -27,7 +27,7 @@ Option = bool | int | float | str | list[bool | int | float | str]
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A network of `edge_fl.models` by name, with its options (`feature_dim`, ...)."""
 
-    name: str = "cnn2"
+    name: str = "cnn-tiny"
     options: dict[str, Option] = {}
 
 

@@ -61,16 +61,22 @@ class Broadcasts(Mapping[ClientId, Parts]):
         return len(self._cohort)
 
 
-def run(method: Method, fleet: Fleet, plan: Plan, shared: Parts | None = None, first: int = 1) -> Iterator[RoundResult]:
+def run(
+    method: Method, fleet: Fleet, plan: Plan, shared: Parts | None = None, first: int = 1
+) -> Iterator[RoundResult]:
     """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer."""
     shared = steps.start(method) if shared is None else shared
     for number in range(first, plan.rounds + 1):
         started = time.monotonic()
         now = method.at(number)
         clients = fleet.clients()
-        cohort = list(clients) if method.trains_everyone else cohorts.draw(clients, plan.cohort, plan.seed, number)
+        cohort = (
+            list(clients) if method.trains_everyone else cohorts.draw(clients, plan.cohort, plan.seed, number)
+        )
         answered: list[ClientId] = []
-        updates = _noting(in_order(fleet.train(number, now, Broadcasts(now, shared, cohort)), cohort), answered)
+        updates = _noting(
+            in_order(fleet.train(number, now, Broadcasts(now, shared, cohort)), cohort), answered
+        )
         shared = steps.aggregate(now, shared, updates)
         for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
             pass
@@ -87,16 +93,23 @@ def run(method: Method, fleet: Fleet, plan: Plan, shared: Parts | None = None, f
 def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[ClientId, Mapping[str, float]]:
     """Metrics of every client with the just-aggregated parts (`post_agg`, METHODS.md G13)."""
     clients = fleet.clients()
-    return {u.client: u.metrics for u in in_order(fleet.evaluate(round, method, Broadcasts(method, shared, clients)), clients)}
+    return {
+        u.client: u.metrics
+        for u in in_order(fleet.evaluate(round, method, Broadcasts(method, shared, clients)), clients)
+    }
 
 
-def close(method: Method, fleet: Fleet, shared: Parts, round: int) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
+def close(
+    method: Method, fleet: Fleet, shared: Parts, round: int
+) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
     """The closing steps on every client: personalise, then finalise -> (shared parts, metrics before and after by client)."""
     clients = fleet.clients()
     metrics: dict[ClientId, Mapping[str, float]] = {}
 
     def noted() -> Iterator[Update]:
-        for update in in_order(fleet.personalise(round, method, Broadcasts(method, shared, clients)), clients):
+        for update in in_order(
+            fleet.personalise(round, method, Broadcasts(method, shared, clients)), clients
+        ):
             metrics[update.client] = update.metrics
             yield update
 
@@ -129,5 +142,3 @@ def _noting(updates: Iterator[Update], answered: list[ClientId]) -> Iterator[Upd
     for update in updates:
         answered.append(update.client)
         yield update
-
-

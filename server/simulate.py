@@ -64,7 +64,9 @@ class Outcome:
     def last(self) -> dict[str, Summary]:
         """Each metric over all clients after the last round and the closing step."""
         rounds = self.evaluated.get(max(self.evaluated, default=0), {})
-        return metrics.summarise_reports([{**rounds.get(client, {}), **report} for client, report in self.closing.items()])
+        return metrics.summarise_reports(
+            [{**rounds.get(client, {}), **report} for client, report in self.closing.items()]
+        )
 
     def best_by_validation(self) -> tuple[int, dict[str, Summary]] | None:
         """The round whose mean validation accuracy was highest, and its metrics; None without validation data."""
@@ -115,13 +117,15 @@ def plan(recipe: Recipe) -> Plan:
 
 
 def torch_device(name: str) -> str:
-    """"auto" is CUDA when there is one. Raises ConfigError for a device that torch does not have."""
+    """ "auto" is CUDA when there is one. Raises ConfigError for a device that torch does not have."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r}: {str(error).splitlines()[0]}; expected auto, cpu or cuda; nothing was started") from error
+        raise ConfigError(
+            f"device {name!r}: {str(error).splitlines()[0]}; expected auto, cpu or cuda; nothing was started"
+        ) from error
     return name
 
 

@@ -29,8 +29,10 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
+from edge_fl.config import OptimiserConfig
 from edge_fl.errors import MethodError
 from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.mean import Update, weighted_mean
 from edge_fl.learn.optimiser import Optimiser, Sgd
@@ -84,6 +86,7 @@ class Method(ABC):
     has_global: ClassVar[bool] = False  # `predict_global` gives logits
     predicts_early: ClassVar[bool] = True  # a client can predict before `personalise`
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
+    usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's, for whoever names only the method
     deviations: ClassVar[str] = ""  # from the paper, for `methods show`
 
     def __post_init__(self) -> None:
@@ -160,6 +163,24 @@ class Method(ABC):
         """The plain training loss: cross-entropy of head on extractor."""
         logits = self.net.head(parts["head"], self.net.extractor(parts["extractor"], batch.x))
         return cross_entropy(logits, batch.y, batch.mask)
+
+    def fit_head(self, head: Params, z: Batches, *, stage: str, epochs: int, name: str = "head") -> Params:
+        """A head after cross-entropy on features of a frozen extractor."""
+        part = self.net.parts[name]
+
+        def loss(h: Params, batch: Batch) -> Tensor:
+            return cross_entropy(part(h, batch.x), batch.y, batch.mask)
+
+        return fit(loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
+
+    def fit_extractor(self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head") -> Params:
+        """The extractor after `epochs` of cross-entropy under a frozen head."""
+        net, part = self.net, self.net.parts[name]
+
+        def loss(f: Params, batch: Batch) -> Tensor:
+            return cross_entropy(part.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
+
+        return fit(loss, extractor, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
         """The plain prediction: a head of the net's size on `features`."""

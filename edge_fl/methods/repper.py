@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_fl import heads
+from edge_fl.config import OptimiserConfig
 from edge_fl.learn.augment import AUGMENTATIONS
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
@@ -46,6 +47,7 @@ class RepPer(Method):
     unit_norm: ClassVar = True
     predicts_early: ClassVar = False
     head_tier: ClassVar = HeadTier("native", "SVM, logistic regression or MLP on unit-length features (stage 2)")
+    usual_optimiser: ClassVar = OptimiserConfig("adam", 0.001, weight_decay=1e-4)
     deviations: ClassVar = "the loss is the mean over anchors (Eq. 4 sums); augmentations are SupCon's usual ones"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -69,5 +71,7 @@ class RepPer(Method):
         return unit(self.net.extractor.frozen(parts["extractor"], x))
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        head = heads.from_arrays(to_arrays({"head": parts["head"]})["head"])
-        return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy()))
+        arrays = to_arrays({"head": parts["head"]})["head"]
+        kind = self.head if arrays.keys() == heads.HEADS[self.head].shapes.keys() else "constant"  # of a client with one class
+        head = heads.from_arrays(arrays, {"kind": kind, "classes": str(self.net.classes)})
+        return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy())).to(x.device)

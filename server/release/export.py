@@ -57,7 +57,9 @@ def require_exportable(method: Method) -> None:
     """Raises MethodError for a method without a shared extractor, naming those that have one."""
     if not method.exports:
         able = ", ".join(sorted(name for name, other in METHODS.items() if other.exports))
-        raise MethodError(f"{method.title} shares no extractor, so nothing can be released to head-only devices; these do: {able}")
+        raise MethodError(
+            f"{method.title} shares no extractor, so nothing can be released to head-only devices; these do: {able}"
+        )
 
 
 def export(method: Method, shared: Parts) -> Exported:
@@ -75,7 +77,9 @@ def export(method: Method, shared: Parts) -> Exported:
     found = run(payload, batch.numpy())
     difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
     if not difference <= PARITY:
-        raise ArtefactError(f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}; not released")
+        raise ArtefactError(
+            f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}; not released"
+        )
     return Exported(payload, expected.shape[1], difference)
 
 
@@ -92,7 +96,11 @@ def release(
 ) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest of a release and the payloads it names, by sha256: the extractor, and each extra part apart from it."""
     exported = export(method, shared)
-    extras = {name: tensors.pack(to_arrays({name: shared[name]})) for name in method.head_tier.extras if shared.get(name)}
+    extras = {
+        name: tensors.pack(to_arrays({name: shared[name]}))
+        for name in method.head_tier.extras
+        if shared.get(name)
+    }
     described = {name: blob.describe(payload) for name, payload in extras.items()}
     extractor = blob.describe(exported.onnx)
     manifest = Manifest(

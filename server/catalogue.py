@@ -1,0 +1,102 @@
+"""The methods as a table and one by one, from their own declarations; the README's method table is this text."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
+from edge_fl.learn.tree import leaves
+from edge_fl.methods import build_method, find, hyper, names, steps
+from edge_fl.methods.finetuned import FineTuned
+from edge_fl.methods.method import Method
+
+COLUMNS = {
+    "name": "name",
+    "family": "family",
+    "shared": "shared parts",
+    "personal": "personal parts",
+    "head_only": "head-only devices",
+    "citation": "citation",
+}
+INPUT, CLASSES = InputSpec(3, 32, 32), 10  # what bytes are counted for
+
+
+def rows() -> list[dict[str, str]]:
+    """One row per method, by name."""
+    return [_row(name, sample(name)) for name in names()]
+
+
+def sample(name: str, model: str = "cnn2") -> Method:
+    """A method on a model for 32x32 colour images and ten classes, to look at."""
+    return build_method(
+        TaskSpec(ModelConfig(model), INPUT, [str(label) for label in range(CLASSES)], MethodConfig(name), 0)
+    )
+
+
+def describe(name: str, model: str = "cnn2") -> str:
+    """Everything about one method, as text."""
+    method = sample(name, model)
+    down = steps.broadcast(method, steps.start(method), "c000")
+    lines = [
+        f"{method.title} - {method.citation}",
+        "",
+        inspect.getdoc(inspect.getmodule(find(name))) or "",
+        "",
+        f"family: {method.family}",
+        *(
+            f"{key}: {value}"
+            for key, value in _row(name, method).items()
+            if key in ("shared", "personal", "head_only")
+        ),
+        f"BatchNorm: {method.batch_norm.value}",
+        f"down per client and round with {model}: {_bytes(down):,} bytes ({', '.join(down) or 'nothing'})",
+        f"exported for devices: {' + '.join(method.exports) or 'nothing'}",
+        f"deviations: {method.deviations or 'none known'}",
+        "",
+        "hyper-parameters:",
+        *_hypers(name),
+    ]
+    return "\n".join(lines)
+
+
+def markdown() -> str:
+    """The README's method table."""
+    keys = list(COLUMNS)
+    lines = ["| " + " | ".join(COLUMNS.values()) + " |", "|" + " --- |" * len(keys)]
+    return "\n".join([*lines, *("| " + " | ".join(row[key] for key in keys) + " |" for row in rows())])
+
+
+def _row(name: str, method: Method) -> dict[str, str]:
+    tier = method.head_tier
+    return {
+        "name": name,
+        "family": method.family,
+        "shared": ", ".join(method.travelling()) or "-",
+        "personal": ", ".join(part for part, spec in method.parts.items() if not spec.travels) or "-",
+        "head_only": "refused" if tier.kind == "none" else f"{tier.kind}: {tier.trains}",
+        "citation": method.citation,
+    }
+
+
+def _hypers(name: str) -> list[str]:
+    known: dict[str, Any] = hyper.hypers(find(name)) | (
+        hyper.hypers(FineTuned) if name.endswith("+ft") else {}
+    )
+    lines = []
+    for key, (default, limits) in known.items():
+        range_ = (
+            " | ".join(map(str, limits.choices)) or f"{_or(limits.low, '-inf')} to {_or(limits.high, 'inf')}"
+        )
+        lines.append(
+            f"  {key} = {default!r}  ({range_})  {limits.doc}{'; ' + limits.source if limits.source else ''}"
+        )
+    return lines or ["  none of its own"]
+
+
+def _or(value: float | None, otherwise: str) -> str:
+    return otherwise if value is None else f"{value:g}"
+
+
+def _bytes(parts: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in leaves(parts).values())
