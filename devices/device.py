@@ -53,7 +53,10 @@ class Rim(Protocol):
 
 
 class Device:
-    """`reports` are the latest sent, by kind; `acknowledged` counts answers by status; `lost` is why the broker does not let it in."""
+    """`reports` are the latest sent, by kind, `totals` their numbers summed up over all of them, `acknowledged` the answers by status.
+
+    `lost` is why the broker does not let the device in.
+    """
 
     __slots__ = (
         "_broadcast",
@@ -68,12 +71,14 @@ class Device:
         "planned_s",
         "reports",
         "state",
+        "totals",
         "worker",
     )
 
     def __init__(self, state: AgentState, worker: Worker, limits: FetchLimits = fetch.LIMITS) -> None:
         self.state, self.worker = state, worker
         self.reports: dict[str, Report] = {}
+        self.totals: Counter[str] = Counter()
         self.acknowledged: Counter[str] = Counter()
         self.lost = ""
         self.planned_s = math.inf  # for the runner: when it will tick
@@ -108,6 +113,10 @@ class Device:
             self.state.topics.state(self.name), encode(agent.will(self.name, self.state.boot)), retain=True
         )
         self._transport = connect(self.name, will, partial(rim.deliver, self))
+
+    def wait_connected(self, deadline_s: float) -> None:
+        """Waits for the broker. Raises ConnectError; the connection is tried on."""
+        self._through.wait_connected(deadline_s)
 
     def take(self, event: TransportEvent | events.Event) -> None:
         """One event, carried through to its last effect."""
@@ -225,9 +234,20 @@ class Device:
                 self._through.publish(
                     Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s)
                 )
-        self.reports[report.kind] = report
+        self._count(report)
         topic = topics.report(self.name, parcel.task, parcel.round)
         self._through.publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+
+    def _count(self, report: Report) -> None:
+        if (before := self.reports.get(report.kind)) and before.id == report.id:
+            return
+        self.reports[report.kind] = report
+        self.totals.update(
+            reports=1,
+            bytes_down=report.bytes_down,
+            bytes_up=report.bytes_up,
+            milliseconds=round(1000 * report.seconds),
+        )
 
     def _refresh(self, effect: effects.Refresh) -> None:
         self._gathering = Gathering(effect.release, self.state.topics, self._limits)

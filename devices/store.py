@@ -3,7 +3,7 @@
     FOLDER/memory.json                    wants that are done
     FOLDER/outbox/ID.json                 reports not acknowledged yet, each with its
     FOLDER/outbox/ID.safetensors          blob, if it has one; the .json is written last and makes both valid
-    FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last two of a task
+    FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last three of a task
     FOLDER/head.safetensors               the personal head, the release and extractor it belongs to, and the report on it
     FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.features` keep
 
@@ -34,7 +34,7 @@ from edge_fl.heads import Head
 from edge_fl.release.disk import reporting
 
 T = TypeVar("T")
-KEPT_GENERATIONS = 2
+KEPT_GENERATIONS = 3
 KEPT_TASKS = 4
 OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 """Stages of a round, in order."""

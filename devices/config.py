@@ -1,0 +1,83 @@
+"""What a person sets on one device: a TOML file of a dozen lines, or the same as options of `edge-fl device run`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from edge_fl.errors import ConfigError, nearest
+from edge_fl.heads import HEADS
+from edge_fl.wire.endpoint import Endpoint
+
+FOLDER = "device"
+
+
+class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the broker is; `ca`, `cert` and `key` are PEM files."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 1883
+    fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """As the transport takes it."""
+        ca, cert, key = (Path(file) if file else None for file in (self.ca, self.cert, self.key))
+        return Endpoint(self.host, self.port, ca, cert, key)
+
+
+class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One device. `data` is a source of `devices.data`; `tier` limits what is measured; `root` is the release root it was shipped with."""
+
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+    data: str
+    tier: Literal["auto", "head", "full"] = "auto"
+    head: str = "logistic"
+    folder: str = FOLDER
+    root: str = ""
+    seed: Annotated[int, Meta(ge=0)] = 0
+    test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    threads: Annotated[int, Meta(ge=1)] = 1
+    broker: DeviceBroker = DeviceBroker()
+
+
+def load(path: Path) -> dict[str, object]:
+    """The settings in a TOML file, not yet checked. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); expected a device's settings; nothing was started"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML ({error}); nothing was started") from error
+
+
+def convert(tree: dict[str, object], where: str) -> DeviceConfig:
+    """The settings as a value. Raises ConfigError, which names the nearest known key."""
+    try:
+        config = msgspec.convert(tree, DeviceConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_explained(str(error))}; nothing was started") from error
+    if config.head not in HEADS:
+        raise ConfigError(
+            f"{where}: head {config.head!r} is unknown{nearest(config.head, HEADS)}; nothing was started"
+        )
+    return config
+
+
+def _explained(message: str) -> str:
+    unknown = re.search(r"unknown field `(.*?)`( - at `\$\.broker`)?", message)
+    if not unknown:
+        return message
+    known = DeviceBroker if unknown[2] else DeviceConfig
+    return f"unknown key {unknown[1]!r}{nearest(unknown[1], known.__struct_fields__)}"

@@ -1,0 +1,243 @@
+"""A fleet of simulated devices: many agents of both tiers in one process, over a real broker, with the code that real devices run.
+
+Device i owns the data of client i of a partition. Which devices are full is drawn from the seed; the kinds of heads go round over the
+head-only ones. What would be wasteful a thousand times over is shared: children that fit heads stay, an extractor that passed its
+canary is not tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from msgspec.structs import replace
+
+from devices import canary, device, state
+from devices.device import Connect, Device
+from devices.features import max_opset
+from devices.head import ChildFitter
+from devices.outcome import DeviceOutcome, Progress, outcome, progress
+from devices.release import HeadWorker
+from devices.runner import Runner
+from devices.state import Limits
+from devices.store import Store
+from devices.work import Data, Worker
+from edge_fl import capability
+from edge_fl.capability import Tier
+from edge_fl.config import DataConfig, InputSpec
+from edge_fl.data import datasets
+from edge_fl.data.partition import Split, split_clients
+from edge_fl.data.samples import ClientData, Dataset
+from edge_fl.errors import ArtefactError, ConfigError, ConnectError
+from edge_fl.release.artefact import Installed
+from edge_fl.seeds import generator
+from edge_fl.wire.topics import Topics, checked
+
+PREFIX = "sim-"
+
+
+class FullFactory(Protocol):
+    """Makes the worker of a full device: `devices.full.FullWorker`."""
+
+    def __call__(self, device: str, store: Store, data: Data, *, limits: Limits) -> Worker: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """What to simulate. `data.clients` is the number of devices, `full` of them train, the others fit `heads` in turn.
+
+    Ends after `duration_s`, or with `until_idle` once the server has gone and nothing is left to do, or nothing has happened for
+    `idle_s` since the first report was taken.
+    """
+
+    data: DataConfig
+    full: int
+    folder: Path
+    fleet: str = "main"
+    heads: tuple[str, ...] = ("logistic", "svm", "mlp")
+    seed: int = 0
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    duration_s: float = float("inf")
+    until_idle: bool = False
+    idle_s: float = 20.0
+    wait_s: float = 60.0
+    root: bytes | None = None
+    limits: Limits = state.LIMITS
+
+
+def run_fleet(
+    config: FleetConfig,
+    connect: Connect,
+    *,
+    full_worker: FullFactory | None = None,
+    tell: Callable[[Progress], None] | None = None,
+    every_s: float = 0.5,
+) -> list[DeviceOutcome]:
+    """Runs the fleet to its end and says what became of each device, in order of their ids.
+
+    `full_worker` is `devices.full.FullWorker`, handed in so that a head-only fleet does without torch. `tell` hears how it goes every
+    `every_s`. Raises ConnectError when the broker cannot be reached in `wait_s` or lets nobody in.
+    """
+    if config.full and full_worker is None:
+        raise ConfigError(
+            f"{config.full} full devices, but nothing that trains was given; expected full_worker; nothing was started"
+        )
+    dataset = datasets.load(config.data.dataset, Path(config.data.data_dir))
+    split = split_clients(dataset, config.data, config.seed)
+    fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
+    make = _maker(config, dataset, split, fitter, full_worker)
+    ending = _Ending(runner, config)
+
+    def done() -> bool:
+        if tell:
+            tell(progress(runner.devices))
+        return ending.reached()
+
+    try:
+        for number in range(len(split.clients)):
+            runner.add(make(number), connect)
+            if number == 0:
+                runner.devices[0].wait_connected(config.wait_s)
+        runner.run(config.duration_s, done, every_s)
+    finally:
+        fitter.close()
+    if runner.devices and all(found.lost for found in runner.devices):
+        raise ConnectError(
+            f"fleet {config.fleet!r}: the broker lets no device in ({runner.devices[0].lost}); the fleet stopped"
+        )
+    return [outcome(found) for found in runner.devices]
+
+
+def names(devices: int) -> list[str]:
+    """The ids of simulated devices, ascending: sim-000, sim-001, ..."""
+    width = max(3, len(str(devices - 1)))
+    return [f"{PREFIX}{number:0{width}d}" for number in range(devices)]
+
+
+def full_devices(devices: int, full: int, seed: int) -> frozenset[int]:
+    """Which of the devices are full."""
+    drawn = generator(seed, "fleet.tiers").permutation(devices)[:full]
+    return frozenset(int(number) for number in drawn)
+
+
+def shares(devices: int | None, head: str, full: str) -> tuple[int, int]:
+    """Head-only and full devices from what a person typed: whole numbers ("8"), or fractions of `devices` ("0.8"). Raises ConfigError."""
+    wanted = {"head": head, "full": full}
+    if devices is None:
+        if any("." in text for text in wanted.values()):
+            raise ConfigError(
+                f"--head {head or '-'} --full {full or '-'}: a fraction needs --devices; nothing was started"
+            )
+        counts = {name: _count(name, text or "0", 0) for name, text in wanted.items()}
+    else:
+        counts = {name: _count(name, text, devices) for name, text in wanted.items() if text}
+        if len(counts) == 1:
+            (name, count), other = next(iter(counts.items())), "full" if "head" in counts else "head"
+            counts = {name: count, other: devices - count}
+        counts = counts or {"head": devices, "full": 0}
+    if (
+        min(counts.values()) < 0
+        or sum(counts.values()) < 1
+        or (devices is not None and sum(counts.values()) != devices)
+    ):
+        raise ConfigError(
+            f"--devices {devices}: {counts['head']} head-only and {counts['full']} full, expected them to add up; nothing was started"
+        )
+    return counts["head"], counts["full"]
+
+
+def _count(name: str, text: str, devices: int) -> int:
+    try:
+        return round(float(text) * devices) if "." in text else int(text)
+    except ValueError:
+        raise ConfigError(
+            f"--{name} {text}: expected a whole number or a fraction such as 0.8; nothing was started"
+        ) from None
+
+
+class _Ending:
+    """When a fleet that runs `until_idle` has nothing more to do, or nobody is let in."""
+
+    def __init__(self, runner: Runner, config: FleetConfig) -> None:
+        self._devices, self._config = runner.devices, config
+        self._seen = False
+        self._busy_s = time.monotonic()
+
+    def reached(self) -> bool:
+        devices, now_s = self._devices, time.monotonic()
+        if all(found.lost for found in devices):
+            return True
+        if not self._config.until_idle:
+            return False
+        self._seen = self._seen or any(found.acknowledged.total() for found in devices)
+        if not self._seen or not all(found.is_quiet or found.lost for found in devices):
+            self._busy_s = now_s
+        gone = not any(found.state.server_online for found in devices)
+        return now_s - self._busy_s >= (1.0 if gone else self._config.idle_s)
+
+
+def _maker(
+    config: FleetConfig, dataset: Dataset, split: Split, fitter: ChildFitter, full_worker: FullFactory | None
+) -> Callable[[int], Device]:
+    """What makes device i."""
+    ids = names(len(split.clients))
+    full = full_devices(len(ids), config.full, config.seed)
+    kinds = dict(zip((n for n in range(len(ids)) if n not in full), cycle(config.heads), strict=False))
+    topics, check = Topics(checked(config.fleet, "fleet")), _Once(canary.require)
+    machine = capability.measure(folder=config.folder, max_opset=max_opset())
+
+    def make(number: int) -> Device:
+        name, store, kind = ids[number], Store(config.folder / ids[number]), kinds.get(number, "")
+
+        def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
+            return split.client(dataset, split.clients[number])
+
+        worker: Worker = (
+            full_worker(name, store, data, limits=config.limits)
+            if full_worker and number in full
+            else HeadWorker(
+                name, store, data, kind, fitter, root=config.root, check=check, limits=config.limits
+            )
+        )
+        counts = np.bincount(dataset.samples.y[split.train[number]], minlength=len(dataset.classes)).tolist()
+        tier = Tier.FULL if number in full else Tier.HEAD
+        can = replace(
+            machine,
+            tier=tier.value,
+            samples=sum(counts),
+            samples_per_class=counts,
+            head=kind,
+            notes=["simulated"],
+        )
+        return device.start(name, topics, can, worker, limits=config.limits)
+
+    return make
+
+
+class _Once:
+    """Tries the canary of an extractor once per process; all simulated devices of a machine would get the same verdict."""
+
+    def __init__(self, check: Callable[[Installed], None]) -> None:
+        self._check = check
+        self._verdicts: dict[str, ArtefactError | None] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, installed: Installed) -> None:
+        sha256 = installed.manifest.extractor.sha256
+        with self._lock:
+            if sha256 not in self._verdicts:
+                try:
+                    self._check(installed)
+                    self._verdicts[sha256] = None
+                except ArtefactError as error:
+                    self._verdicts[sha256] = error
+        verdict = self._verdicts[sha256]
+        if verdict:
+            raise verdict
