@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from devices.features import Extractor
-from edge_fl.errors import ArtefactError
+from edge_fl.errors import ArtefactError, RunError
 from edge_fl.release.artefact import Installed
 from edge_fl.release.manifest import Manifest, canary_images, decode, encode
 
@@ -43,14 +43,16 @@ class Verdict:
 
 
 def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Verdict:
-    """Runs the manifest's canary on `extractor` in a child. Whatever the model does, the answer is a verdict."""
+    """Runs the manifest's canary on `extractor` in a child. Whatever the model does, the answer is a verdict.
+
+    Raises RunError when the child itself cannot run, which says nothing about the model.
+    """
     started_s = time.monotonic()
     order = msgspec.json.encode([str(extractor.resolve()), asdict(limits), encode(manifest).decode()])
-    command = [sys.executable, "-m", "devices.canary"]
     package_root = Path(__file__).resolve().parents[1]
     try:
         child = subprocess.run(
-            command,
+            [sys.executable, "-m", "devices.canary"],
             input=order,
             capture_output=True,
             timeout=limits.deadline_s,
@@ -61,12 +63,12 @@ def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Ver
     except subprocess.TimeoutExpired:
         why = f"no answer within {limits.deadline_s:g} s"
     except OSError as error:
-        why = f"no child process ({error.strerror})"
+        raise RunError(f"canary: no child process ({error.strerror}); the release is not judged") from error
     return Verdict(why == "ok", why, time.monotonic() - started_s)
 
 
 def require(installed: Installed) -> None:
-    """For `Slots.install(..., check=require)`. Raises ArtefactError ("canary_failed")."""
+    """For `Slots.install(..., check=require)`. Raises ArtefactError ("canary_failed"); RunError as `check`."""
     verdict = check(installed.extractor, installed.manifest)
     if not verdict.ok:
         release = installed.manifest.release
@@ -86,12 +88,14 @@ def compare(extractor: Extractor, manifest: Manifest) -> str:
 
 
 def _reason(child: subprocess.CompletedProcess[bytes]) -> str:
-    if child.returncode == 0:
-        return child.stdout.decode(errors="replace").strip()[:300] or "said nothing"
     if child.returncode < 0:
         return f"killed by signal {-child.returncode} (processor time, memory or a crash)"
+    if child.returncode == 0 and (answer := child.stdout.decode(errors="replace").strip()):
+        return answer[:300]
     last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-    return f"exit code {child.returncode}: {last[0][:300]}"
+    raise RunError(
+        f"canary: the child ended with {child.returncode}, {last[0][:300]}; the release is not judged"
+    )
 
 
 def _confine(limits: Limits, file_bytes: int) -> None:
@@ -109,14 +113,16 @@ def _confine(limits: Limits, file_bytes: int) -> None:
 
 def main() -> None:
     """The child: reads the order from stdin, answers in one line on stdout."""
-    path, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[Path, Limits, str])
-    manifest = decode(text)
+    where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, Limits, str])
+    path, manifest = Path(where), decode(text)
     _confine(limits, path.stat().st_size)
     try:
         answer = compare(Extractor(path, manifest), manifest)
-    except (ArtefactError, MemoryError) as error:
-        answer = str(error) or "out of memory"
-    sys.stdout.write(answer + "\n")
+    except ArtefactError as error:
+        answer = str(error)
+    except Exception as error:  # whatever else a model can do to the process that runs it
+        answer = f"{type(error).__name__}: {error}"
+    sys.stdout.write(" ".join(answer.split()) + "\n")
 
 
 if __name__ == "__main__":
