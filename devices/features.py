@@ -188,7 +188,9 @@ def _unsupported(what: str) -> ArtefactError:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    """What onnxruntime means stands at the end of its first line, behind a C++ signature."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= 160 else f"...{line[-160:]}"
 
 
 def _version(text: str) -> tuple[int, ...]:

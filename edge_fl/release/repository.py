@@ -224,7 +224,11 @@ class Repository:
 def superseded(name: str) -> list[str]:
     """The file that nobody needs once `name` is published: two versions back, so that a refresh under way still finds its own."""
     version, _, rest = name.partition(".")
-    return [f"{int(version) - 2}.{rest}"] if version.isdecimal() and "root" not in rest else []
+    return (
+        [f"{int(version) - 2}.{rest}"]
+        if version.isdecimal() and int(version) > 2 and "root" not in rest
+        else []
+    )
 
 
 def _file_name(role: str, version: int) -> str:

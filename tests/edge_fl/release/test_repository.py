@@ -160,7 +160,12 @@ def test_a_missing_private_key_is_named(tmp_path, repository, make_release):
 
 @pytest.mark.parametrize(
     ("name", "gone"),
-    [("7.targets.json", ["5.targets.json"]), ("7.root.json", []), ("timestamp.json", [])],
+    [
+        ("7.targets.json", ["5.targets.json"]),
+        ("2.targets.json", []),
+        ("7.root.json", []),
+        ("timestamp.json", []),
+    ],
 )
 def test_two_versions_back_nobody_needs_a_file(name, gone):
     assert superseded(name) == gone

@@ -1,0 +1,96 @@
+"""A signed model may still be a bad one: the canary's child finds out, and nothing else suffers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from devices import canary
+from devices.canary import MEBIBYTE, Limits
+from edge_fl.errors import ArtefactError
+from edge_fl.release.artefact import Slots
+from edge_fl.wire.blob import split
+from tests.devices import graphs
+from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
+
+TIGHT = Limits(memory_bytes=128 * MEBIBYTE, cpu_s=2, deadline_s=30)
+
+
+def verdict(folder, payload, limits=TIGHT, **changes):
+    return canary.check(on_disk(folder, payload), manifest_for(payload, **changes), limits)
+
+
+def test_a_sound_extractor_is_ok(tmp_path):
+    found = verdict(tmp_path, graph())
+    assert found == canary.Verdict(True, "ok", found.seconds)
+    assert 0 < found.seconds < 30
+
+
+def test_features_other_than_promised_are_refused(tmp_path):
+    found = verdict(tmp_path, graph(weights=WEIGHTS * 1.01))
+    assert not found.ok
+    assert "features differ by" in found.why
+
+
+def test_the_tolerance_is_the_manifests(tmp_path):
+    manifest = manifest_for(payload := graph(weights=WEIGHTS * 1.00001))
+    assert canary.check(on_disk(tmp_path, payload), manifest, TIGHT).ok
+
+
+def test_nan_is_refused(tmp_path):
+    assert "not finite" in verdict(tmp_path, graphs.gives_nan()).why
+
+
+def test_a_model_that_never_returns_runs_out_of_processor_time(tmp_path):
+    started = time.monotonic()
+    found = verdict(tmp_path, graphs.never_returns(), Limits(cpu_s=1, deadline_s=60))
+    assert "killed by signal" in found.why
+    assert time.monotonic() - started < 30
+
+
+def test_a_child_that_does_not_answer_is_stopped_by_the_clock(tmp_path):
+    found = verdict(tmp_path, graphs.never_returns(), Limits(cpu_s=60, deadline_s=2))
+    assert found.why == "no answer within 2 s"
+    assert found.seconds < 10
+
+
+def test_a_model_that_asks_for_terabytes_is_refused(tmp_path):
+    assert not verdict(tmp_path, graphs.asks_for_terabytes()).ok
+
+
+def test_memory_has_a_limit_that_is_ours(tmp_path):
+    assert verdict(tmp_path, graphs.takes_memory(16)).ok
+    found = verdict(tmp_path, graphs.takes_memory(400))
+    assert not found.ok
+    assert "alloc" in found.why.lower()
+
+
+def test_a_wrong_feature_size_is_refused(tmp_path):
+    assert "gave (2, 2)" in verdict(tmp_path, graphs.drops_a_feature()).why
+
+
+def test_a_newer_opset_is_refused_by_name(tmp_path):
+    assert "needs opset 99" in verdict(tmp_path, graph(), opset=99).why
+
+
+@pytest.mark.parametrize("payload", [b"not a model", graph()[:100]])
+def test_bytes_that_are_no_model_are_refused(tmp_path, payload):
+    assert "does not load" in verdict(tmp_path, payload).why
+
+
+def test_a_bad_release_is_never_current_and_the_old_one_serves_on(tmp_path):
+    slots = Slots(tmp_path / "slots", reserve_bytes=0)
+    for release, payload in ((1, graph()), (2, graphs.gives_nan())):
+        manifest = manifest_for(payload, release=release)
+        slots.prepare(manifest)
+        for index in slots.missing(manifest.extractor):
+            slots.add_chunk(manifest.extractor, index, bytes(split(payload, 1024)[index]))
+        if release == 1:
+            assert slots.install(manifest, check=canary.require).pending
+            continue
+        with pytest.raises(ArtefactError, match=r"release 2: canary failed, .*not finite") as caught:
+            slots.install(manifest, check=canary.require)
+        assert caught.value.why == "canary_failed"
+    assert slots.current().manifest.release == 1
+    assert slots.refused == {2: "canary_failed"}
