@@ -11,6 +11,7 @@ from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.learn.part import Net
 from edge_fl.methods import hyper
 from edge_fl.methods.fedavg import FedAvg
+from edge_fl.methods.fedcrc import FedCRC
 from edge_fl.methods.fedrep import FedRep
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.methods.local import Local
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedrep": FedRep,
     "repper": RepPer,
+    "fedcrc": FedCRC,
 }
 FINE_TUNED = ("fedavg+ft",)  # listed by name; any other method with shared extractor and head takes +ft too
 

@@ -1,0 +1,78 @@
+"""FedCRC: W. Wang, Z. Xie, B. Yu, Z. Qu, Y. Zhang, H. Cao, "Federated Learning with Common Representation Learning Criterion and
+Personalized Predictor". A global head that hardly moves is the common criterion for the extractor; each client adds its own head, which
+then teaches the global one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy, kl
+from edge_fl.learn.mean import Update, lerp, weighted_mean
+from edge_fl.learn.part import linear_head, personal, shared
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class FedCRC(Method):
+    """Shared extractor and global head, personal head; `epochs` are those of stages 1 and 2, stage 3 takes one."""
+
+    tau: float = hyper(0.99, "share of the old global head that stays", low=0, high=1, source="[P]")
+    kl: str = hyper(
+        "forward", "forward: the personal head teaches", choices=("forward", "reverse"), source="[D]"
+    )
+    refresh_personal: bool = hyper(False, "refit the personal head on the final extractor", source="[D]")
+
+    title: ClassVar = "FedCRC"
+    citation: ClassVar = "Wang et al., common representation learning criterion and personalized predictor"
+    family: ClassVar = "shared extractor, common criterion"
+    has_global: ClassVar = True
+    parts: ClassVar = {
+        "extractor": shared(),
+        "global_head": shared(linear_head, like="head"),
+        "head": personal(),
+    }
+    head_tier: ClassVar = HeadTier(
+        "native", "head (stage 2), global head (stage 3)", extras=("global_head",), uploads=("global_head",)
+    )
+    deviations: ClassVar = (
+        "personal heads start as the global one; the frozen extractor runs in inference behaviour"
+    )
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, h_g = self.net, down["global_head"]
+        f = self.fit_extractor(down["extractor"], h_g, data, stage="s1", name="global_head")  # Eq. 4
+        z = data.features(net.extractor, f)
+        h_i = self.fit_head(own["head"], z, stage="s2", epochs=self.epochs)  # Eq. 5
+
+        def imitation(h: Params, batch: Batch) -> Tensor:
+            student, teacher = net.global_head(h, batch.x), net.head.frozen(h_i, batch.x)
+            pair = (student, teacher) if self.kl == "forward" else (teacher, student)
+            return cross_entropy(student, batch.y, batch.mask) + kl(*pair, batch.mask)
+
+        h_g = fit(imitation, h_g, z, stage="s3", epochs=1, optimiser=self.optimiser)  # Eqs. 6 and 7
+        return {"extractor": f, "global_head": h_g}, {"head": h_i}
+
+    def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        mean = weighted_mean(shared, updates)  # Eqs. 3 and 8, over the clients that took part
+        return {**mean, "global_head": lerp(shared["global_head"], mean["global_head"], self.tau)}
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        if not self.refresh_personal:
+            return {}, own
+        z = data.features(self.net.extractor, down["extractor"])
+        return {}, {"head": self.fit_head(own["head"], z, stage="s2", epochs=self.epochs)}
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)
+
+    def predict_global(self, shared: Parts, x: Tensor) -> Tensor:
+        return self.classify(shared, x, "global_head")
