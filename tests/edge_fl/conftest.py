@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("edge-fl", deadline=None, derandomize=True, max_examples=100)
+settings.register_profile("edge-fl", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("edge-fl")
