@@ -19,6 +19,7 @@ from edge_fl.learn.optimiser import Leaves, Optimiser
 
 P = TypeVar("P")  # Params or Parts
 C = TypeVar("C")
+T = TypeVar("T")
 Loss = Callable[[Any, Batch], Tensor]  # (params, batch) -> scalar
 
 
@@ -58,9 +59,37 @@ def scan(
     return tree.map(Tensor.detach, carry)
 
 
-def settled(flag: Tensor) -> bool:
-    """Whether a flag is known to be set, so that the rest of a stage can be left out. Never under vmap, where it differs by client."""
-    return not torch._C._functorch.is_batchedtensor(flag) and bool(flag > 0)
+def settle(
+    step: Callable[[C, Batch], tuple[C, Tensor]],
+    carry: C,
+    data: Batches,
+    done: Tensor,
+    *,
+    stage: str,
+    epochs: int,
+    threshold: float,
+    window: int = 10,
+) -> C:
+    """Epochs of a stage until the losses that end the last `window` of them spread less than `threshold`, `epochs` at most.
+
+    `step` gives (carry, loss of the batch). Where `done` is true from the start, it is one epoch.
+    """
+    losses: list[Tensor] = []
+    for epoch in range(epochs):
+        both = (carry, torch.zeros((), device=data.x.device))
+        moved, last = scan(lambda c, b: step(c[0], b), both, data, stage=f"{stage}.{epoch}", epochs=1)
+        carry = tree.where(done, carry, moved) if epoch else moved
+        losses.append(last)
+        if len(losses) > window:
+            done = done | (torch.stack(losses[-window:]).std(correction=0) < threshold)
+        if _known(done):
+            break
+    return carry
+
+
+def _known(flag: Tensor) -> bool:
+    """Whether a flag is set; never under vmap, where it may differ by client and only masks can follow it."""
+    return not torch._C._functorch.is_batchedtensor(flag) and bool(flag)
 
 
 def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimiser) -> tuple[P, Any]:
@@ -71,10 +100,19 @@ def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimise
 
 def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
     """d loss / d params for every trainable leaf; zero where the loss does not depend on it."""
+    return measured_gradient(lambda p, b: (loss(p, b), ()), params, batch)[0]
+
+
+def measured_gradient(
+    loss: Callable[[Any, Batch], tuple[Tensor, T]], params: Any, batch: Batch
+) -> tuple[Leaves, T]:
+    """As `gradient`, for a loss that returns (scalar, a tree of what else the forward pass should tell); (gradient, that tree)."""
     held = {path: t.detach().requires_grad_() for path, t in tree.parameters(params).items()}
     with torch.enable_grad():
-        value = loss(tree.replaced(params, held), batch)
+        value, told = loss(tree.replaced(params, held), batch)
+    told = tree.map(Tensor.detach, told)
     if not value.requires_grad:
-        return {path: torch.zeros_like(t) for path, t in held.items()}
+        return {path: torch.zeros_like(t) for path, t in held.items()}, told
     grads = torch.autograd.grad(value, list(held.values()), allow_unused=True)
-    return {path: torch.zeros_like(t) if g is None else g for (path, t), g in zip(held.items(), grads, strict=True)}
+    both = zip(held.items(), grads, strict=True)
+    return {path: torch.zeros_like(t) if g is None else g for (path, t), g in both}, told

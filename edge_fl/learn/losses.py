@@ -101,6 +101,12 @@ def prototype_contrast(
     return masked_mean(losses, known if mask is None else known * mask)
 
 
+def model_contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """-log of exp(cos(z, near)/τ) over its sum with exp(cos(z, far)/τ), features [B, d] (MOON Eq. 3)."""
+    difference = F.cosine_similarity(z, far) - F.cosine_similarity(z, near)
+    return masked_mean(F.softplus(difference / temperature), mask)
+
+
 def gaussian_log_density(y: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
     """log N(y; mean, diag exp(log_variance)), summed over the last dimension (F5)."""
     return -0.5 * ((y - mean) ** 2 * torch.exp(-log_variance) + log_variance + math.log(2 * math.pi)).sum(-1)

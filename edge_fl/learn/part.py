@@ -149,6 +149,13 @@ def linear_head(net: Net, method: object = None) -> nn.Module:
     return nn.Linear(net.feature_dim, net.classes)
 
 
+def projection(net: Net, width: int) -> nn.Module:
+    """Two layers on features, [N, d] -> [N, width]; nothing at all for width 0."""
+    if not width:
+        return nn.Identity()
+    return nn.Sequential(nn.Linear(net.feature_dim, net.feature_dim), nn.ReLU(), nn.Linear(net.feature_dim, width))
+
+
 def _params(module: nn.Module) -> Params:
     parameters = {name: t.detach().clone() for name, t in module.named_parameters()}
     persistent = module.state_dict().keys()

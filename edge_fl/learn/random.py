@@ -39,6 +39,11 @@ def normal(key: Tensor, *shape: int) -> Tensor:
     return radius * torch.cos(2.0 * math.pi * uniform(fold(key, 1), *shape))
 
 
+def gumbel(key: Tensor, *shape: int) -> Tensor:
+    """Standard Gumbel float32; added to logits, its argmax is a draw from their softmax."""
+    return -torch.log(-torch.log(uniform(key, *shape).clamp(min=2.0**-25)))
+
+
 def dropout(key: Tensor, x: Tensor, rate: float) -> Tensor:
     """Inverted dropout of x; rate 0 draws nothing and returns x."""
     if rate == 0.0:

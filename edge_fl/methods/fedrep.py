@@ -46,11 +46,7 @@ class FedRep(Method):
 
     def _fit_head(self, extractor: Params, head: Params, data: Batches, epochs: int) -> Params:
         z = data.features(self.net.extractor, extractor)
-
-        def loss(h: Params, batch: Batch) -> Tensor:
-            return cross_entropy(self.net.head(h, batch.x), batch.y, batch.mask)
-
-        return fit(loss, head, z, stage="s1", epochs=epochs, optimiser=self.optimiser)
+        return fit(self.head_loss, head, z, stage="s1", epochs=epochs, optimiser=self.optimiser)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify(parts, x)

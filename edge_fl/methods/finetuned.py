@@ -12,12 +12,11 @@ from torch import Tensor
 
 from edge_fl.errors import MethodError
 from edge_fl.learn import tree
-from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.mean import Update
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.tree import Params, Parts
+from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import HeadTier, Method
 
@@ -67,20 +66,13 @@ class FineTuned(Method):
         return self.inner.aggregate(shared, updates)
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net, optimiser = self.net, Sgd(self.ft_lr, momentum=0.9)
-
-        def head_loss(h: Params, batch: Batch) -> Tensor:
-            return cross_entropy(net.head(h, batch.x), batch.y, batch.mask)
-
-        def full_loss(w: Parts, batch: Batch) -> Tensor:
-            return cross_entropy(net.head(w["head"], net.extractor(w["extractor"], batch.x)), batch.y, batch.mask)
-
+        optimiser = Sgd(self.ft_lr, momentum=0.9)
         if self.ft_scope == "full":
             both = {"extractor": down["extractor"], "head": down["head"]}
-            tuned = fit(full_loss, both, data, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
+            tuned = fit(self.loss, both, data, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
             return {}, {**own, **tree.prefixed(TUNED, tuned)}
         z = data.mapped(lambda x: self.inner.features(down, x))
-        head = fit(head_loss, down["head"], z, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
+        head = fit(self.head_loss, down["head"], z, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
         return {}, {**own, TUNED + "head": head}
 
     def finalise(self, shared: Parts, updates: Iterable[Update]) -> Parts:

@@ -85,6 +85,7 @@ class Method(ABC):
     head_tier: ClassVar[HeadTier] = HeadTier()
     has_global: ClassVar[bool] = False  # `predict_global` gives logits
     predicts_early: ClassVar[bool] = True  # a client can predict before `personalise`
+    sends: ClassVar[tuple[str, ...]] = ()  # shared parts that clients send up; () = every one
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
     usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's, for whoever names only the method
     deviations: ClassVar[str] = ""  # from the paper, for `methods show`
@@ -125,8 +126,12 @@ class Method(ABC):
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         """One client's round -> (up, own). Pure: arguments are not changed, randomness comes from `data`."""
 
+    def pack(self, up: Parts) -> Parts:
+        """An update as it travels, by default as it is. Runs outside vmap: shapes may depend on values (ranks, classes present)."""
+        return up
+
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        """The server's step over updates in ascending client id, consumed once."""
+        """The server's step over packed updates in ascending client id, consumed once."""
         return weighted_mean(shared, updates, uniform=self.uniform)
 
     # once, after the last round
@@ -159,6 +164,10 @@ class Method(ABC):
         """Names of the shared parts."""
         return tuple(name for name, spec in self.parts.items() if spec.travels)
 
+    def sent(self) -> tuple[str, ...]:
+        """Names of the parts that a client may send."""
+        return self.sends or self.travelling()
+
     def loss(self, parts: Parts, batch: Batch) -> Tensor:
         """The plain training loss: cross-entropy of head on extractor."""
         logits = self.net.head(parts["head"], self.net.extractor(parts["extractor"], batch.x))
@@ -181,6 +190,10 @@ class Method(ABC):
             return cross_entropy(part.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
 
         return fit(loss, extractor, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
+
+    def head_loss(self, head: Params, batch: Batch) -> Tensor:
+        """The plain training loss of a head on features."""
+        return cross_entropy(self.net.head(head, batch.x), batch.y, batch.mask)
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
         """The plain prediction: a head of the net's size on `features`."""
