@@ -1,0 +1,47 @@
+"""Ditto: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. Beside its
+share of FedAvg every client trains a model of its own that is pulled towards the global one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import proximal
+from edge_fl.learn.part import shared
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """Shared model w, and a personal model v of the same network."""
+
+    lam: float = hyper(1.0, "λ, pull of v towards w; 0 is Local", low=0, source="official runs [C]")
+    personal_epochs: int = hyper(0, "epochs on v; 0 for as many as `epochs`", low=0, source="E_p = E [C]")
+
+    title: ClassVar = "Ditto"
+    citation: ClassVar = "Li et al., ICML 2021"
+    family: ClassVar = "personal models beside a global one"
+    has_global: ClassVar = True
+    parts: ClassVar = {"extractor": shared(), "head": shared(), **PERSONAL_MODEL}
+    head_tier: ClassVar = HeadTier("adapted", "head, pulled towards the global head", extras=("head",))
+    deviations: ClassVar = "v first, then w; official code interleaves them by batch, with the same anchor"
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        def pulled(v: Parts, batch: Batch) -> Tensor:
+            return self.loss(v, batch) + proximal(v, down, self.lam)  # Algorithm 1, w as received
+
+        v, epochs = tree.unprefixed(PERSONAL, own), self.personal_epochs or self.epochs
+        v = fit(pulled, v, data, stage="personal", epochs=epochs, optimiser=self.optimiser)
+        w = fit(self.loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        return w, tree.prefixed(PERSONAL, v)
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(tree.unprefixed(PERSONAL, parts), x)
