@@ -1,0 +1,74 @@
+"""FedBABU: J. Oh, S. Kim, S.-Y. Yun, "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022. The head
+stays at its random start on every client while the extractor ("body") is learnt together; it is tuned only at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy
+from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.part import shared
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+TUNED = "tuned_"
+SCOPES = {"full": ("extractor", "head"), "head": ("head",), "body": ("extractor",)}
+
+
+@dataclass(frozen=True)
+class FedBABU(Method):
+    """The head is drawn from the seed by everyone, so it is shared without travelling; only head-only devices are sent it."""
+
+    ft_epochs: int = hyper(
+        5, "epochs of the closing fine-tuning", low=0, source="official code [C]; 10 in PFLlib"
+    )
+    ft_lr: float = hyper(
+        0.01, "learning rate of fine-tuning, momentum 0.9 [C]", low=0, source="as for +FT [D]"
+    )
+    ft_scope: str = hyper("full", "what is tuned", choices=tuple(SCOPES), source="official code [C]")
+
+    title: ClassVar = "FedBABU"
+    citation: ClassVar = "Oh et al., ICLR 2022"
+    family: ClassVar = "shared extractor"
+    has_global: ClassVar = True
+    parts: ClassVar = {"extractor": shared(), "head": shared()}
+    head_tier: ClassVar = HeadTier("native", "head, fine-tuned from its random start", extras=("head",))
+
+    def broadcast(self, shared: Parts, client: str) -> Parts:
+        return {"extractor": shared["extractor"]}
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, head = self.net, self.net.head.init()
+
+        def loss(f: Params, batch: Batch) -> Tensor:
+            return cross_entropy(net.head.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
+
+        f = fit(loss, down["extractor"], data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        return {"extractor": f}, own
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, scope = self.net, SCOPES[self.ft_scope]
+        start = {"extractor": down["extractor"], "head": net.head.init()}
+        extractor = net.extractor if "extractor" in scope else net.extractor.frozen
+
+        def loss(tuned: Parts, batch: Batch) -> Tensor:
+            w = {**start, **tuned}
+            return cross_entropy(net.head(w["head"], extractor(w["extractor"], batch.x)), batch.y, batch.mask)
+
+        optimiser, tuned = Sgd(self.ft_lr, momentum=0.9), {name: start[name] for name in scope}
+        tuned = fit(loss, tuned, data, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
+        return {}, {**own, **tree.prefixed(TUNED, {**start, **tuned})}
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.predict_global({**parts, **tree.unprefixed(TUNED, parts)}, x)
+
+    def predict_global(self, shared: Parts, x: Tensor) -> Tensor:
+        return self.classify({"head": self.net.head.init(), **shared}, x)
