@@ -1,0 +1,80 @@
+"""FedCP: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedCP: Separating Feature Information for Personalized Federated
+Learning via Conditional Policy", KDD 2023. A small network decides for every image and feature how much of it goes to the personal
+head and how much to the frozen global one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy, mmd, unit
+from edge_fl.learn.mean import lerp
+from edge_fl.learn.part import Net, personal, shared
+from edge_fl.learn.random import gumbel, key_of, uniform
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+from edge_fl.seeds import seed_for
+
+
+def _policy(net: Net, method: FedCP) -> nn.Module:
+    d = net.feature_dim
+    return nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU(), nn.Unflatten(1, (2, d)))
+
+
+@dataclass(frozen=True)
+class FedCP(Method):
+    """Shared extractor, global head and policy; personal head, and its context v: the sum of its rows when the round began."""
+
+    lam: float = hyper(1.0, "λ, MMD to the features of the extractor received", low=0, source="PFLlib [C]")
+    gumbel: bool = hyper(False, "Gumbel noise on the policy in training", source="code only; softmax [P]")
+
+    title: ClassVar = "FedCP"
+    citation: ClassVar = "Zhang et al., KDD 2023"
+    family: ClassVar = "shared extractor, two heads"
+    parts: ClassVar = {
+        "extractor": shared(),
+        "head": shared(),
+        "policy": shared(_policy),
+        "personal_head": personal(like="head"),
+        "context": personal(),
+    }
+    head_tier: ClassVar = HeadTier(
+        "adapted", "personal head behind the frozen policy", ("head", "policy"), ("head",)
+    )
+
+    def init_own(self, client: str) -> Parts:
+        key = key_of(seed_for(self.net.seed, "init.context", client=client))
+        return {**super().init_own(client), "context": {"v": uniform(key, self.net.feature_dim)}}
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        extractor, fixed = self.net.extractor, {"head": down["head"], "context": own["context"]}
+
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            z = extractor(w["extractor"], batch.x)
+            noise = gumbel(batch.key, len(z), 2, z.shape[1]) if self.gumbel else 0.0
+            error = cross_entropy(self._logits({**w, **fixed}, z, noise), batch.y, batch.mask)
+            received = extractor.frozen(down["extractor"], batch.x)
+            return error + self.lam * mmd(z, received, batch.mask)  # Eq. 9
+
+        start = {name: params for name, params in {**down, **own}.items() if name not in fixed}
+        w = fit(loss, start, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        head = w["personal_head"]
+        up = {"extractor": w["extractor"], "policy": w["policy"], "head": lerp(head, down["head"], 0.5)}
+        return up, {"personal_head": head, "context": {"v": head["weight"].sum(0)}}
+
+    def _logits(self, parts: Parts, z: Tensor, noise: Tensor | float = 0.0) -> Tensor:
+        """The personal head on what the policy gives it of z, plus the frozen global head on the rest (Eqs. 4 to 8)."""
+        policy = self.net.policy(parts["policy"], z * unit(parts["context"]["v"])) + noise
+        ours, theirs = torch.softmax(policy, dim=1).unbind(1)
+        personal = self.net.head(parts["personal_head"], ours * z)
+        return personal + self.net.head.frozen(parts["head"], theirs * z)
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self._logits(parts, self.features(parts, x))
