@@ -1,0 +1,60 @@
+"""FedPer: M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary, "Federated Learning with Personalization Layers",
+arXiv:1912.00818 (2019). The last layers stay on the client and are trained together with the shared ones below them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.part import personal, shared
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class FedPer(Method):
+    """Shared extractor, personal head; with more personal layers, the extractor's last ones stay on the client too."""
+
+    personal_layers: int = hyper(1, "K_P, from the last: 0 is FedAvg, all is Local", low=0, source="[P]")
+
+    title: ClassVar = "FedPer"
+    citation: ClassVar = "Arivazhagan et al., arXiv:1912.00818 (2019)"
+    family: ClassVar = "shared extractor"
+    parts: ClassVar = {"extractor": shared(), "head": personal()}
+    head_tier: ClassVar = HeadTier("native", "head, as in the joint update")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.personal_layers == 0:
+            object.__setattr__(self, "parts", {"extractor": shared(), "head": shared()})
+        if self.personal_layers > 1:  # nobody but a client holds a whole extractor
+            object.__setattr__(self, "exports", ())
+            object.__setattr__(self, "head_tier", HeadTier("none"))
+
+    def init_shared(self) -> Parts:
+        return self._split(self._start())[1]
+
+    def init_own(self, client: str) -> Parts:
+        return self._split(self._start())[0]
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        w, stage = tree.merge(down, own), "train" if down else "personal"
+        w = fit(self.loss, w, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
+        own, up = self._split(w)
+        return up, own
+
+    def _start(self) -> Parts:
+        return {"extractor": self.net.extractor.init(), "head": self.net.head.init()}
+
+    def _split(self, w: Parts) -> tuple[Parts, Parts]:
+        return tree.split(w, self.net.top(self.personal_layers))
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)
