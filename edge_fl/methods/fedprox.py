@@ -1,0 +1,46 @@
+"""FedProx: T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous Networks", MLSys
+2020. FedAvg whose clients pay for leaving the model that they received.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import proximal
+from edge_fl.learn.part import shared
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """Shared extractor and head; no personal part."""
+
+    mu: float = hyper(
+        0.1,
+        "weight of the proximal term; 0 is FedAvg",
+        low=0,
+        source="FedCRC [P]; else {0.001, 0.01, 0.1, 1}",
+    )
+
+    title: ClassVar = "FedProx"
+    citation: ClassVar = "Li et al., MLSys 2020"
+    family: ClassVar = "global model"
+    has_global: ClassVar = True
+    parts: ClassVar = {"extractor": shared(), "head": shared()}
+    head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            return self.loss(w, batch) + proximal(w, down, self.mu)  # Eq. 2
+
+        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)
