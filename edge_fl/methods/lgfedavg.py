@@ -1,0 +1,60 @@
+"""LG-FedAvg: P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P. Morency, "Think Locally, Act
+Globally: Federated Learning with Local and Global Representations", arXiv:2001.01523 (2020). FedPer's mirror image: every client has an
+extractor of its own, and the layers on top of it are shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.part import personal, shared
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Method):
+    """Personal extractor, shared head; with more kept layers, the extractor's last ones are shared too."""
+
+    num_layers_keep: int = hyper(1, "shared layers, counted from the last", low=1, source="official code [C]")
+
+    title: ClassVar = "LG-FedAvg"
+    citation: ClassVar = "Liang et al., arXiv:2001.01523 (2020)"
+    family: ClassVar = "shared head"
+    parts: ClassVar = {"extractor": personal(), "head": shared()}
+    exports: ClassVar = ()
+    head_tier: ClassVar = HeadTier("none")
+    deviations: ClassVar = "weighted mean, and a start from random values; official code: unweighted, from a model that FedAvg trained"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_layers_keep > 1:
+            object.__setattr__(self, "parts", {"extractor": shared(), "head": shared()})
+
+    def init_shared(self) -> Parts:
+        return self._split(self._start())[0]
+
+    def init_own(self, client: str) -> Parts:
+        return self._split(self._start())[1]
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        w = tree.merge(down, own)
+        return self._split(
+            fit(self.loss, w, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        )
+
+    def _start(self) -> Parts:
+        return {"extractor": self.net.extractor.init(), "head": self.net.head.init()}
+
+    def _split(self, w: Parts) -> tuple[Parts, Parts]:
+        return tree.split(w, self.net.top(self.num_layers_keep))
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)
