@@ -1,0 +1,76 @@
+"""MOON: Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021. FedAvg whose clients draw their features towards those
+of the global model, and away from those of their own previous one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy, model_contrast
+from edge_fl.learn.part import personal, projection, shared
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+PREVIOUS = "previous_"
+
+
+@dataclass(frozen=True)
+class MOON(Method):
+    """Shared extractor, projection and head; a client remembers the extractor and projection of its last participation."""
+
+    mu: float = hyper(
+        5.0, "weight of the contrastive term; 0 is FedAvg", low=0, source="CIFAR-10; 1 for CIFAR-100 [P]"
+    )
+    temperature: float = hyper(0.5, "τ", low=1e-3, source="[P]")
+    moon_proj: int = hyper(
+        0, "width of a 2-layer projection before the head; 0: none", low=0, source="256 [P]"
+    )
+
+    title: ClassVar = "MOON"
+    citation: ClassVar = "Li et al., CVPR 2021"
+    family: ClassVar = "global model"
+    has_global: ClassVar = True
+    parts: ClassVar = {
+        "extractor": shared(),
+        "projection": shared(lambda net, method: projection(net, method.moon_proj)),
+        "head": shared(lambda net, method: nn.Linear(method.moon_proj or net.feature_dim, net.classes)),
+        "previous_extractor": personal(like="extractor"),
+        "previous_projection": personal(like="projection"),
+        "history": personal(),
+    }
+    exports: ClassVar = ("extractor", "projection")
+    head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
+
+    def init_own(self, client: str) -> Parts:
+        return {**super().init_own(client), "history": {"trained": torch.zeros(())}}
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net = self.net
+        previous = tree.where(own["history"]["trained"], tree.unprefixed(PREVIOUS, own), down)
+
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            z = net.projection(w["projection"], net.extractor(w["extractor"], batch.x))
+            error = cross_entropy(net.head(w["head"], z), batch.y, batch.mask)
+            if self.mu == 0:
+                return error
+            near, far = self.features(down, batch.x), self.features(previous, batch.x)
+            return error + self.mu * model_contrast(z, near, far, self.temperature, batch.mask)  # Eq. 4
+
+        w = fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        history = {"history": tree.map(torch.ones_like, own["history"])}
+        return w, {**tree.prefixed(PREVIOUS, {name: w[name] for name in previous}), **history}
+
+    def features(self, parts: Parts, x: Tensor) -> Tensor:
+        z = self.net.extractor.frozen(parts["extractor"], x)
+        return self.net.projection.frozen(parts["projection"], z)
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify(parts, x)
