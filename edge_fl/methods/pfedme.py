@@ -1,0 +1,78 @@
+"""pFedMe: C. T. Dinh, N. H. Tran, T. D. Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020. On every batch the
+personal model θ is brought near the minimum of loss + λ/2 |θ - w|², then the local copy of w takes a step towards θ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import descend, scan
+from edge_fl.learn.losses import proximal
+from edge_fl.learn.mean import Update, lerp, weighted_mean
+from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.part import personal, shared
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Shared model w, personal model θ; `optimiser` steps w along the envelope's gradient λ(w - θ), plain descent moves θ."""
+
+    lam: float = hyper(15.0, "λ, pull of θ towards w", low=0, source="official code [C]")
+    inner_steps: int = hyper(5, "K, steps on θ per batch", low=0, source="official code [C]")
+    inner_lr: float = hyper(0.09, "η_p, learning rate of θ", low=0, source="official code, 0.01 to 0.1 [C]")
+    beta: float = hyper(1.0, "β, server's step to the mean; 0: none", low=0, high=2, source="1 or 2 [C]")
+    batches: int = hyper(0, "R, batches per round; 0: those of `epochs`", low=0, source="official 20 [C]")
+
+    title: ClassVar = "pFedMe"
+    citation: ClassVar = "Dinh et al., NeurIPS 2020"
+    family: ClassVar = "personal models beside a global one"
+    has_global: ClassVar = True
+    parts: ClassVar = {"extractor": shared(), "head": shared(), **PERSONAL_MODEL, "history": personal()}
+    head_tier: ClassVar = HeadTier("adapted", "head, pulled towards the global head", extras=("head",))
+    deviations: ClassVar = "no weight decay on θ (0.001 in code only); w takes θ's BatchNorm statistics"
+
+    def init_own(self, client: str) -> Parts:
+        return {**super().init_own(client), "history": {"trained": torch.zeros(())}}
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        def step(carry: tuple[Parts, Parts, Any], batch: Batch) -> tuple[Parts, Parts, Any]:
+            w, theta, state = carry
+
+            def envelope(theta: Parts, batch: Batch) -> Tensor:
+                return self.loss(theta, batch) + proximal(theta, w, self.lam)  # Eq. 3
+
+            for _ in range(self.inner_steps):  # Eq. 7
+                theta, _ = descend(envelope, theta, {}, batch, Sgd(self.inner_lr))
+            held, near = tree.parameters(w), tree.parameters(theta)
+            pull = {path: self.lam * (t - near[path]) for path, t in held.items()}  # Eq. 4
+            held, state = self.optimiser.step(held, pull, state)
+            return tree.replaced(theta, held), theta, state
+
+        carry, norm = (down, down, self.optimiser.init(tree.parameters(down))), tree.has_buffers(down)
+        epochs, limit = self.batches or self.epochs, self.batches
+        w, theta, _ = scan(step, carry, data, stage="train", epochs=epochs, norm=norm, limit=limit)
+        took_part = {"history": tree.map(torch.ones_like, own["history"])}
+        return w, {**tree.prefixed(PERSONAL, theta), **took_part}
+
+    def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        mean = weighted_mean(shared, updates)
+        return {name: self._towards(old, mean[name]) for name, old in shared.items()}
+
+    def _towards(self, old: Params, mean: Params) -> Params:
+        """(1 - β) old + β mean, but running statistics at most to the mean: beyond it a variance may fall below 0."""
+        statistics = {name: t for name, t in old.items() if name.startswith(tree.BUFFER)}
+        return {**lerp(old, mean, 1 - self.beta), **lerp(statistics, mean, max(1 - self.beta, 0.0))}
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        theta = tree.where(parts["history"]["trained"], tree.unprefixed(PERSONAL, parts), parts)
+        return self.classify(theta, x)
