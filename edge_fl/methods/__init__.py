@@ -9,24 +9,50 @@ from edge_fl.config import TaskSpec
 from edge_fl.errors import MethodError, nearest
 from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.learn.part import Net
-from edge_fl.methods import hyper
+from edge_fl.methods import hyper, steps
+from edge_fl.methods.ditto import Ditto
+from edge_fl.methods.fedala import FedALA
+from edge_fl.methods.fedamp import FedAMP
 from edge_fl.methods.fedavg import FedAvg
+from edge_fl.methods.fedbabu import FedBABU
+from edge_fl.methods.fedbn import FedBN
+from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
+from edge_fl.methods.fedper import FedPer
+from edge_fl.methods.fedprox import FedProx
 from edge_fl.methods.fedrep import FedRep
+from edge_fl.methods.fedrod import FedRoD
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl.methods.lgfedavg import LGFedAvg
 from edge_fl.methods.local import Local
 from edge_fl.methods.method import Method
+from edge_fl.methods.moon import MOON
+from edge_fl.methods.perfedavg import PerFedAvg
+from edge_fl.methods.pfedme import PFedMe
 from edge_fl.methods.repper import RepPer
 from edge_fl.models import build_net
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedbabu": FedBABU,
+    "fedper": FedPer,
     "fedrep": FedRep,
+    "lg-fedavg": LGFedAvg,
+    "pfedme": PFedMe,
+    "ditto": Ditto,
+    "per-fedavg": PerFedAvg,
+    "moon": MOON,
+    "fedamp": FedAMP,
+    "fedala": FedALA,
+    "fed-rod": FedRoD,
+    "fedcp": FedCP,
+    "fedbn": FedBN,
     "repper": RepPer,
     "fedcrc": FedCRC,
 }
-FINE_TUNED = ("fedavg+ft",)  # listed by name; any other method with shared extractor and head takes +ft too
+FINE_TUNED = ("fedavg+ft", "fedprox+ft")  # listed by name; any other method with shared extractor and head takes +ft too
 
 _FT = "+ft"
 
@@ -55,7 +81,7 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
     inner = method(net, epochs, optimiser, **{k: v for k, v in options.items() if k in own})
     if not tuned:
         return inner
-    if not {"extractor", "head"} <= set(inner.travelling()):
+    if not {"extractor", "head"} <= steps.broadcast(inner, steps.start(inner), "").keys():
         raise MethodError(f"method {name!r}: fine-tuning needs a shared extractor and a shared head; nothing was started")
     return FineTuned(inner.net, epochs, optimiser, inner=inner, **{k: v for k, v in options.items() if k in tuning})
 
