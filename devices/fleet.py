@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Protocol
@@ -63,7 +63,7 @@ class FleetConfig:
     fleet: str = "main"
     heads: tuple[str, ...] = ("logistic", "svm", "mlp")
     seed: int = 0
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    workers: int = os.cpu_count() or 1
     duration_s: float = float("inf")
     until_idle: bool = False
     idle_s: float = 20.0
@@ -78,12 +78,14 @@ def run_fleet(
     *,
     full_worker: FullFactory | None = None,
     tell: Callable[[Progress], None] | None = None,
+    on_start: Callable[[Runner], None] | None = None,
     every_s: float = 0.5,
 ) -> list[DeviceOutcome]:
     """Runs the fleet to its end and says what became of each device, in order of their ids.
 
     `full_worker` is `devices.full.FullWorker`, handed in so that a head-only fleet does without torch. `tell` hears how it goes every
-    `every_s`. Raises ConnectError when the broker cannot be reached in `wait_s` or lets nobody in.
+    `every_s`; `on_start` gets the runner, which can be stopped. Raises ConnectError when the broker cannot be reached in `wait_s`, or
+    lets nobody in.
     """
     if config.full and full_worker is None:
         raise ConfigError(
@@ -100,6 +102,8 @@ def run_fleet(
             tell(progress(runner.devices))
         return ending.reached()
 
+    if on_start:
+        on_start(runner)
     try:
         for number in range(len(split.clients)):
             runner.add(make(number), connect)

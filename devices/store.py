@@ -134,6 +134,10 @@ class Store:
         for folder in tasks[:-KEPT_TASKS]:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def tasks(self) -> list[str]:
+        """Tasks with personal parts here."""
+        return sorted(folder.name for folder in (self.folder / "own").glob("*"))
+
     def _generations(self, task: str) -> list[Path]:
         return sorted((self.folder / "own" / task).glob("*.safetensors"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -13,6 +13,8 @@ from msgspec import Struct
 
 from devices.device import Connect, Device
 from devices.runner import Runner
+from edge_fl.release.manifest import Manifest
+from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import MESSAGES, Ack, Report, Round, ServerState, Want, decode, encode
 from edge_fl.wire.topics import Address, Topics
@@ -29,6 +31,7 @@ class ScriptedServer:
     def __init__(self, connect: Connect, name: str = "server") -> None:
         self.heard: list[tuple[Address, bytes]] = []
         self._news = threading.Condition()
+        self._retained: set[str] = set()
         will = Packet(TOPICS.server_state(), encode(ServerState(False, "s1")), retain=True)
         self.transport = connect(name, will, self._hear)
         self.transport.wait_connected(WAIT_S)
@@ -45,17 +48,34 @@ class ScriptedServer:
         self.say(TOPICS.round(round.task), round, retain=True)
 
     def chunks(
-        self, payload: bytes, *, leave_out: set[int] = frozenset(), spoil: set[int] = frozenset()
-    ) -> Blob:  # type: ignore[assignment]
+        self,
+        payload: bytes,
+        blob: Blob | None = None,
+        *,
+        leave_out: Collection[int] = (),
+        spoil: Collection[int] = (),
+    ) -> Blob:
         """Retains a blob's chunks, some of them not, or not as they should be."""
-        blob = describe(payload)
-        for index, chunk in enumerate(split(payload)):
+        blob = blob or describe(payload)
+        for index, chunk in enumerate(split(payload, blob.chunk_bytes)):
             if index not in leave_out:
                 content = b"x" * len(chunk) if index in spoil else bytes(chunk)
                 self.transport.publish(
                     Packet(TOPICS.chunk(blob.sha256, index), content, True, content_type=OCTETS)
                 )
         return blob
+
+    def metadata(self, files: Iterable[tuple[str, bytes]]) -> None:
+        """Retains signed metadata, in the order given."""
+        for name, payload in files:
+            self.transport.publish(Packet(TOPICS.tuf(name), payload, retain=True))
+
+    def release(self, repository: Repository, manifest: Manifest, payload: bytes) -> None:
+        """Publishes a release as a server does: chunks first, then metadata, the timestamp last."""
+        self.chunks(payload, manifest.extractor)
+        new = repository.publish(manifest)
+        self.metadata([file for file in repository.files() if file not in new])
+        self.metadata(new)
 
     def want(self, device: str, mode: Any, **fields: Any) -> Want:
         self._version += 1
@@ -101,9 +121,20 @@ class ScriptedServer:
                 assembly.add(int(address.path[1]), payload)
         return assembly.join()
 
+    def leave(self) -> None:
+        """Clears everything that is retained, for the next test, and disconnects."""
+        self.transport.subscribe(f"{TOPICS.root}/#")
+        time.sleep(0.2)
+        for topic in self._retained:
+            self.transport.publish(Packet(topic, b"", retain=True))
+        self.transport.drain(WAIT_S)
+        self.transport.close()
+
     def _hear(self, event: Event) -> None:
         if isinstance(event, Packet):
             with self._news:
+                if event.retain and event.payload:
+                    self._retained.add(event.topic)
                 self.heard.append((TOPICS.parse(event.topic), event.payload))
                 self._news.notify_all()
 

@@ -1,0 +1,257 @@
+"""The commands `edge-fl device run | predict | status` and `edge-fl fleet up`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_fl.cli import App, Format, FormatOption, is_quiet, say, show_table
+from edge_fl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from devices.device import Connect
+    from devices.outcome import Progress
+    from devices.runner import Runner
+    from edge_fl.wire.endpoint import Endpoint
+
+Host = Annotated[str | None, typer.Option(help="The broker's host [127.0.0.1].")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="The broker's port [1883].")]
+Fleet = Annotated[str | None, typer.Option(help="The fleet's name [main].")]
+Folder = Annotated[Path, typer.Option("--dir", help="The device's own folder.")]
+DEVICE_FOLDER = Path("device")
+FLEET_FOLDER = Path("runs/fleet")
+
+DEVICE_COLUMNS = {
+    "device": "device",
+    "tier": "tier",
+    "head": "head",
+    "samples": "samples",
+    "release": "release",
+    "reports": "reports",
+    "accepted": "taken",
+    "before": "before",
+    "after": "after",
+    "global_test": "global",
+    "bytes_down": "bytes down",
+    "bytes_up": "bytes up",
+    "seconds": "seconds",
+    "why": "why",
+}
+
+
+def register(app: App) -> None:
+    """Adds the group `device`, and `fleet up`."""
+    device = app.group("device", help="One device, on the device: run its agent, predict, see how it is.")
+    for command in (run, predict, status):
+        device.command()(command)
+    app.group("fleet", help="Many devices: simulate them, list, enrol and revoke them.").command()(up)
+
+
+def run(
+    config: Annotated[
+        Path | None, typer.Option(help="Settings in TOML; options given here replace them.")
+    ] = None,
+    id: Annotated[str | None, typer.Option(help="The device's name: a-z, 0-9 and '-'.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Its images: a folder, an .npz, or python:module:function.")
+    ] = None,
+    tier: Annotated[str | None, typer.Option(help="auto, head or full [auto].")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="The personal head: logistic, svm or mlp [logistic].")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="The device's own folder [device].")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="The release root it was shipped with [trust the first].")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the split into training and test images [0].")] = None,
+    host: Host = None,
+    port: Port = None,
+    fleet: Fleet = None,
+) -> None:
+    """Run one device's agent until Ctrl-C; it waits for the broker as long as it takes."""
+    from devices import config as settings
+    from devices.runner import Runner
+    from devices.single import run_device
+
+    tree = settings.load(config) if config else {}
+    given = {"id": id, "data": data, "tier": tier, "head": head, "folder": folder, "root": root, "seed": seed}
+    tree |= {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    broker = {
+        name: value
+        for name, value in {"host": host, "port": port, "fleet": fleet}.items()
+        if value is not None
+    }
+    if broker:
+        tree["broker"] = {**_table(tree.get("broker")), **broker}
+    chosen = settings.convert(tree, str(config) if config else "device run")
+    _log_warnings()
+    runner = Runner()
+    _stop_on_signal(runner)
+    run_device(chosen, _connect(chosen.broker.endpoint), runner, _full_worker, say)
+
+
+def predict(
+    source: Annotated[Path, typer.Argument(help="A picture, a folder of pictures, or an .npz.")],
+    folder: Folder = DEVICE_FOLDER,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Predict with the extractor and the personal head that this device serves; no broker needed."""
+    from devices.predict import Predictor
+
+    rows = [asdict(prediction) for prediction in Predictor(folder).read(source)]
+    show_table(rows, {"name": "image", "label": "class", "probability": "probability"}, format)
+
+
+def status(folder: Folder = DEVICE_FOLDER, format: FormatOption = Format.TABLE) -> None:
+    """Show what this device keeps: the release it serves, its head, reports on their way."""
+    from devices.status import read
+
+    show_table(read(folder), {"what": "what", "value": "value"}, format)
+
+
+def up(
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="How many [the sum of --head and --full, or 12].")
+    ] = None,
+    head: Annotated[str, typer.Option(help="Head-only devices: a number (8) or a fraction (0.8).")] = "",
+    full: Annotated[str, typer.Option(help="Full devices: a number (2) or a fraction (0.2).")] = "",
+    heads: Annotated[
+        str, typer.Option(help="Kinds of heads, in turn over the head-only devices.")
+    ] = "logistic,svm,mlp",
+    dataset: Annotated[str, typer.Option(help="The dataset that is split over the devices.")] = "digits",
+    data_dir: Annotated[Path, typer.Option(help="Where datasets are kept.")] = Path(".data"),
+    partition: Annotated[str, typer.Option(help="dirichlet, pathological, domain or iid.")] = "dirichlet",
+    beta: Annotated[float, typer.Option(help="Of the Dirichlet distribution: small is uneven.")] = 0.3,
+    fraction: Annotated[float, typer.Option(help="The share of the samples that is used.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split and of who is full.")] = 0,
+    host: Annotated[str, typer.Option(help="The broker's host.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The broker's port.")] = 1883,
+    fleet: Annotated[str, typer.Option(help="The fleet's name.")] = "main",
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where the devices keep what they keep.")
+    ] = FLEET_FOLDER,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Threads that train and fit [one per processor].")
+    ] = None,
+    duration_s: Annotated[float, typer.Option("--duration", min=0, help="Seconds; 0 is until Ctrl-C.")] = 0.0,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when the server has gone, or nothing happens any more.")
+    ] = False,
+    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the broker.")] = 60.0,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Run a simulated fleet over a real broker, with the agents that real devices run."""
+    import msgspec
+
+    from devices.fleet import FleetConfig, run_fleet, shares
+    from devices.store import Store
+    from edge_fl.config import DataConfig
+    from edge_fl.errors import nearest
+    from edge_fl.heads import HEADS
+    from edge_fl.wire.endpoint import Endpoint
+
+    heads_only, trains = shares(devices if devices or head or full else 12, head, full)
+    kinds = tuple(kind.strip() for kind in heads.split(","))
+    if unknown := [kind for kind in kinds if kind not in HEADS]:
+        raise ConfigError(
+            f"--heads {heads}: {unknown[0]!r} is unknown{nearest(unknown[0], HEADS)}; nothing was started"
+        )
+    tree = {
+        "dataset": dataset,
+        "data_dir": str(data_dir),
+        "clients": heads_only + trains,
+        "partition": partition,
+        "beta": beta,
+        "fraction": fraction,
+    }
+    try:
+        data = msgspec.convert(tree, DataConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"fleet up: {error}; nothing was started") from error
+    config = FleetConfig(
+        data,
+        trains,
+        folder,
+        fleet,
+        kinds,
+        seed,
+        workers or os.cpu_count() or 1,
+        duration_s=duration_s or float("inf"),
+        until_idle=until_idle,
+        wait_s=wait_s,
+    )
+    _log_warnings()
+    connect, full_worker = _connect(Endpoint(host, port)), _full_worker() if trains else None
+    say(
+        f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {host}:{port}, fleet {fleet}"
+    )
+    with Store(folder).owned():
+        outcomes = run_fleet(config, connect, full_worker=full_worker, tell=_Line(), on_start=_stop_on_signal)
+    show_table([asdict(outcome) for outcome in outcomes], DEVICE_COLUMNS, format)
+
+
+class _Line:
+    """Progress as one living line on a terminal, as a new line for what is new elsewhere."""
+
+    EVERY_S = 5.0
+
+    def __init__(self) -> None:
+        self._last, self._said_s = "", 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        line, now_s = str(progress), time.monotonic()
+        if is_quiet() or line == self._last:
+            return
+        if sys.stderr.isatty():
+            print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+        elif now_s - self._said_s >= self.EVERY_S:
+            say(line)
+            self._said_s = now_s
+        else:
+            return
+        self._last = line
+
+
+def _connect(endpoint: Endpoint) -> Connect:
+    from edge_fl.wire.mqtt import MqttTransport
+
+    return partial(MqttTransport, endpoint, tls=endpoint.tls_context())
+
+
+def _full_worker() -> Any:
+    from devices.full import FullWorker
+
+    return FullWorker
+
+
+def _stop_on_signal(runner: Runner) -> None:
+    """The first Ctrl-C lets the devices leave in order, the second ends at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        runner.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def _log_warnings() -> None:
+    logging.basicConfig(level=logging.ERROR if is_quiet() else logging.WARNING, format="%(message)s")
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,155 @@
+"""One device in a process of its own: its data, its tier as measured, its worker, and its agent until somebody stops it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from devices import device, features
+from devices.config import DeviceConfig
+from devices.data import DataReport, Need, load
+from devices.device import Connect, Device
+from devices.head import ChildFitter
+from devices.release import HeadWorker
+from devices.runner import Runner
+from devices.store import Store
+from devices.work import Data, Worker
+from edge_fl import capability
+from edge_fl.capability import Tier
+from edge_fl.config import InputSpec
+from edge_fl.data.samples import ClientData
+from edge_fl.errors import ConfigError, ConnectError, DataError
+from edge_fl.wire.messages import Capability
+from edge_fl.wire.topics import Topics
+
+TRY_S = 15.0
+Say = Callable[[str], None]
+
+
+class FullFactory(Protocol):
+    """Makes the worker of a full device: `devices.full.FullWorker`."""
+
+    def __call__(self, device: str, store: Store, data: Data, *, threads: int) -> Worker: ...
+
+
+def run_device(
+    config: DeviceConfig, connect: Connect, runner: Runner, full_worker: Callable[[], FullFactory], say: Say
+) -> None:
+    """Runs the device until `runner` is stopped. `full_worker` is asked for only when the tier is full, because torch comes with it.
+
+    Raises InputError when the settings, the data or the folder cannot be used, ConnectError when the broker refuses this device.
+    """
+    store = Store(Path(config.folder))
+    with store.owned():
+        can = measure(config, say)
+        alive = device.start(
+            config.id, Topics(config.broker.fleet), can, _worker(config, can, store, full_worker)
+        )
+        say(
+            f"{config.id}: {can.notes[0]}; {can.samples} samples to train on; broker {config.broker.endpoint}"
+        )
+        runner.add(alive, connect)
+        threading.Thread(target=_wait, args=(alive, runner, say), daemon=True).start()
+        runner.run(done=_Teller(alive, say))
+    if alive.lost:
+        raise ConnectError(
+            f"{config.id}: broker {config.broker.endpoint} refuses this device ({alive.lost}); stopped"
+        )
+
+
+def measure(config: DeviceConfig, say: Say) -> Capability:
+    """What this machine and its data allow. Raises DataError when the source cannot be read at all."""
+    limit = None if config.tier == "auto" else Tier(config.tier)
+    found = _inspect(config, say)
+    counts = found.samples_per_class if found else ()
+    can = capability.measure(
+        folder=Path(config.folder),
+        samples_per_class=counts,
+        head=config.head,
+        limit=limit,
+        max_opset=features.max_opset(),
+    )
+    if config.tier == "full" and can.tier != "full":
+        raise ConfigError(
+            f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory; nothing was started"
+        )
+    notes = [*can.notes, *(found.notes if found else [])]
+    return Capability(**{**{name: getattr(can, name) for name in can.__struct_fields__}, "notes": notes})
+
+
+def data_of(config: DeviceConfig) -> Data:
+    """The device's data, read from its source when asked for."""
+
+    def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
+        return _load(config, Need(classes, input))[0]
+
+    return data
+
+
+def _inspect(config: DeviceConfig, say: Say) -> DataReport | None:
+    """What is there before any release says what it needs; None when that cannot be told yet."""
+    try:
+        return _load(config, Need())[1]
+    except DataError as error:
+        say(f"{config.id}: {error}")
+        return None
+
+
+def _load(config: DeviceConfig, need: Need) -> tuple[ClientData, DataReport]:
+    return load(
+        config.data,
+        need,
+        seed=config.seed,
+        client=config.id,
+        test_fraction=config.test_fraction,
+        validation_fraction=config.validation_fraction,
+    )
+
+
+def _worker(
+    config: DeviceConfig, can: Capability, store: Store, full_worker: Callable[[], FullFactory]
+) -> Worker:
+    data = data_of(config)
+    if can.tier == "full":
+        # read once: a full device trains on its images again and again
+        return full_worker()(config.id, store, functools.lru_cache(1)(data), threads=config.threads)
+    root = Path(config.root).read_bytes() if config.root else None
+    return HeadWorker(config.id, store, data, config.head, ChildFitter(), root=root)
+
+
+def _wait(device: Device, runner: Runner, say: Say) -> None:
+    """Says, until the broker is there, that it is not."""
+    while True:
+        try:
+            device.wait_connected(TRY_S)
+        except ConnectError as error:
+            if device.lost or device.state.status == "disconnected":
+                return
+            say(f"{error}; trying again")
+        else:
+            return
+
+
+class _Teller:
+    """Says each new status, and when to end: when the broker refuses the device for good."""
+
+    def __init__(self, device: Device, say: Say) -> None:
+        self._device, self._say = device, say
+        self._said = ""
+
+    def __call__(self) -> bool:
+        at = self._device.state
+        if at.said:
+            status, activity, release, why = at.said
+            line = (
+                f"{at.device}: {status}, {activity}"
+                + (f", release {release}" if release else "")
+                + (f" ({why})" if why else "")
+            )
+            if line != self._said:
+                self._say(line)
+                self._said = line
+        return bool(self._device.lost)

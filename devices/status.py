@@ -1,0 +1,36 @@
+"""What a device's folder says about it, in lines for a person; read beside a running agent, without disturbing it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from devices.release import find_installed
+from devices.store import Store
+from edge_fl.errors import InputError
+from edge_fl.metrics import PERSONAL_AFTER
+from edge_fl.release.artefact import Slots
+
+
+def read(folder: Path) -> list[dict[str, object]]:
+    """Rows of {what, value}. Raises InputError when no device has its folder there."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; expected a device's own folder (--dir); nothing to show")
+    store, slots = Store(folder), Slots(folder / "release")
+    pair, current, memory = store.pair(), slots.current(), store.memory()
+    rows: dict[str, object] = {"folder": str(folder)}
+    if pair:
+        served = find_installed(slots, pair.head.extractor)
+        rows["serves"] = f"release {pair.release}" if served else "nothing: the head's extractor is gone"
+        rows["head"] = f"{pair.head.kind}, extractor {pair.head.extractor[:12]}"
+        rows["accuracy on own test images"] = pair.parcel.report.metrics.get(PERSONAL_AFTER)
+    else:
+        rows["serves"] = "nothing: no head fitted yet"
+    if current:
+        state = "not proved yet" if current.pending else "good"
+        rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"
+    for release, why in slots.refused.items():
+        rows[f"refused release {release}"] = why
+    rows["reports to send"] = len(store.outbox())
+    rows["wants done"] = len(memory.done)
+    rows["personal parts"] = ", ".join(store.tasks()) or "none"
+    return [{"what": what, "value": value} for what, value in rows.items()]
