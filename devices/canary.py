@@ -28,7 +28,7 @@ MEBIBYTE = 1024 * 1024
 class Limits:
     """What the child may use beyond an idle process: address space (plus three times the file), processor time, wall time."""
 
-    memory_bytes: int = 384 * MEBIBYTE
+    memory_bytes: int = 256 * MEBIBYTE
     cpu_s: int = 30
     deadline_s: float = 90.0
 

@@ -5,6 +5,7 @@ The canary's images are drawn here too, because the server that writes a manifes
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -51,6 +52,20 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     extras: Annotated[dict[ExtraName, Blob], Meta(max_length=16)] = {}
 
 
+class Entry(Struct, frozen=True):
+    """A release as signed metadata lists it: the manifest as JSON text, and its place in the order of publication.
+
+    Text, because the canonical JSON that is signed has no floating point numbers.
+    """
+
+    manifest: str
+    serial: int
+
+    def read(self) -> Manifest:
+        """The manifest. Raises ArtefactError."""
+        return decode(self.manifest)
+
+
 def blobs(manifest: Manifest) -> list[Blob]:
     """What has to be fetched: the extractor first, then the extras by name."""
     return [manifest.extractor, *(manifest.extras[name] for name in sorted(manifest.extras))]
@@ -65,13 +80,23 @@ def decode(payload: bytes | str) -> Manifest:
     """A manifest from JSON, its numbers consistent with one another. Raises ArtefactError."""
     try:
         manifest = msgspec.json.decode(payload, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtefactError(f"manifest: {error}; release not installed", "manifest") from error
     if flaw := _flaw(manifest):
         raise ArtefactError(
             f"manifest of release {manifest.release}: {flaw}; release not installed", "manifest"
         )
     return manifest
+
+
+def listed(entries: Iterable[object]) -> list[Entry]:
+    """Entries as plain dicts, as metadata carries them, in the order of publication. Raises ArtefactError."""
+    try:
+        return sorted((msgspec.convert(entry, Entry) for entry in entries), key=lambda entry: entry.serial)
+    except msgspec.ValidationError as error:
+        raise ArtefactError(
+            f"signed metadata: {error}; no release can be read from it", "manifest"
+        ) from error
 
 
 def scale(images: NDArray[np.uint8]) -> NDArray[np.float32]:

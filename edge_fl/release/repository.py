@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from msgspec import to_builtins
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, TargetFile, Targets, Timestamp
 
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.release.disk import reporting
-from edge_fl.release.manifest import Manifest, decode, encode
+from edge_fl.release.manifest import Entry, Manifest, decode, encode, listed
 
 KEPT_RELEASES = 3
 MAX_METADATA_BYTES = 256 * 1024  # one message on the wire
@@ -77,7 +78,7 @@ class Repository:
     def releases(self) -> list[Manifest]:
         """The releases that devices may run, last published last."""
         targets = self._signed[Targets.type].targets
-        return [decode(targets[path].custom["manifest"]) for path in _by_publication(targets)]
+        return [entry.read() for entry in listed(target.custom for target in targets.values())]
 
     def next_release(self) -> int:
         """A release number that was never used here."""
@@ -88,11 +89,11 @@ class Repository:
         text = encode(decode(encode(manifest))).decode()
         signed = deepcopy(self._signed)
         role, extractor, path = signed[Targets.type], manifest.extractor, f"{manifest.release}/extractor.onnx"
-        if path in role.targets and role.targets[path].custom["manifest"] != text:
+        if path in role.targets and _entry(role.targets[path]).manifest != text:
             raise ArtefactError(
                 f"release {manifest.release}: signed before with another manifest; nothing was published"
             )
-        custom = {"manifest": text, "serial": self._next_version(Targets.type)}
+        custom = to_builtins(Entry(text, self._next_version(Targets.type)))
         target = TargetFile(extractor.bytes, {"sha256": extractor.sha256}, path, {"custom": custom})
         role.targets = _newest(role.targets | {path: target})
         role.unrecognized_fields["highest_release"] = max(self.next_release() - 1, manifest.release)
@@ -235,16 +236,19 @@ def _file_name(role: str, version: int) -> str:
     return "timestamp.json" if role == Timestamp.type else f"{version}.{role}.json"
 
 
-def _by_publication(targets: dict[str, TargetFile]) -> list[str]:
-    return sorted(targets, key=lambda path: int(targets[path].custom["serial"]))
+def _entry(target: TargetFile) -> Entry:
+    return listed([target.custom])[0]
 
 
 def _newest(targets: dict[str, TargetFile]) -> dict[str, TargetFile]:
     """The last releases that fit one message, never fewer than the newest."""
-    kept = {path: targets[path] for path in _by_publication(targets)[-KEPT_RELEASES:]}
-    while (
-        len(kept) > 1
-        and sum(2 * len(target.custom["manifest"]) for target in kept.values()) > MAX_METADATA_BYTES
-    ):
-        del kept[_by_publication(kept)[0]]
-    return kept
+    last_first = sorted(targets, key=lambda path: _entry(targets[path]).serial, reverse=True)[:KEPT_RELEASES]
+    while len(last_first) > 1 and sum(_size_bytes(targets[path]) for path in last_first) > MAX_METADATA_BYTES:
+        last_first.pop()
+    return {path: targets[path] for path in last_first}
+
+
+def _size_bytes(target: TargetFile) -> int:
+    """What a target takes up in targets.json: its manifest with every quotation mark escaped, and a little beside it."""
+    text = _entry(target).manifest
+    return len(text) + text.count('"') + 1024

@@ -35,7 +35,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 from edge_fl import atomic
 from edge_fl.errors import EdgeFLError, TrustError
 from edge_fl.release.disk import reporting
-from edge_fl.release.manifest import Manifest, decode
+from edge_fl.release.manifest import Manifest, listed
 
 Fetch = Callable[[str], bytes]
 
@@ -101,8 +101,7 @@ class Trust:
                 targets = [updater.get_targetinfo(name) for name in names]
             except (RepositoryError, DownloadError) as error:
                 raise _in_our_words(error, fetcher) from error
-        custom = [target.custom for target in targets if target]
-        return [decode(item["manifest"]) for item in sorted(custom, key=lambda item: int(item["serial"]))]
+        return [entry.read() for entry in listed(target.custom for target in targets if target)]
 
     def _updater(self, fetcher: _Fetcher) -> Updater:
         first = self._folder / "first.root.json"

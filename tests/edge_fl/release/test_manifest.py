@@ -6,7 +6,7 @@ import pytest
 
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
-from edge_fl.release.manifest import Canary, canary_images, decode, encode, scale
+from edge_fl.release.manifest import Canary, canary_images, decode, encode, listed, scale
 from edge_fl.wire.blob import digest
 
 
@@ -61,3 +61,43 @@ def test_canary_images_are_the_same_everywhere_and_look_like_scaled_pixels():
 def test_another_seed_gives_other_images():
     first, second = (canary_images(Canary(seed, 1, [[0.0]]), InputSpec(1, 8, 8)) for seed in (1, 2))
     assert not np.array_equal(first, second)
+
+
+WEIRD = [None, True, -1, 10**30, 0.5, "", "x" * 10_000, [], {}, [[]], {"": None}]
+
+
+@pytest.mark.parametrize("weird", WEIRD, ids=lambda value: str(value)[:12])
+def test_a_wrong_value_in_any_field_is_refused_or_read_and_nothing_else(make_release, weird):
+    tree = msgspec.to_builtins(make_release(3)[0])
+    places = [(tree, key) for key in tree]
+    places += [(tree[part], key) for part in ("canary", "extractor", "input", "extras") for key in tree[part]]
+    refused = 0
+    for part, key in places:
+        value, part[key] = part[key], weird
+        try:
+            decode(msgspec.json.encode(tree))
+        except ArtefactError:
+            refused += 1
+        part[key] = value
+    assert refused >= len(places) // 2
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"{", b"\xff", b"null", b"[" * 100_000, b'{"release": ' + b"[" * 100_000]
+)
+def test_bytes_that_are_no_manifest_are_refused(payload):
+    with pytest.raises(ArtefactError, match="release not installed"):
+        decode(payload)
+
+
+def test_releases_are_listed_in_the_order_of_publication(make_release):
+    entries = [
+        {"manifest": encode(make_release(number)[0]).decode(), "serial": -number} for number in (1, 2, 3)
+    ]
+    assert [entry.read().release for entry in listed(entries)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("entry", [None, {}, {"manifest": 3, "serial": 1}, {"manifest": "x"}, "text"])
+def test_an_entry_that_is_none_is_refused(entry):
+    with pytest.raises(ArtefactError, match="signed metadata"):
+        listed([entry])

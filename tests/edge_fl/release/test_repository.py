@@ -133,7 +133,7 @@ def test_a_timestamp_alone_can_be_renewed(tmp_path):
 def test_metadata_fits_one_message_by_keeping_fewer_releases(repository, make_release):
     for number in (1, 2, 3):
         manifest, _ = make_release(number)
-        long = describe(bytes([number]) * 900_000, 1024)  # 879 chunk hashes, about 60 kB of manifest
+        long = describe(bytes([number]) * 1_500_000, 1024)  # 1465 chunk hashes, about 100 kB of manifest
         repository.publish(msgspec.structs.replace(manifest, extractor=long))
     assert numbers(repository) == [2, 3]
     assert max(len(payload) for _, payload in repository.files()) < 256 * 1024

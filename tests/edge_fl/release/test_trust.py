@@ -224,6 +224,19 @@ def test_devices_follow_a_key_rotation_and_the_old_key_is_worthless(
     assert refusal(trust, broker).why in ("wrong_key", "mix_and_match")
 
 
+def test_a_device_recovers_from_versions_that_a_thief_ran_ahead(tmp_path, trust, broker, repository, make_release):
+    shutil.copytree(tmp_path / "server", tmp_path / "stolen")
+    stolen = Repository(tmp_path / "stolen")
+    ahead = Broker(broker)
+    for number in (7, 8, 9, 10):
+        ahead.update(stolen.publish(make_release(number)[0]))
+    assert numbers(trust.refresh(ahead.fetch)) == [8, 9, 10]
+    assert refusal(trust, broker).why == "rollback"
+    for role in ("targets", "snapshot", "timestamp"):
+        repository.rotate(role)
+    assert numbers(trust.refresh(Broker(repository.files()).fetch)) == [1, 2]
+
+
 def test_a_device_that_slept_through_rotations_catches_up(trust, broker, repository, make_release):
     for role in ("timestamp", "root", "targets"):
         repository.rotate(role)
