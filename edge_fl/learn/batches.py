@@ -46,7 +46,7 @@ class Batches:
     @classmethod
     def of(cls, x: np.ndarray | Tensor, y: np.ndarray | Tensor, **settings: object) -> Batches:
         """From arrays; keywords are the other fields."""
-        return cls(torch.as_tensor(x), torch.as_tensor(y, dtype=torch.int64), **settings)  # type: ignore[arg-type]
+        return cls(as_tensor(x), as_tensor(y).to(torch.int64), **settings)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.y)
@@ -93,6 +93,12 @@ def cut(rows: np.ndarray, size: int, shortest: int = 1) -> list[np.ndarray]:
     if len(batches) > 1 and len(batches[-1]) < shortest:
         batches[-2:] = [np.concatenate(batches[-2:])]
     return batches
+
+
+def as_tensor(array: np.ndarray | Tensor) -> Tensor:
+    """An array as a tensor with the strides of its shape; torch picks kernels by strides, and a dimension of 1 leaves them open."""
+    tensor = torch.as_tensor(array).contiguous()
+    return tensor.view(-1).view(tensor.shape)
 
 
 def pixels(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.learn.batches import EVALUATION_BATCH, Batches, pixels
+from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import steps
@@ -63,7 +63,7 @@ class Client:
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
     def _tensors(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(samples.x).to(self.device), torch.from_numpy(samples.y).to(self.device)
+        return as_tensor(samples.x).to(self.device), as_tensor(samples.y).to(self.device)
 
     def at(self, device: str) -> Client:
         """The same client with its tensors elsewhere."""
