@@ -1,38 +1,23 @@
-"""What devices reported over a run, one row per device: tier, samples, accuracies, release, bytes and seconds; and its summary.
+"""What devices and simulated clients reported over a run, one row each: samples, accuracies, release, bytes, seconds; and its summary.
 
-`personal.test_acc.before` and `.after` in the summary are over all devices that reported them. The same names behind `head.` and `full.`
-are over the devices of one tier, because they mean different things: a full device is measured around the method's own closing step, a
-head-only device around a new release ("before" is the extractor and head that it served until then).
+`personal.test_acc.before` and `.after` in the summary are over everybody who measured them. The same names behind `head.` and `full.` are
+over one tier, because they mean different things: a client that trains is measured around the method's own closing step, a head-only device
+around a new release ("before" is the pair of extractor and head that it served until then). Simulated clients count as `full`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from edge_fl import metrics
+from edge_fl.capability import Tier
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
 from server.roster import Device
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of devices.csv; accuracies are None where a device has not measured them."""
-
-    device: str
-    tier: str
-    head: str
-    samples: int
-    before: float | None
-    after: float | None
-    release: int
-    bytes_down: int
-    bytes_up: int
-    seconds: float
-    machine: str
-
 
 COLUMNS = {
     "device": "device",
@@ -47,87 +32,108 @@ COLUMNS = {
     "seconds": "seconds",
     "machine": "machine",
 }
+"""A row's fields, and how a table heads them."""
+
+
+class Row(Struct, frozen=True):
+    """One line of devices.csv. `samples` are training samples; accuracies are None where they were not measured."""
+
+    device: str
+    tier: str
+    head: str
+    samples: int
+    before: float | None
+    after: float | None
+    release: int
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    machine: str
 
 
 @dataclass
-class _Tally:
-    """The sums over one device's reports; metrics are those of its last head, or the last known of each name."""
+class _Account:
+    """The sums over one device's reports, and what was measured last."""
 
+    simulated: bool = False
     samples: int = 0
+    release: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
-    release: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Ledger:
-    """`note` is called for every report that counts, from whichever thread hears it."""
+    """Fed from any thread: `note` with every report that counts, `measure` with what the round loop collected."""
 
     def __init__(self) -> None:
-        self._tallies: dict[str, _Tally] = {}
+        self._accounts: dict[str, _Account] = {}
         self._lock = threading.Lock()
 
-    def note(self, device: str, report: Report) -> None:
-        """Adds one accepted report."""
+    def enter(self, client: str, samples: int) -> None:
+        """A client that is simulated here."""
         with self._lock:
-            tally = self._tallies.setdefault(device, _Tally())
-            tally.bytes_down += report.bytes_down
-            tally.bytes_up += report.bytes_up
-            tally.seconds += max(report.seconds, 0.0)
-            if report.error:
-                return
-            tally.samples = report.samples
-            if report.kind == "head":
-                tally.release, tally.metrics = report.release, dict(report.metrics)
-            else:
-                tally.metrics |= report.metrics
+            self._accounts[client] = _Account(simulated=True, samples=samples)
+
+    def note(self, device: str, report: Report) -> None:
+        """Adds one accepted report of a device."""
+        with self._lock:
+            account = self._accounts.setdefault(device, _Account())
+            account.bytes_down += report.bytes_down
+            account.bytes_up += report.bytes_up
+            account.seconds += max(report.seconds, 0.0)
+            if not report.error:
+                account.samples = report.samples
+            if report.kind == "head" and not report.error:
+                account.release, account.metrics = report.release, dict(report.metrics)
+
+    def measure(self, reports: Mapping[str, Mapping[str, float]]) -> None:
+        """Adds metrics by client; a later value replaces an earlier one of its name."""
+        with self._lock:
+            for client, found in reports.items():
+                self._accounts.setdefault(client, _Account()).metrics.update(found)
 
     def rows(self, devices: Mapping[str, Device]) -> list[Row]:
-        """One row per device that was there or reported, ascending."""
+        """Everybody who was there or reported, ascending."""
         with self._lock:
-            names = sorted(self._tallies.keys() | devices.keys())
-            return [_row(name, self._tallies.get(name, _Tally()), devices.get(name)) for name in names]
-
-    def reports(self, devices: Mapping[str, Device], tier: str = "") -> list[dict[str, float]]:
-        """The metrics of every device, or of those of one tier."""
-        with self._lock:
-            return [
-                dict(t.metrics)
-                for name, t in sorted(self._tallies.items())
-                if tier in ("", _tier(devices.get(name))) and t.metrics
-            ]
+            names = sorted(self._accounts.keys() | devices.keys())
+            return [_row(name, self._accounts.get(name, _Account()), devices.get(name)) for name in names]
 
     def summaries(self, devices: Mapping[str, Device]) -> dict[str, Summary]:
-        """Every metric over all devices, then over each tier under the tier's name."""
-        found = summarise_reports(self.reports(devices))
-        for tier in ("head", "full"):
-            of_tier = summarise_reports(self.reports(devices, tier))
-            found |= {f"{tier}.{name}": summary for name, summary in of_tier.items()}
-        return found
+        """Every metric over all, then over each tier under the tier's name."""
+        with self._lock:
+            found = {
+                name: dict(account.metrics)
+                for name, account in sorted(self._accounts.items())
+                if account.metrics
+            }
+            tiers = {name: _tier(self._accounts[name], devices.get(name)) for name in found}
+        summaries = summarise_reports(list(found.values()))
+        for prefix, members in (("head", {Tier.HEAD.value}), ("full", {Tier.FULL.value, "simulated"})):
+            of_tier = summarise_reports([report for name, report in found.items() if tiers[name] in members])
+            summaries |= {f"{prefix}.{name}": summary for name, summary in of_tier.items()}
+        return summaries
 
 
-def as_cells(row: Row) -> dict[str, object]:
-    """A row by column."""
-    return asdict(row)
-
-
-def _row(name: str, tally: _Tally, device: Device | None) -> Row:
+def _row(name: str, account: _Account, device: Device | None) -> Row:
     capability = device.capability if device else None
     return Row(
         name,
-        _tier(device),
+        _tier(account, device),
         capability.head if capability else "",
-        tally.samples or (capability.samples if capability else 0),
-        tally.metrics.get(metrics.PERSONAL_BEFORE),
-        tally.metrics.get(metrics.PERSONAL_AFTER),
-        tally.release,
-        tally.bytes_down,
-        tally.bytes_up,
-        tally.seconds,
+        account.samples or (capability.samples if capability else 0),
+        account.metrics.get(metrics.PERSONAL_BEFORE),
+        account.metrics.get(metrics.PERSONAL_AFTER),
+        account.release,
+        account.bytes_down,
+        account.bytes_up,
+        account.seconds,
         capability.machine if capability else "",
     )
 
 
-def _tier(device: Device | None) -> str:
+def _tier(account: _Account, device: Device | None) -> str:
+    if account.simulated:
+        return "simulated"
     return device.capability.tier if device and device.capability else "unknown"

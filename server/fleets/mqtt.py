@@ -16,7 +16,7 @@ from functools import partial
 
 from edge_fl.config import TaskSpec
 from edge_fl.learn.mean import Update
-from edge_fl.learn.tree import Parts, to_arrays
+from edge_fl.learn.tree import Parts, to_arrays, to_device
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Blob, describe
@@ -107,7 +107,10 @@ class Question:
 
 
 class MqttFleet:
-    """Full devices behind a broker. `heard` sees every report that counted; `close` withdraws whatever is still asked."""
+    """Full devices behind a broker. `heard` sees every report that counts; `close` withdraws whatever is still asked.
+
+    Updates are handed over with their tensors on the torch device `device`.
+    """
 
     def __init__(
         self,
@@ -119,8 +122,9 @@ class MqttFleet:
         spec: TaskSpec,
         limits: Limits = Limits(),
         heard: Callable[[ClientId, Report], None] = lambda device, report: None,
+        device: str = "cpu",
     ) -> None:
-        self._link, self._roster, self._inbox, self._wants = link, roster, inbox, wants
+        self._link, self._roster, self._inbox, self._wants, self._device = link, roster, inbox, wants, device
         self._task, self._spec, self._limits, self._heard = task, spec, limits, heard
         self._attempt = 0
         self._question: Question | None = None

@@ -82,12 +82,12 @@ class Rollout:
         """Waits until `heads` devices (0: all head-only devices that are there) reported on the current release -> those that did not."""
         until = time.monotonic() + deadline_s
         with self._change:
-            while (missing := self.missing()) and not 0 < heads <= len(self._reported):
+            while len(self._reported) < heads if heads else self.missing():
                 self._link.check()
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._change.wait(min(left, POLL_S))
-        return missing
+        return self.missing()
 
     def missing(self) -> list[str]:
         """Head-only devices that are there and have not reported on the current release."""

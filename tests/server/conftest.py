@@ -1,7 +1,7 @@
 """A fleet in one process: a broker in memory, the server's side of the wire, and devices that follow a script.
 
-A scripted device does what the choreography asks of a full device, with `edge_fl.methods.client.Client`, so the server is tested without
-the package `devices`. What it sends can be tampered with.
+A scripted device does what the choreography asks of a full device, with `edge_fl.methods.client.Client`, so that the server is tested
+without the package `devices`. What it sends can be tampered with.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge_fl import metrics
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn.tree import from_arrays, to_arrays
 from edge_fl.methods import build_method, steps
 from edge_fl.methods.client import Client
+from edge_fl.release.trust import Trust
 from edge_fl.seeds import generator
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
@@ -32,7 +35,7 @@ from server import link as links
 from server.exchange import KINDS
 from server.fleets.mqtt import Limits, MqttFleet
 from server.inbox import Inbox
-from server.link import Link
+from server.link import Connect, Link
 from server.roster import Roster
 from server.wants import Wants
 
@@ -173,15 +176,16 @@ class ScriptedDevice:
         method = build_method(self._rounds[want.task].spec).at(want.round)
         parts = from_arrays(tensors.unpack(down)) if down else {}
         own = self._own.get("own") or steps.start_own(method, self.id)
-        client, metrics, up = client_of(self.id), {}, {}
+        client, found, up = client_of(self.id), {}, {}
         if want.mode == "evaluate":
-            metrics = client.evaluate(method, parts, own)
+            found = client.evaluate(method, parts, own)
         else:
             update, self._own["own"] = getattr(client, want.mode)(method, want.round, parts, own)
-            metrics, up = update.metrics, update.parts
+            self._own[f"after {want.round}"] = self._own["own"]
+            found, up = update.metrics, update.parts
         payload = tensors.pack(to_arrays(up)) if up else b""
         blob = describe(payload, self.chunk_bytes) if up else None
-        report = Report(want.id, KINDS[want.mode], self.boot, 20, metrics, blob)  # type: ignore[arg-type]
+        report = Report(want.id, KINDS[want.mode], self.boot, 20, found, blob)  # type: ignore[arg-type]
         for sent, content in self.tamper(want.mode, report, payload):
             self.report(want.task, want.round, sent, content)
 
@@ -198,25 +202,104 @@ class ScriptedDevice:
 
 
 @dataclass
-class Bench:
-    """A server on a broker in memory, with what it takes to add devices and fleets."""
+class ScriptedHead:
+    """A head-only device by the book: believes the signed metadata, pretends to fit a head, and says so."""
 
     broker: InMemoryBroker
-    link: Link
-    roster: Roster
-    inbox: Inbox
-    wants: Wants
+    topics: Topics
+    id: str
+    folder: Path
+    after: float = 0.75
+    boot: str = "h1"
+    served: list[int] = field(default_factory=list)
+    acks: list[Ack] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._files: dict[str, bytes] = {}
+        self._trust = Trust(self.folder / self.id, trust_on_first_use=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        will = Packet(self.topics.state(self.id), encode(DeviceState("lost", self.boot)), retain=True)
+        self._transport = InMemoryTransport(self.broker, self.id, will, self._events.put)
+        for pattern in (self.topics.tuf("+"), self.topics.down(self.id)):
+            self._transport.subscribe(pattern)
+        capability = Capability("head", "test", "3", samples=9, head="svm")
+        self._say(self.topics.meta(self.id), capability, retain=True)
+        self._say(self.topics.state(self.id), DeviceState("ready", self.boot), retain=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._transport.close()
+        self._events.put(None)
+        self._thread.join(5)
+
+    def _say(self, topic: str, message: Any, **fields: Any) -> None:
+        self._transport.publish(Packet(topic, encode(message), **fields))
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            if isinstance(event, Packet) and event.payload:
+                try:
+                    self._take(event)
+                except BaseException as error:
+                    self.failures.append(error)
+
+    def _take(self, packet: Packet) -> None:
+        address = self.topics.parse(packet.topic)
+        if address.kind == "tuf":
+            self._files[address.path[0]] = packet.payload
+        elif address.kind == "ack":
+            self.acks.append(decode(packet.payload, Ack))
+        elif address.kind == "want" and (want := decode(packet.payload, Want)).mode == "serve":
+            self._serve(want)
+
+    def _serve(self, want: Want) -> None:
+        manifests = {found.release: found for found in self._trust.refresh(self._files.__getitem__)}
+        extractor = manifests[want.release].extractor.sha256
+        before = {metrics.PERSONAL_BEFORE: self.after / 2} if self.served else {}
+        found = {**before, metrics.PERSONAL_AFTER: self.after, metrics.TEST_SAMPLES: 4.0}
+        report = Report(
+            want.id, "head", self.boot, 9, found, None, want.release, extractor, "svm", 0.5, 100, 10
+        )
+        self.served.append(want.release)
+        self._say(self.topics.report(self.id, want.task, want.round), report)
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """A broker in memory and the devices on it."""
+
+    broker: InMemoryBroker
+    topics: Topics = field(default_factory=lambda: Topics("main"))
     devices: list[ScriptedDevice] = field(default_factory=list)
+    heads: list[ScriptedHead] = field(default_factory=list)
 
     @property
-    def topics(self) -> Topics:
-        return self.link.topics
+    def connect(self) -> Connect:
+        return partial(InMemoryTransport, self.broker)
+
+    def device(self, id: str, **fields: Any) -> ScriptedDevice:
+        self.devices.append(ScriptedDevice(self.broker, self.topics, id, **fields))
+        return self.devices[-1]
+
+    def head(self, id: str, folder: Path, **fields: Any) -> ScriptedHead:
+        self.heads.append(ScriptedHead(self.broker, self.topics, id, folder, **fields))
+        return self.heads[-1]
 
     def spec(self, method: str, **options: Any) -> TaskSpec:
         return spec_of(method, **options)
 
     def client(self, id: str) -> Client:
         return client_of(id)
+
+    def data(self, client: str, samples: int = 20) -> ClientData:
+        return data_of(client, samples)
+
+    def retained(self, pattern: str = "#") -> dict[str, bytes]:
+        """What is retained on the broker, by topic without the fleet's root."""
+        found = links.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
+        return {topic.removeprefix(self.topics.root + "/"): payload for topic, payload in found.items()}
 
     @staticmethod
     def eventually(claim: Callable[[], bool], deadline_s: float = 5.0) -> bool:
@@ -228,10 +311,21 @@ class Bench:
             time.sleep(0.005)
         return True
 
-    def device(self, id: str, **fields: Any) -> ScriptedDevice:
-        device = ScriptedDevice(self.broker, self.topics, id, **fields)
-        self.devices.append(device)
-        return device
+    def close(self) -> None:
+        for device in (*self.devices, *self.heads):
+            device.close()
+        self.broker.close()
+        assert not [failure for device in (*self.devices, *self.heads) for failure in device.failures]
+
+
+@dataclass(kw_only=True)
+class Bench(Stage):
+    """A server with its lease, for what runs inside one."""
+
+    link: Link
+    roster: Roster
+    inbox: Inbox
+    wants: Wants
 
     def fleet(self, spec: TaskSpec, **limits: float) -> MqttFleet:
         limits = {"deadline_s": 20.0, "lost_s": 0.3, **limits}
@@ -240,23 +334,20 @@ class Bench:
     def wait_for(self, **devices: int) -> None:
         self.roster.wait_for(**devices, deadline_s=5)
 
-    def retained(self, pattern: str = "#") -> dict[str, bytes]:
-        """What is retained on the broker, by topic without the fleet's root."""
-        found = links.read_retained(
-            partial(InMemoryTransport, self.broker), [f"{self.topics.root}/{pattern}"], QUICK
-        )
-        return {topic.removeprefix(self.topics.root + "/"): payload for topic, payload in found.items()}
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage(broker=InMemoryBroker())
+    yield stage
+    stage.close()
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     broker = InMemoryBroker()
     link = Link(partial(InMemoryTransport, broker), "main", limits=QUICK)
-    bench = Bench(broker, link, Roster(link), Inbox(link), Wants(link))
+    bench = Bench(broker=broker, link=link, roster=Roster(link), inbox=Inbox(link), wants=Wants(link))
     link.open()
     yield bench
-    for device in bench.devices:
-        device.close()
     link.close()
-    broker.close()
-    assert not [failure for device in bench.devices for failure in device.failures]
+    bench.close()

@@ -215,11 +215,11 @@ def test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_
 
 
 BAD_REPORTS = {
-    "no samples": (dict(samples=0), "samples"),
-    "more samples than it has": (dict(samples=21), "samples"),
-    "another kind": (dict(kind="evaluation"), "wrong_kind"),
-    "no blob": (dict(blob=None), "no_parts"),
-    "too large": (dict(blob=describe(bytes(8 * 2**20))), "too_large"),
+    "no samples": ({"samples": 0}, "samples"),
+    "more samples than it has": ({"samples": 21}, "samples"),
+    "another kind": ({"kind": "evaluation"}, "wrong_kind"),
+    "no blob": ({"blob": None}, "no_parts"),
+    "too large": ({"blob": describe(bytes(8 * 2**20))}, "too_large"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The server's connection and its roster: who is there, one server at a time, nothing that a device says goes unnoticed or stops the rest."""
+"""The server's connection and its roster: who is there, one server at a time, and nothing that a device says stops the rest."""
 
 from __future__ import annotations
 

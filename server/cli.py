@@ -1,0 +1,136 @@
+"""The server's commands: `edge-fl server run`, `edge-fl fleet list`, `edge-fl demo`, and those of the researcher.
+
+Nothing heavy is imported before one of them runs.
+"""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import App, Format, FormatOption, say, show_table
+from server import research
+
+if TYPE_CHECKING:
+    from server.link import Connect
+
+Host = Annotated[str | None, typer.Option(help="Where the broker is; instead of the recipe's.")]
+Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="The broker's port; instead of the recipe's.")
+]
+Fleet = Annotated[str | None, typer.Option(help="The fleet's name in every topic; instead of the recipe's.")]
+Ca = Annotated[
+    Path | None, typer.Option(help="The CA that signed the broker's certificate (PEM); speaks TLS.")
+]
+Cert = Annotated[Path | None, typer.Option(help="The server's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option(help="The key of the server's certificate (PEM).")]
+Runs = Annotated[Path, typer.Option(help="The folder that takes a folder of results per run.")]
+
+
+def register(app: App) -> None:
+    """Adds the groups `server` and `fleet`, the demo, and the researcher's commands."""
+    server = app.group(
+        "server", help="The server: train over MQTT, release extractors, collect what devices report."
+    )
+    server.command()(run)
+    fleet = app.group("fleet", help="The devices that exist.")
+    fleet.command("list")(list_devices)
+    app.root.command()(demo)
+    research.register(app)
+
+
+def run(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe: a TOML file, or a name (see the error for a wrong one).")
+    ] = "",
+    host: Host = None,
+    port: Port = None,
+    fleet: Fleet = None,
+    device: Annotated[str | None, typer.Option(help="Where torch computes: auto, cpu, cuda.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A recipe's key and value, as in method.epochs=3.")
+    ] = None,
+    takeover: Annotated[bool, typer.Option("--takeover", help="Replace a server that is online.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="The folder of a run to go on with, instead of a recipe.")
+    ] = None,
+    runs: Runs = Path("runs"),
+    home: Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")] = Path(
+        "runs/releases"
+    ),
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Train over MQTT, release the extractor, collect what heads report; prints the folder of the results."""
+    from edge_fl import config
+    from server import recipes, task
+    from server.results import Results
+
+    chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
+    given = {"broker.host": host, "broker.port": port, "broker.fleet": fleet, "device": device}
+    given_settings = [f"{name}={value}" for name, value in given.items() if value is not None]
+    chosen = config.with_settings(chosen, [*given_settings, *(settings or [])])
+    signal.signal(signal.SIGTERM, _interrupt)
+    connect = _connect(chosen.broker.host, chosen.broker.port, ca, cert, key)
+    print(task.run(task.Order(chosen, connect, runs, home, takeover, resume)))
+
+
+def list_devices(
+    host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The broker's port.")] = 1883,
+    fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the devices that the broker knows of, with what each said about itself last."""
+    from server import listing
+
+    rows = listing.devices(_connect(host, port, ca, cert, key), fleet)
+    show_table(rows, listing.COLUMNS, format)
+
+
+def demo(
+    dataset: Annotated[str, typer.Option(help="A dataset by name; digits needs no file.")] = "digits",
+    data_dir: Annotated[Path, typer.Option(help="Where datasets are.")] = Path(".data"),
+    devices: Annotated[int, typer.Option(min=2, help="How many simulated devices.")] = 12,
+    full: Annotated[int, typer.Option(min=1, help="How many of them train; the others fit heads.")] = 4,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the recipe's.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The broker's port; a free one by default.")
+    ] = None,
+    runs: Runs = Path("runs"),
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the devices' and the broker's folders too.")
+    ] = False,
+) -> None:
+    """See it work: a broker, a server and simulated devices learn together on this machine; takes about a minute."""
+    from server import demo as demos
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    plan = demos.Plan(dataset, data_dir, devices, full, rounds, port, runs, keep)
+    found = demos.run(plan)
+    print(found.histogram, end="\n\n")
+    show_table([*found.devices], demos.DEVICE_COLUMNS)
+    print()
+    show_table([*found.comparison], demos.COMPARISON_COLUMNS)
+    print(f"\n{found.note}\nThe results are in {found.path}")
+
+
+def _connect(host: str, port: int, ca: Path | None, cert: Path | None, key: Path | None) -> Connect:
+    from edge_fl.wire.endpoint import Endpoint
+    from edge_fl.wire.mqtt import MqttTransport
+
+    return partial(MqttTransport, Endpoint(host, port, ca, cert, key))
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a run in the same order as Ctrl-C."""
+    raise KeyboardInterrupt

@@ -1,0 +1,310 @@
+"""One run against a fleet, from a recipe to its results: train, release, let heads fit, measure, and end in one named state.
+
+    recipe -> dataset, spec, method -> fleet -> rounds.run -> (release every so often) -> rounds.close -> last release -> results
+
+The source says whose data the extractor is trained on: `fleet` (on the devices; of the dataset only the shape, mean, std and class names
+are used here), `simulated` (clients in this process) or `hybrid` (both in one cohort). Releases go to head-only devices in all three.
+The first release comes after round 1, so that heads serve something early, then every `release.every` rounds and after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from edge_fl import atomic
+from edge_fl.config import Recipe, Source, TaskSpec
+from edge_fl.data import datasets
+from edge_fl.data.samples import Dataset
+from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.learn.tree import Parts, to_device
+from edge_fl.methods import build_method, steps
+from edge_fl.methods.method import Method
+from edge_fl.metrics import Summary, summarise_reports
+from edge_fl.release.repository import Repository
+from server import checkpoint, rounds, simulate
+from server.checkpoint import Checkpoint
+from server.fleets.fleet import Fleet
+from server.fleets.mqtt import Limits, MqttFleet
+from server.fleets.union import UnionFleet
+from server.inbox import Inbox
+from server.ledger import Ledger
+from server.link import Connect, Link
+from server.progress import Progress
+from server.release.rollout import Rollout
+from server.results import Results
+from server.roster import Roster
+from server.rounds import RoundResult
+from server.simulate import Study
+from server.wants import Wants, withdraw_leftovers
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run and where to put things: results below `runs`, the keys of releases below `home`.
+
+    `resume` is the folder of a run to go on with; `recipe` is then the one found there.
+    """
+
+    recipe: Recipe
+    connect: Connect
+    runs: Path = Path("runs")
+    home: Path = Path("runs/releases")
+    takeover: bool = False
+    resume: Path | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What follows from a recipe before anything is connected; `study` only where clients are simulated here."""
+
+    recipe: Recipe
+    dataset: Dataset = field(repr=False)
+    study: Study | None
+    spec: TaskSpec
+    method: Method
+    device: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """A connected server."""
+
+    link: Link
+    roster: Roster
+    inbox: Inbox
+    wants: Wants
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run under way."""
+
+    work: Work
+    server: Server
+    results: Results
+    ledger: Ledger
+    progress: Progress
+    rollout: Rollout | None
+    devices: MqttFleet
+    fleet: Fleet
+
+
+def run(order: Order) -> Path:
+    """The whole run -> its results folder.
+
+    Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices come, RunError when a round
+    misses its quorum. KeyboardInterrupt ends it as "stopped"; whatever was measured by then is in the folder, and nothing is left on
+    the broker that would keep devices at work.
+    """
+    recipe, resumed = order.recipe, order.resume
+    saved = checkpoint.load(Results.open(resumed).checkpoints) if resumed else None
+    work = prepare(recipe)
+    with connected(order.connect, recipe.broker.fleet, takeover=order.takeover) as server:
+        results = (
+            Results.resume(resumed)
+            if resumed
+            else Results.create(order.runs, recipe, data_hash=_data_hash(work))
+        )
+        with results, Progress(recipe.rounds) as progress:
+            progress.say(
+                f"run {results.id}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
+            )
+            _run(work, server, results, progress, saved, order.home)
+    return results.path
+
+
+def prepare(recipe: Recipe) -> Work:
+    """Dataset, spec and method. Raises InputError."""
+    study = simulate.prepare(recipe) if recipe.source != "fleet" else None
+    dataset = study.dataset if study else datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+    spec = simulate.task_spec(recipe, dataset)
+    # Aggregating alone is no work for a GPU: "auto" asks for one only where clients train in this process.
+    device = "cpu" if recipe.device == "auto" and study is None else simulate.torch_device(recipe.device)
+    method = build_method(spec)
+    method.net.to(device)
+    return Work(recipe, dataset, study, spec, method, device)
+
+
+@contextmanager
+def connected(connect: Connect, fleet: str, *, takeover: bool = False) -> Iterator[Server]:
+    """A server that has the lease of a fleet; says goodbye at the end. Raises ConnectError."""
+    link = Link(connect, fleet, takeover=takeover)
+    server = Server(link, Roster(link), Inbox(link), Wants(link))
+    try:
+        link.open()
+        withdraw_leftovers(link, connect)
+        yield server
+    finally:
+        link.close()
+
+
+def _run(
+    work: Work, server: Server, results: Results, progress: Progress, saved: Checkpoint | None, home: Path
+) -> None:
+    ledger = Ledger()
+    recipe, task = work.recipe, results.id
+    rollout = None
+    if work.method.exports:
+        repository = Repository(home / recipe.broker.fleet)
+        rollout = Rollout(
+            server.link, server.roster, server.inbox, server.wants, repository, task, work.spec, ledger.note
+        )
+    else:
+        progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
+    limits = Limits(deadline_s=recipe.cohort.deadline_s)
+    devices = MqttFleet(
+        server.link,
+        server.roster,
+        server.inbox,
+        server.wants,
+        task,
+        work.spec,
+        limits,
+        ledger.note,
+        work.device,
+    )
+    run = Run(
+        work,
+        server,
+        results,
+        ledger,
+        progress,
+        rollout,
+        devices,
+        FLEETS[recipe.source](work, devices, ledger),
+    )
+    try:
+        _train_and_release(run, saved)
+    finally:
+        devices.close()
+        table = server.roster.table
+        results.write_summary(recipe.source, ledger.summaries(table))
+        results.write_devices([msgspec.to_builtins(row) for row in ledger.rows(table)])
+
+
+def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
+    recipe, method = run.work.recipe, run.work.method
+    shared = saved.shared if saved else steps.start(method)
+    shared = to_device(shared, run.work.device)
+    if saved:
+        run.progress.say(f"resumed after round {saved.round}")
+        run.fleet.restore(saved.states())
+    for result in _rounds(run, shared, saved.round + 1 if saved else 1):
+        shared = result.shared
+        _remember(run, result)
+        if result.round < recipe.rounds and _is_due(result.round, recipe.release.every):
+            _release(run, method.at(result.round), shared, result.round)
+    run.progress.busy("closing steps on every client")
+    last = method.at(max(recipe.rounds, 1))
+    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds)
+    run.ledger.measure(closing)
+    if run.rollout:
+        _release(run, last, shared, recipe.rounds)
+        _wait_for_heads(run, say=True)
+
+
+def _rounds(run: Run, shared: Parts, first: int) -> Iterator[RoundResult]:
+    """The round loop, before each of whose rounds there are devices enough."""
+    plan = _plan(run.work)
+    results = rounds.run(run.work.method, run.fleet, plan, shared, first)
+    for _ in range(first, plan.rounds + 1):
+        _wait_for_devices(run)
+        yield next(results)
+
+
+def _wait_for_devices(run: Run) -> None:
+    recipe, roster = run.work.recipe, run.server.roster
+    needed = 0 if recipe.source == "simulated" else recipe.cohort.min_devices
+    if len(roster.full_devices()) < needed:
+        run.progress.busy(f"waiting for {needed} full devices, {len(roster.full_devices())} there")
+        roster.wait_for(full=needed, deadline_s=recipe.cohort.wait_s)
+
+
+def _remember(run: Run, result: RoundResult) -> None:
+    """Writes down one round, and all that it takes to go on after it."""
+    summaries = summarise_reports(list(result.metrics.values()))
+    run.ledger.measure(result.metrics)
+    run.results.append_round(_record(result, summaries))
+    checkpoint.save(
+        run.results.checkpoints, result.round, _plan(run.work), result.shared, run.fleet.personal_state()
+    )
+    run.progress.round(result)
+
+
+def _release(run: Run, method: Method, shared: Parts, round: int) -> None:
+    if run.rollout is None:
+        return
+    _wait_for_heads(run, say=False)
+    manifest = run.rollout.release(method, shared, round)
+    method.net.to(run.work.device)  # the export took it to the CPU
+    atomic.write(
+        run.results.artefacts / f"release-{manifest.release}.json",
+        msgspec.json.format(msgspec.json.encode(manifest)),
+    )
+    heads = len(run.server.roster.head_devices())
+    run.progress.say(
+        f"release {manifest.release} after round {round}: {manifest.extractor.bytes / 1024:.0f} KiB, for {heads} head-only devices"
+    )
+
+
+def _wait_for_heads(run: Run, *, say: bool) -> None:
+    """Lets heads finish with the current release; those that do not are named, and the run goes on."""
+    rollout, limits = run.rollout, run.work.recipe.release
+    if rollout is None or rollout.current is None:
+        return
+    if say and rollout.missing():
+        run.progress.busy(f"waiting for heads on release {rollout.current.release}")
+    missing = rollout.wait(limits.heads, limits.wait_s)
+    if missing:
+        names = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
+        run.progress.say(
+            f"release {rollout.current.release}: no report from {len(missing)} devices ({names}) in {limits.wait_s:g} s"
+        )
+
+
+def _is_due(round: int, every: int) -> bool:
+    """Whether a release comes after this round, the last one apart: 1, 1 + every, 1 + 2 * every, ..."""
+    return every > 0 and (round - 1) % every == 0
+
+
+def _plan(work: Work) -> rounds.Plan:
+    """The recipe's plan; a method that has no model before its closing step is not evaluated in between."""
+    plan = simulate.plan(work.recipe)
+    measurable = work.method.predicts_early or work.method.has_global
+    return plan if measurable else rounds.Plan(plan.rounds, plan.seed, plan.cohort)
+
+
+def _record(result: RoundResult, summaries: dict[str, Summary]) -> dict[str, object]:
+    return {
+        "round": result.round,
+        "asked": len(result.asked),
+        "answered": len(result.answered),
+        "seconds": round(result.seconds, 3),
+        **{name: msgspec.to_builtins(summary) for name, summary in summaries.items()},
+    }
+
+
+def _data_hash(work: Work) -> str:
+    """Of the data that are trained on here; what devices have is not known here."""
+    return work.dataset.samples.fingerprint() if work.study else ""
+
+
+def _simulated(work: Work, devices: Fleet, ledger: Ledger) -> Fleet:
+    if work.study is None:
+        raise ConfigError(f"source {work.recipe.source!r}: no clients to simulate; nothing was started")
+    for client, data in work.study.data().items():
+        ledger.enter(client, len(data.train))
+    return simulate.fleet(work.study, work.method, work.device)
+
+
+FLEETS: dict[Source, Callable[[Work, MqttFleet, Ledger], Fleet]] = {
+    "fleet": lambda work, devices, ledger: devices,
+    "simulated": _simulated,
+    "hybrid": lambda work, devices, ledger: UnionFleet(devices, _simulated(work, devices, ledger)),
+}
+"""Who trains, by source."""

@@ -1,0 +1,239 @@
+"""One run against a fleet: from a recipe to results, in one named end state, with nothing left on the broker that keeps devices at work."""
+
+from __future__ import annotations
+
+import _thread
+import csv
+import json
+import threading
+from dataclasses import replace as changed
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from edge_fl import metrics
+from edge_fl.config import (
+    CohortConfig,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimiserConfig,
+    Recipe,
+    ReleaseConfig,
+)
+from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError
+from edge_fl.learn.tree import same
+from edge_fl.wire.messages import ServerState, Want, decode
+from server import checkpoint, task
+from server.results import Results
+
+
+@pytest.fixture
+def order(stage, tmp_path):
+    """A recipe of two rounds on a dataset of 4x4 images in three classes, over the stage's broker."""
+    data = stage.data("everybody", 120).train
+    np.savez(tmp_path / "toy.npz", x=data.x, y=data.y)
+    recipe = Recipe(
+        name="toy",
+        seed=1,
+        rounds=2,
+        source="fleet",
+        data=DataConfig("toy", str(tmp_path), clients=3, beta=5.0),
+        model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
+        method=MethodConfig("fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
+        cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=20.0),
+        release=ReleaseConfig(wait_s=20.0),
+    )
+    return task.Order(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")
+
+
+def with_recipe(order, **fields):
+    return changed(order, recipe=replace(order.recipe, **fields))
+
+
+def method(name, **options):
+    return MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.05), options)
+
+
+def the_run(order):
+    (path,) = order.runs.iterdir()
+    return Results.open(path)
+
+
+def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order, tmp_path):
+    stage.device("d1"), stage.device("d2")
+    heads = [stage.head("h1", tmp_path, after=1.0), stage.head("h2", tmp_path, after=0.5)]
+    order = with_recipe(order, release=ReleaseConfig(every=1, wait_s=20.0))
+    path = task.run(order)
+    assert Results.open(path).state().state == "completed"
+
+    assert [head.served for head in heads] == [[1, 2], [1, 2]]
+    records = [json.loads(line) for line in (path / "round_metrics.jsonl").read_text().splitlines()]
+    assert [(record["round"], record["asked"], record["answered"]) for record in records] == [
+        (1, 2, 2),
+        (2, 2, 2),
+    ]
+
+    summary = json.loads((path / "metrics_summary.json").read_text())
+    assert summary["source"] == "fleet"
+    assert summary["personal.test_acc.after"]["clients"] == 4
+    assert summary["head.personal.test_acc.after"]["mean"] == 0.75
+    assert summary["head.personal.test_acc.before"]["mean"] == 0.375
+    assert summary["full.personal.test_acc.after"]["clients"] == 2
+    assert set(summary["global.test_acc"]) == {"mean", "weighted_mean", "std", "bottom_decile", "clients"}
+
+    rows = {row["device"]: row for row in csv.DictReader((path / "devices.csv").read_text().splitlines())}
+    assert [rows[id]["tier"] for id in ("d1", "h1")] == ["full", "head"]
+    assert rows["h1"]["head"] == "svm"
+    assert (rows["h1"]["before"], rows["h1"]["after"], rows["h1"]["release"]) == ("0.5", "1.0", "2")
+    assert int(rows["h1"]["bytes_down"]) == 200
+    assert sorted(file.name for file in (path / "artefacts").iterdir()) == [
+        "release-1.json",
+        "release-2.json",
+    ]
+
+    kept = stage.retained()
+    assert not decode(kept["srv/state"], ServerState).online
+    assert not [
+        topic for topic in kept if topic.startswith("round/") or topic.endswith(("d1/dn/want", "d2/dn/want"))
+    ]
+    assert decode(kept["d/h1/dn/want"], Want).release == 2
+    needed = json.loads((path / "artefacts" / "release-2.json").read_text())["extractor"]["sha256"]
+    assert [topic for topic in kept if topic.startswith(f"art/{needed}/")]
+
+
+def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, order, tmp_path):
+    stage.device("d1"), stage.device("d2")
+    order = with_recipe(order, rounds=1, release=ReleaseConfig(heads=1, wait_s=20.0))
+
+    def arrive():
+        assert stage.eventually(lambda: "tuf/timestamp.json" in stage.retained("tuf/#"), 30)
+        stage.head("late", tmp_path)
+
+    arrival = threading.Thread(target=arrive)
+    arrival.start()
+    path = task.run(order)
+    arrival.join()
+    assert stage.heads[0].served == [1]
+    assert Results.open(path).summary()["head." + metrics.PERSONAL_AFTER].clients == 1
+
+
+def test_too_few_devices_end_the_run_with_who_is_there(stage, order):
+    stage.device("d1")
+    order = with_recipe(order, cohort=CohortConfig(min_devices=2, wait_s=0.3))
+    with pytest.raises(
+        DeadlineError, match=r"1 full and 0 head-only devices after 0.3 s, expected 2"
+    ) as late:
+        task.run(order)
+    assert late.value.exit_code == 3
+    assert the_run(order).state().state == "failed"
+    assert "expected 2" in the_run(order).state().reason
+
+
+def test_a_missed_quorum_ends_the_run_as_failed(stage, order):
+    stage.device("d1"), stage.device("d2", tamper=lambda *_: [])
+    order = with_recipe(order, cohort=CohortConfig(min_devices=2, quorum=1.0, deadline_s=0.5))
+    with pytest.raises(RunError, match="1 of 2 clients answered"):
+        task.run(order)
+    assert the_run(order).state().state == "failed"
+    assert not [topic for topic in stage.retained() if topic.startswith(("art/", "round/"))]
+
+
+def interrupt_in_round_2(mode, report, payload):
+    if mode == "train" and "-2-" in report.id:
+        _thread.interrupt_main()
+        return []
+    return [(report, payload)]
+
+
+def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, order):
+    stage.device("d1"), stage.device("d2", tamper=interrupt_in_round_2)
+    with pytest.raises(KeyboardInterrupt):
+        task.run(order)
+    results = the_run(order)
+    assert results.state().state == "stopped"
+    assert [record["round"] for record in results.rounds()] == [1]
+    assert checkpoint.load(results.checkpoints).round == 1
+    kept = stage.retained()
+    assert not decode(kept["srv/state"], ServerState).online
+    assert not [topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("dn/want")]
+
+
+def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, order):
+    order = with_recipe(order, method=method("fedrep"), rounds=3)
+    stage.device("d1"), stage.device("d2")
+    whole = task.run(order)
+    interrupted = stage.devices[1]
+    interrupted.tamper = interrupt_in_round_2
+    for device in stage.devices:
+        device._own.clear()
+    with pytest.raises(KeyboardInterrupt):
+        task.run(order)
+    interrupted.tamper = lambda mode, report, payload: [(report, payload)]
+    (stopped,) = [path for path in order.runs.iterdir() if path != whole]
+    # What d1 trained in the round that nobody closed is forgotten by a real device's store too: it keeps personal parts by round.
+    for device in stage.devices:
+        device._own["own"] = device._own["after 1"]
+    assert task.run(changed(order, resume=stopped)) == stopped
+    ours, theirs = (checkpoint.load(path / "checkpoints") for path in (stopped, whole))
+    assert same(ours.shared, theirs.shared)
+    assert Results.open(stopped).state().state == "completed"
+    assert Results.open(stopped).summary() == Results.open(whole).summary()
+
+
+@pytest.mark.parametrize("source", ["simulated", "hybrid"])
+def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, order, tmp_path, source):
+    stage.device("d1"), stage.device("d2"), stage.head("h1", tmp_path)
+    path = task.run(with_recipe(order, source=source, rounds=1))
+    (record,) = Results.open(path).rounds()
+    rows = {
+        row["device"]: row["tier"] for row in csv.DictReader((path / "devices.csv").read_text().splitlines())
+    }
+    assert record["answered"] == {"simulated": 3, "hybrid": 5}[source]
+    assert rows == {
+        "c000": "simulated",
+        "c001": "simulated",
+        "c002": "simulated",
+        "d1": "full",
+        "d2": "full",
+        "h1": "head",
+    }
+    assert Results.open(path).summary()["head." + metrics.PERSONAL_AFTER].clients == 1
+    assert len(Results.open(path).manifest().data_hash) == 64
+
+
+def test_a_method_that_shares_no_extractor_trains_and_releases_nothing(stage, order, tmp_path, capsys):
+    stage.device("d1"), stage.device("d2"), stage.head("h1", tmp_path)
+    path = task.run(with_recipe(order, method=method("local"), rounds=1))
+    assert "shares no extractor" in capsys.readouterr().err
+    assert not [topic for topic in stage.retained() if topic.startswith(("tuf/", "art/"))]
+    assert Results.open(path).summary()["full." + metrics.PERSONAL_AFTER].clients == 2
+
+
+def test_release_numbers_go_on_from_run_to_run(stage, order, tmp_path):
+    stage.device("d1"), stage.device("d2")
+    head = stage.head("h1", tmp_path)
+    for _ in range(2):
+        task.run(with_recipe(order, rounds=1))
+    assert head.served == [1, 2]
+
+
+def test_wrong_input_is_refused_before_anything_connects(order):
+    def never(*arguments, **keywords):
+        raise AssertionError("connected")
+
+    with pytest.raises(InputError, match="nosuch"):
+        task.run(changed(with_recipe(order, data=DataConfig("nosuch", "nowhere")), connect=never))
+    assert not order.runs.exists()
+
+
+def test_a_second_run_is_refused_while_one_is_online(stage, order):
+    with task.connected(stage.connect, "main"), pytest.raises(ConnectError, match="--takeover"):
+        task.run(order)
+    assert not order.runs.exists()
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])
+def test_releases_come_after_the_first_round_and_every_so_often(every, due):
+    assert [round for round in range(1, 6) if task._is_due(round, every)] == due
