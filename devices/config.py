@@ -67,7 +67,7 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     try:
         config = msgspec.convert(tree, DeviceConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explained(str(error))}; nothing was started") from error
+        raise ConfigError(f"{where}: {_explained(str(error), tree)}; nothing was started") from error
     if config.head not in HEADS:
         raise ConfigError(
             f"{where}: head {config.head!r} is unknown{nearest(config.head, HEADS)}; nothing was started"
@@ -75,9 +75,17 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     return config
 
 
-def _explained(message: str) -> str:
-    unknown = re.search(r"unknown field `(.*?)`( - at `\$\.broker`)?", message)
-    if not unknown:
-        return message
-    known = DeviceBroker if unknown[2] else DeviceConfig
-    return f"unknown key {unknown[1]!r}{nearest(unknown[1], known.__struct_fields__)}"
+def _explained(message: str, tree: dict[str, object]) -> str:
+    """What msgspec says ("Expected `int` >= 1 - at `$.seed`") in the words of a settings file, with what came."""
+    reason, _, path = message.partition(" - at `$")
+    keys = [key for key in path.rstrip("`").split(".") if key]
+    if unknown := re.search(r"unknown field `(.*)`", reason):
+        known = DeviceBroker if keys == ["broker"] else DeviceConfig
+        return f"unknown key {unknown[1]!r}{nearest(unknown[1], known.__struct_fields__)}"
+    value: object = tree
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if "matching regex" in reason:
+        reason = "expected 1 to 32 of a-z, 0-9 and '-'"
+    came = f"{'.'.join(keys)} = {value!r}: " if keys else ""
+    return f"{came}{reason[:1].lower()}{reason[1:]}"

@@ -35,7 +35,7 @@ from edge_fl.config import DataConfig, InputSpec
 from edge_fl.data import datasets
 from edge_fl.data.partition import Split, split_clients
 from edge_fl.data.samples import ClientData, Dataset
-from edge_fl.errors import ArtefactError, ConfigError, ConnectError
+from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolError
 from edge_fl.release.artefact import Installed
 from edge_fl.seeds import generator
 from edge_fl.wire.topics import Topics, checked
@@ -91,10 +91,14 @@ def run_fleet(
         raise ConfigError(
             f"{config.full} full devices, but nothing that trains was given; expected full_worker; nothing was started"
         )
+    try:
+        topics = Topics(checked(config.fleet, "fleet"))
+    except ProtocolError as error:
+        raise ConfigError(str(error)) from error
     dataset = datasets.load(config.data.dataset, Path(config.data.data_dir))
     split = split_clients(dataset, config.data, config.seed)
     fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
-    make = _maker(config, dataset, split, fitter, full_worker)
+    make = _maker(config, topics, dataset, split, fitter, full_worker)
     ending = _Ending(runner, config)
 
     def done() -> bool:
@@ -152,7 +156,7 @@ def shares(devices: int | None, head: str, full: str) -> tuple[int, int]:
         or (devices is not None and sum(counts.values()) != devices)
     ):
         raise ConfigError(
-            f"--devices {devices}: {counts['head']} head-only and {counts['full']} full, expected them to add up; nothing was started"
+            f"--devices {devices or ''}: {counts['head']} head-only and {counts['full']} full, expected them to add up; nothing was started"
         )
     return counts["head"], counts["full"]
 
@@ -188,13 +192,18 @@ class _Ending:
 
 
 def _maker(
-    config: FleetConfig, dataset: Dataset, split: Split, fitter: ChildFitter, full_worker: FullFactory | None
+    config: FleetConfig,
+    topics: Topics,
+    dataset: Dataset,
+    split: Split,
+    fitter: ChildFitter,
+    full_worker: FullFactory | None,
 ) -> Callable[[int], Device]:
     """What makes device i."""
     ids = names(len(split.clients))
     full = full_devices(len(ids), config.full, config.seed)
     kinds = dict(zip((n for n in range(len(ids)) if n not in full), cycle(config.heads), strict=False))
-    topics, check = Topics(checked(config.fleet, "fleet")), _Once(canary.require)
+    check = _Once(canary.require)
     machine = capability.measure(folder=config.folder, max_opset=max_opset())
 
     def make(number: int) -> Device:

@@ -40,7 +40,7 @@ def measure(
 ) -> Capability:
     """The machine as it is now. `limit` is the highest tier its owner allows; `memory_mb` replaces the measured memory."""
     memory = total_memory_mb() if memory_mb is None else memory_mb
-    chosen, why = tier(memory, torch=importlib.util.find_spec("torch") is not None, limit=limit)
+    chosen, why = tier(memory, torch=_is_importable("torch"), limit=limit)
     return Capability(
         tier=chosen.value,
         machine=platform.machine(),
@@ -82,6 +82,14 @@ def free_disk_mb(folder: Path) -> int:
     """Free space in MB where `folder` is, or will be."""
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     return shutil.disk_usage(there).free >> 20
+
+
+def _is_importable(module: str) -> bool:
+    """Without importing it, which would take seconds and 200 MB."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _version(package: str) -> str:
