@@ -103,11 +103,9 @@ class Extractor:
         try:
             return onnxruntime.InferenceSession(str(path), _options(), providers=["CPUExecutionProvider"])
         except Exception as error:  # as above
-            text = _first_line(error)
-            why = (
-                "unsupported_opset" if any(word in text.lower() for word in UNSUPPORTED) else "canary_failed"
-            )
-            raise self._refused(f"does not load: {text}", why) from error
+            newer = any(words in str(error).lower() for words in UNSUPPORTED)
+            why = "unsupported_opset" if newer else "canary_failed"
+            raise self._refused(f"does not load: {_first_line(error)}", why) from error
 
     def _check_signature(self) -> None:
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()

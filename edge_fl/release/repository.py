@@ -106,10 +106,10 @@ class Repository:
         return [(name, (self._metadata / name).read_bytes()) for name in names]
 
     def refresh(self) -> list[File]:
-        """Signs again what is near its expiry; the new files in the order to publish them, none when all is fresh."""
+        """Signs again what is near its expiry, or was left with a retired key's signature; the new files in the order to publish them."""
         files = [self._renew_root()] if self._near_expiry(self._root) else []
         for role in ORDER:
-            if self._near_expiry(self._signed[role]):
+            if self._near_expiry(self._signed[role]) or not self._signed_as_root_says(role):
                 return files + self._renew(role, deepcopy(self._signed))
         return files
 
@@ -204,6 +204,10 @@ class Repository:
 
     def _near_expiry(self, signed: Signed) -> bool:
         return signed.expires - self._clock() < self._lives.of(signed.type) / 3
+
+    def _signed_as_root_says(self, role: str) -> bool:
+        path = self._metadata / _file_name(role, self._signed[role].version)
+        return set(self._root.roles[role].keyids) <= set(Metadata[Any].from_file(str(path)).signatures)
 
     def _new_key(self) -> CryptoSigner:
         signer = CryptoSigner.generate_ed25519()

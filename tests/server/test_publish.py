@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import Canary, Manifest, blobs
 from edge_fl.release.repository import Repository
 from edge_fl.release.trust import Trust
-from edge_fl.wire.blob import describe
+from edge_fl.wire.blob import describe, split
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import OCTETS, Packet
 from server.release.publish import Limits, Publisher, clear_chunks, send_chunks
@@ -252,6 +254,30 @@ def test_what_was_never_released_is_not_sent(publisher, transport):
     transport.calls.clear()
     assert not publisher.repair("0" * 64, [0])
     assert transport.calls == []
+
+
+@pytest.mark.broker
+def test_a_real_broker_retains_a_release_as_it_was_published(mosquitto, repository):
+    topics = Topics("publish")
+    server = MqttTransport(mosquitto.endpoint, "publish-server", None, lambda event: None, session_expiry_s=0)
+    server.wait_connected(10)
+    manifest, payloads = release(1)
+    Publisher(server, topics, repository).publish(manifest, payloads)
+    arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
+    device = MqttTransport(mosquitto.endpoint, "publish-device", None, arrived.put, session_expiry_s=0)
+    device.wait_connected(10)
+    device.subscribe(f"{topics.root}/#")
+    found: dict[str, bytes] = {}
+    while len(found) < 10:  # six chunks, four files
+        event = arrived.get(timeout=10)
+        if isinstance(event, Packet):
+            found[event.topic] = event.payload
+    for transport in (server, device):
+        transport.close()
+    assert {topics.tuf(name): payload for name, payload in repository.files()}.items() <= found.items()
+    for blob in blobs(manifest):
+        for index, chunk in enumerate(split(payloads[blob.sha256], blob.chunk_bytes)):
+            assert found[topics.chunk(blob.sha256, index)] == chunk
 
 
 def test_any_blob_can_be_sent_with_its_own_type_and_expiry_and_be_cleared(transport, broker):

@@ -108,6 +108,27 @@ def test_a_crash_before_the_timestamp_leaves_the_old_release_and_publishing_agai
     assert [m.release for m in trust.refresh(dict(restarted.files()).__getitem__)] == [1, 2]
 
 
+def test_a_crash_in_a_key_rotation_is_healed_by_the_next_refresh(
+    tmp_path, repository, make_release, monkeypatch
+):
+    repository.publish(make_release(1)[0])
+    write = atomic.write
+
+    def die_after_the_root(path, content):
+        if path.name.endswith("targets.json"):
+            raise KeyboardInterrupt
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "write", die_after_the_root)
+        with pytest.raises(KeyboardInterrupt):
+            repository.rotate("targets")
+    restarted = Repository(tmp_path)
+    assert names(restarted.refresh()) == ["3.targets.json", "3.snapshot.json", "timestamp.json"]
+    trust = Trust(tmp_path / "device", restarted.root_bytes)
+    assert [m.release for m in trust.refresh(dict(restarted.files()).__getitem__)] == [1]
+
+
 @pytest.mark.parametrize(
     ("days", "renewed"),
     [

@@ -224,7 +224,9 @@ def test_devices_follow_a_key_rotation_and_the_old_key_is_worthless(
     assert refusal(trust, broker).why in ("wrong_key", "mix_and_match")
 
 
-def test_a_device_recovers_from_versions_that_a_thief_ran_ahead(tmp_path, trust, broker, repository, make_release):
+def test_a_device_recovers_from_versions_that_a_thief_ran_ahead(
+    tmp_path, trust, broker, repository, make_release
+):
     shutil.copytree(tmp_path / "server", tmp_path / "stolen")
     stolen = Repository(tmp_path / "stolen")
     ahead = Broker(broker)
