@@ -162,6 +162,7 @@ _LOG = [
     "log_type error",
     "log_type warning",
     "log_type notice",
+    "log_type information",
     "log_timestamp_format %Y-%m-%dT%H:%M:%S",
     "connection_messages false",
 ]

@@ -25,6 +25,8 @@ from edge_fl.wire.endpoint import Endpoint
 START_S = 10.0
 STOP_S = 5.0
 PAUSE_S = 0.02
+STEADY_S = 0.05
+TERMINATE_S = 0.5
 FREE_PORT_ATTEMPTS = 3
 
 
@@ -76,13 +78,15 @@ class Mosquitto:
 
     def stop(self, deadline_s: float = STOP_S) -> None:
         """Ends it, so that it saves what it retains; by force after `deadline_s`."""
-        if process := self._process:
-            process.terminate()
-            try:
-                process.wait(deadline_s)
-            except subprocess.TimeoutExpired:
+        until = time.monotonic() + deadline_s
+        while (process := self._process) and process.poll() is None:
+            if time.monotonic() > until:
                 self.kill()
-            self._process = None
+                return
+            process.terminate()  # again and again: one that is just starting forgets the first
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TERMINATE_S)
+        self._process = None
 
     def kill(self) -> None:
         """Ends it as a power cut would."""
@@ -138,9 +142,12 @@ class Mosquitto:
             time.sleep(PAUSE_S)
 
     def _answers(self) -> bool:
+        """Whether it takes a connection and keeps it: one that stops over its configuration listens for a moment too."""
         try:
-            with socket.create_connection((self.endpoint.host, self.endpoint.port), timeout=1.0):
-                return True
+            with socket.create_connection((self.endpoint.host, self.endpoint.port), timeout=STEADY_S) as sock:
+                return sock.recv(1) != b""
+        except TimeoutError:  # it waits for us to speak
+            return True
         except OSError:
             return False
 

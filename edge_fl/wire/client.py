@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY, Client
+from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
+from paho.mqtt.client import Client as PahoClient
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -29,6 +31,21 @@ class BrokerLimits:
     retain: bool = True
 
 
+class Client(PahoClient):
+    """paho's client on sockets of ours: without delay (88 ms a round trip otherwise), and closed when TLS fails, which paho forgets."""
+
+    tls: ssl.SSLContext | None = None
+
+    def _create_socket(self) -> socket.socket:
+        sock = socket.create_connection((self.host, self.port), self.connect_timeout)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
+        except BaseException:
+            sock.close()
+            raise
+
+
 def make_client(
     endpoint: Endpoint,
     client_id: str,
@@ -48,8 +65,7 @@ def make_client(
     if will:
         properties = _properties(will.content_type, will.expiry_s, PacketTypes.WILLMESSAGE)
         client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
-    if context := tls or endpoint.tls_context():
-        client.tls_set_context(context)
+    client.tls = tls or endpoint.tls_context()
     properties = _new_properties(PacketTypes.CONNECT)
     properties.SessionExpiryInterval = session_expiry_s
     properties.ReceiveMaximum = limits.receive_maximum

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import socket
 import ssl
 import threading
 import time
@@ -177,7 +176,7 @@ class MqttTransport(Transport):
             return
         self._state = State.CONNECTING
         self._attempts += 1
-        # paho's connect blocks in the resolver, in TCP and in TLS, so it gets a thread of its own for that long.
+        # Resolver, TCP and TLS block, so the attempt gets a thread of its own.
         attempt = threading.Thread(target=self._attempt, name="edge-fl-connect", daemon=True)
         try:
             attempt.start()
@@ -197,7 +196,6 @@ class MqttTransport(Transport):
         """The socket is there and paho wants to say CONNECT."""
         self._state = State.GREETING
         self._socket, self._events = self._client.socket(), READ
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # 88 ms a round trip without
         self._loop.watch(self._socket, self._ready)
         if self._closed:
             self._drop("closed")

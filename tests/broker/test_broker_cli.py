@@ -1,0 +1,98 @@
+"""`edge-fl broker`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.find import Program
+from broker.mosquitto import Mosquitto, free_port
+from edge_fl.cli import main
+from edge_fl.wire.mqtt import Endpoint, MqttTransport
+
+pytestmark = pytest.mark.broker
+
+
+def test_config_prints_what_up_would_run_with(
+    mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["broker", "config", "--port", "1999", "--dir", "/tmp/nowhere"]) == 0
+    printed = capsys.readouterr().out
+    assert "listener 1999 127.0.0.1" in printed
+    assert str(mosquitto_program.path) in printed
+    assert not Path("/tmp/nowhere").exists()
+
+
+def test_config_shows_the_access_list_that_tls_brings(
+    tmp_path: Path, mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [f"--{name}={tmp_path / name}" for name in ("ca", "cert", "key")]
+    assert main(["broker", "config", "--host", "0.0.0.0", "--fleet", "mill", *files]) == 0
+    assert "pattern write efl/1/mill/d/%u/up/#" in capsys.readouterr().out
+
+
+def test_check_lists_findings_as_json(mosquitto: Mosquitto, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["broker", "check", "--port", str(mosquitto.endpoint.port), "--format", "json"])
+    findings = json.loads(capsys.readouterr().out)
+    assert {finding["what"] for finding in findings} >= {"packet size", "sessions"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["check", "--port", "{free}", "--deadline", "0.3"], 2, "Connection refused"),
+        (["up", "--port", "{taken}"], 2, "taken by another program"),
+        (["up", "--host", "0.0.0.0"], 4, "loopback only"),
+        (["up", "--ca", "ca.pem"], 4, "--ca, --cert and --key together"),
+        (["up", "--port", "70000"], 4, "65535"),
+        (["up", "--fleet", "Upper"], 1, "'Upper'"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_an_exit_code(
+    mosquitto_program: Program,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = {"free": free_port("127.0.0.1"), "taken": other.getsockname()[1]}
+        assert main(["broker", *(argument.format(**ports) for argument in arguments)]) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("foreground", [False, True])
+def test_up_serves_until_it_is_told_to_end(
+    tmp_path: Path, mosquitto_program: Program, foreground: bool
+) -> None:
+    port = free_port("127.0.0.1")
+    options = ["--port", str(port), "--dir", str(tmp_path), *(["--foreground"] if foreground else [])]
+    command = [sys.executable, "-m", "edge_fl", "broker", "up", *options]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
+        assert process.stderr
+        ready = "running" if foreground else "Ctrl-C ends it"
+        assert any(ready in line for line in iter(process.stderr.readline, ""))
+        client = MqttTransport(Endpoint(port=port), "client", None, lambda event: None, session_expiry_s=0)
+        client.wait_connected(5)
+        client.close()
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)

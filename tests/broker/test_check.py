@@ -1,0 +1,52 @@
+"""`check` approves of a broker that edge-fl can use, and names what is wrong with another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.check import check
+from broker.config import Limits, Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto, free_port
+from edge_fl.errors import ConnectError
+from edge_fl.wire.mqtt import Endpoint, MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
+
+
+@pytest.mark.broker
+def test_our_own_broker_passes_and_nothing_is_left_behind(mosquitto: Mosquitto) -> None:
+    findings = check(mosquitto.endpoint, "checked")
+    assert [finding.what for finding in findings] == [
+        "packet size",
+        "retained messages",
+        "round trip",
+        "sessions",
+    ]
+    assert all(
+        finding.ok for finding in findings if finding.what != "round trip"
+    )  # a figure of a shared machine
+    left: list[object] = []
+    watcher = MqttTransport(mosquitto.endpoint, "watcher", None, left.append, session_expiry_s=0)
+    watcher.wait_connected(5)
+    watcher.subscribe(f"{Topics('checked').root}/#")
+    watcher.publish(Packet("last", b""))
+    watcher.drain(5)
+    watcher.close()
+    assert not [event for event in left if isinstance(event, Packet)]
+
+
+@pytest.mark.broker
+def test_a_broker_that_takes_small_packets_only_is_named(tmp_path: Path, mosquitto_program: Program) -> None:
+    settings = Settings(tmp_path, port=0, limits=Limits(max_packet_bytes=100_000))
+    with Mosquitto(settings, mosquitto_program) as broker:
+        assert [finding.what for finding in check(broker.endpoint, "checked") if not finding.ok] == [
+            "packet size"
+        ]
+
+
+def test_no_broker_is_a_connect_error() -> None:
+    with pytest.raises(ConnectError, match="Connection refused"):
+        check(Endpoint(port=free_port("127.0.0.1")), "checked", deadline_s=0.5)

@@ -1,0 +1,114 @@
+"""The configuration says what PROTOCOL.md asks for, in the spelling of the version that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.config import Certificates, Settings, render, render_access
+from broker.find import Program
+from edge_fl.errors import ConfigError, ProtocolError
+from edge_fl.wire.topics import Topics, access_rules
+from edge_fl.wire.transport import LIMITS
+
+OLD = Program(Path("/usr/sbin/mosquitto"), (2, 0, 11))
+CERTIFICATES = Certificates(Path("/pki/ca.pem"), Path("/pki/broker.pem"), Path("/pki/broker.key"))
+
+
+def options(text: str) -> dict[str, str]:
+    """Option -> value; a repeated option would hide the first, so there must be none."""
+    lines = [line.partition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    names = [name for name, _, _ in lines if name != "log_type"]
+    assert len(set(names)) == len(names)
+    return {name: value for name, _, value in lines}
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Program:
+    """A mosquitto 2.1 with its plugins beside it."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/mosquitto_acl_file.so").touch()
+    return Program(tmp_path / "sbin/mosquitto", (2, 1, 0))
+
+
+def test_plaintext_is_for_anybody_on_loopback(tmp_path: Path) -> None:
+    found = options(render(Settings(tmp_path, port=1999), OLD))
+    assert found["listener"] == "1999 127.0.0.1"
+    assert found["allow_anonymous"] == "true"
+    assert "acl_file" not in found
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "broker.local"])
+def test_plaintext_anywhere_else_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ConfigError, match="listens on loopback only"):
+        Settings(tmp_path, host)
+    Settings(tmp_path, host, certificates=CERTIFICATES)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_has_many_names(tmp_path: Path, host: str) -> None:
+    assert Settings(tmp_path, host).host == host
+
+
+def test_a_fleet_that_cannot_stand_in_a_topic_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match="'a/#'"):
+        Settings(tmp_path, fleet="a/#")
+
+
+def test_with_certificates_nobody_is_anonymous_and_names_come_from_them(tmp_path: Path) -> None:
+    found = options(render(Settings(tmp_path, "0.0.0.0", 8883, certificates=CERTIFICATES), OLD))
+    expected = {
+        "listener": "8883 0.0.0.0",
+        "cafile": "/pki/ca.pem",
+        "certfile": "/pki/broker.pem",
+        "keyfile": "/pki/broker.key",
+        "tls_version": "tlsv1.2",
+        "require_certificate": "true",
+        "use_identity_as_username": "true",
+        "use_username_as_clientid": "true",
+        "allow_anonymous": "false",
+        "acl_file": str(tmp_path / "access"),
+    }
+    assert expected.items() <= found.items()
+
+
+def test_version_2_1_reads_the_access_list_by_a_plugin(tmp_path: Path, new: Program) -> None:
+    found = options(render(Settings(tmp_path, certificates=CERTIFICATES), new))
+    assert found["plugin"] == str(new.path.parents[1] / "lib/mosquitto_acl_file.so")
+    assert found["plugin_opt_acl_file"] == str(tmp_path / "access")
+    assert "acl_file" not in found
+
+
+def test_version_2_1_without_its_plugins_reads_it_as_before(tmp_path: Path) -> None:
+    found = options(
+        render(
+            Settings(tmp_path, certificates=CERTIFICATES),
+            Program(Path("/opt/none/sbin/mosquitto"), (2, 1, 0)),
+        )
+    )
+    assert found["acl_file"] == str(tmp_path / "access")
+    assert "plugin" not in found
+
+
+def test_a_revocation_list_is_read_when_there_is_one(tmp_path: Path) -> None:
+    revoking = Certificates(*(Path("/pki") / name for name in ("ca.pem", "b.pem", "b.key", "revoked.pem")))
+    assert options(render(Settings(tmp_path, certificates=revoking), OLD))["crlfile"] == "/pki/revoked.pem"
+
+
+def test_the_broker_takes_what_a_transport_sends(tmp_path: Path) -> None:
+    found = options(render(Settings(tmp_path), OLD))
+    assert int(found["max_packet_size"]) >= LIMITS.max_packet_bytes
+    assert int(found["max_queued_messages"]) > 0, "0 loses messages before version 2.0.22"
+    assert found["set_tcp_nodelay"] == "true"
+    assert found["persistence"] == "true"
+
+
+def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
+    lines = [line for line in render_access("mill").splitlines() if line and not line.startswith("#")]
+    user = lines.index("user server")
+    rules = list(access_rules("mill"))
+    assert lines[user + 1 : user + 2] == [f"topic readwrite {Topics('mill').root}/#"]
+    expected = {f"pattern {right} {pattern}" for who, right, pattern in rules if who == "device"}
+    assert set(lines[user + 2 :]) == expected
+    assert user == 0, "rules before the first user would hold for everybody without a name"

@@ -1,0 +1,215 @@
+"""A real mosquitto as a child: it starts, says why it cannot, keeps what it should, and never outlives us."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.config import Certificates, Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from edge_fl.errors import ConnectError
+from edge_fl.wire.mqtt import Endpoint, MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Event, Packet
+
+pytestmark = pytest.mark.broker
+Issue = Callable[[str], tuple[Path, Path, Path]]
+WAIT_S = 10.0
+
+
+class Ear:
+    """A client that keeps the packets it hears."""
+
+    def __init__(self, endpoint: Endpoint, name: str) -> None:
+        self._heard: queue.SimpleQueue[Packet] = queue.SimpleQueue()
+        self.transport = MqttTransport(endpoint, name, None, self._keep, session_expiry_s=0)
+        self.transport.wait_connected(WAIT_S)
+
+    def hear(self, wait_s: float = WAIT_S) -> str | None:
+        """The topic of the next packet, or None."""
+        try:
+            return self._heard.get(timeout=wait_s).topic
+        except queue.Empty:
+            return None
+
+    def _keep(self, event: Event) -> None:
+        if isinstance(event, Packet):
+            self._heard.put(event)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_it_runs_inside_the_block_and_not_after(tmp_path: Path, mosquitto_program: Program) -> None:
+    with Mosquitto(Settings(tmp_path, port=0), mosquitto_program) as broker:
+        pid = broker.pid
+        assert broker.settings.port
+        assert not broker.has_ended()
+        socket.create_connection((broker.endpoint.host, broker.endpoint.port), timeout=5).close()
+    assert not is_alive(pid)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((broker.endpoint.host, broker.endpoint.port), timeout=5)
+    assert "terminating" in broker.log_path.read_text()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, mosquitto_program: Program) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(
+            ConnectError, match=f"port {port} on 127.0.0.1: taken by another program.*--port"
+        ) as caught:
+            Mosquitto(Settings(tmp_path, port=port), mosquitto_program).start()
+    assert caught.value.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_address_that_is_not_ours_is_named(
+    tmp_path: Path, mosquitto_program: Program, issue: Issue
+) -> None:
+    settings = Settings(tmp_path, "203.0.113.1", certificates=Certificates(*issue("broker")))
+    with pytest.raises(ConnectError, match=r"port 1883 on 203\.0\.113\.1: Cannot assign"):
+        Mosquitto(settings, mosquitto_program).start()
+
+
+def test_one_that_stops_at_once_is_quoted(tmp_path: Path, mosquitto_program: Program) -> None:
+    nowhere = Certificates(*(tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem")))
+    with pytest.raises(ConnectError, match=r"stopped at once: .*Error.*mosquitto\.log"):
+        Mosquitto(Settings(tmp_path, port=0, certificates=nowhere), mosquitto_program).start()
+
+
+def test_what_is_retained_survives_a_stop(tmp_path: Path, mosquitto_program: Program) -> None:
+    broker = Mosquitto(Settings(tmp_path, port=0), mosquitto_program)
+    for _ in range(2):
+        broker.start()
+        ear = Ear(broker.endpoint, "ear")
+        ear.transport.subscribe("kept")
+        if not (first := broker.log_path.with_name("mosquitto.log.1")).exists():
+            ear.transport.publish(Packet("kept", b"!", retain=True))
+            ear.transport.drain(WAIT_S)
+        assert ear.hear() == "kept"
+        ear.transport.close()
+        broker.stop()
+    assert "terminating" in first.read_text(), "the log of the run before is kept"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path, mosquitto_program: Program) -> None:
+    code = f"""
+from pathlib import Path
+from broker.config import Settings
+from broker.mosquitto import Mosquitto
+broker = Mosquitto(Settings(Path({str(tmp_path)!r}), port=0))
+broker.start()
+print(broker.pid, flush=True)
+input()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdin and parent.stdout
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    until = time.monotonic() + 5
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not is_alive(pid)
+
+
+def test_it_may_open_as_many_files_as_we_could(mosquitto: Mosquitto) -> None:
+    limits = Path(f"/proc/{mosquitto.pid}/limits")
+    if not limits.exists():
+        pytest.skip("no /proc")
+    (line,) = (line for line in limits.read_text().splitlines() if line.startswith("Max open files"))
+    soft, hard = line.split()[3:5]
+    assert soft == hard
+
+
+def test_a_device_reaches_its_own_topics_and_no_others(
+    tmp_path: Path, mosquitto_program: Program, issue: Issue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The access list, asked of the broker that reads it, through TLS."""
+    fleet = Topics("mill")
+    settings = Settings(tmp_path, port=0, fleet="mill", certificates=Certificates(*issue("broker")))
+    with Mosquitto(settings, mosquitto_program) as broker:
+
+        def enter(name: str) -> Ear:
+            return Ear(Endpoint("127.0.0.1", broker.settings.port, *issue(name)), "the certificate names me")
+
+        server, pi, other = enter("server"), enter("pi-1"), enter("pi-2")
+        server.transport.subscribe(fleet.up())
+        for pattern in (
+            "#",
+            fleet.down("pi-1"),
+            fleet.down("pi-2"),
+            fleet.up(),
+        ):  # granted, whatever they are
+            pi.transport.subscribe(pattern)
+        pi.transport.publish(Packet(fleet.state("pi-2"), b"spoofed"))
+        pi.transport.publish(Packet(fleet.want("pi-1"), b"spoofed"))
+        pi.transport.publish(Packet(fleet.server_state(), b"spoofed"))
+        pi.transport.publish(Packet(fleet.chunk("0" * 64, 0), b"spoofed", retain=True))
+        pi.transport.publish(Packet(fleet.state("pi-1"), b"own"))
+        assert server.hear() == fleet.state("pi-1")
+        pi.transport.drain(WAIT_S)
+        assert caplog.text.count("the broker refused") == 4
+
+        server.transport.publish(Packet(fleet.want("pi-2"), b"not yours"))
+        other.transport.publish(Packet(fleet.log("pi-2"), b"not yours"))
+        assert server.hear() == fleet.log("pi-2")
+        server.transport.publish(Packet(fleet.want("pi-1"), b"yours"))
+        assert pi.hear() == fleet.want("pi-1")
+        server.transport.publish(Packet(fleet.round("task"), b"everybody's"))
+        heard = {pi.hear(), pi.hear(0.3)}
+        assert heard <= {fleet.want("pi-1"), fleet.round("task"), None}
+        assert fleet.round("task") in heard
+
+        large = os.urandom(256 * 1024)  # more than one TLS record
+        server.transport.publish(Packet(fleet.want("pi-1"), large))
+        assert pi.hear() == fleet.want("pi-1")
+        for ear in (server, pi, other):
+            ear.transport.close()
+
+
+def test_without_a_certificate_nobody_enters(
+    tmp_path: Path, mosquitto_program: Program, issue: Issue
+) -> None:
+    ca, cert, key = issue("broker")
+    with Mosquitto(
+        Settings(tmp_path, port=0, certificates=Certificates(ca, cert, key)), mosquitto_program
+    ) as broker:
+        for endpoint in (broker.endpoint, Endpoint("127.0.0.1", broker.settings.port)):
+            stranger = MqttTransport(endpoint, "stranger", None, lambda event: None)
+            with pytest.raises(ConnectError, match="lets 'stranger' in"):
+                stranger.wait_connected(1.0)
+            stranger.close()
+
+
+def test_a_broker_of_another_ca_is_not_trusted(
+    tmp_path: Path, mosquitto_program: Program, issue: Issue
+) -> None:
+    settings = Settings(tmp_path, port=0, certificates=Certificates(*issue("broker")))
+    _, cert, _ = issue("another")  # a certificate, but not the CA's
+    with Mosquitto(settings, mosquitto_program) as broker:
+        careful = MqttTransport(
+            Endpoint("127.0.0.1", broker.settings.port, ca=cert), "careful", None, lambda event: None
+        )
+        with pytest.raises(ConnectError, match=r"(?i)certificate verify failed"):
+            careful.wait_connected(1.0)
+        careful.close()
