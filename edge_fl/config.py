@@ -51,8 +51,21 @@ class MethodConfig(Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Option] = {}
 
 
+class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What another method of the same comparison does differently from the recipe's [method]; what is left out stays as there."""
+
+    epochs: Annotated[int, Meta(ge=0)] | None = None
+    batch_size: Annotated[int, Meta(ge=1)] | None = None
+    optimiser: OptimiserConfig | None = None
+    options: dict[str, Option] = {}
+
+
 class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A dataset of `edge_fl.data`, split over clients; `fraction` keeps a share of the samples (to scale a run down)."""
+    """A dataset of `edge_fl.data`, split over clients; `fraction` keeps a share of the samples (to scale a run down).
+
+    `max_train` is the most training samples a client keeps (0: all). Of the `clients`, `unseen` never train: the global model meets
+    them after the last round.
+    """
 
     dataset: str = "digits"
     data_dir: str = ".data"
@@ -62,13 +75,19 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     classes_per_client: Annotated[int, Meta(ge=1)] = 2
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
     validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    max_train: Annotated[int, Meta(ge=0)] = 0
+    unseen: Annotated[int, Meta(ge=0)] = 0
     fraction: Fraction = 1.0
 
 
 class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part in a round and when it ends: max(floor(participation * N), 1) clients, closed at `deadline_s`."""
+    """Who takes part in a round and when it ends: max(floor(participation * N), 1) clients, closed at `deadline_s`.
+
+    With `participation_from` above 0 every round draws its own share between that and `participation`.
+    """
 
     participation: Fraction = 1.0
+    participation_from: Annotated[float, Meta(ge=0, le=1)] = 0.0
     quorum: Fraction = 0.5
     over_select: Annotated[float, Meta(ge=1)] = 1.0
     deadline_s: Annotated[float, Meta(gt=0)] = 120.0
@@ -92,8 +111,15 @@ class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
 
 
+class CompareConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of a paper: its methods, each run from `seeds` seeds. Without methods, the recipe is a run of its own."""
+
+    methods: list[str] = []
+    seeds: Annotated[int, Meta(ge=1)] = 3
+
+
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
-    """One run, complete."""
+    """One run, complete. `methods` says what changes when another method than [method] runs under it."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")] = "run"
     seed: Annotated[int, Meta(ge=0)] = 0
@@ -104,6 +130,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: MethodConfig = MethodConfig()
+    methods: dict[str, MethodChange] = {}
+    compare: CompareConfig = CompareConfig()
     cohort: CohortConfig = CohortConfig()
     release: ReleaseConfig = ReleaseConfig()
     broker: BrokerConfig = BrokerConfig()
@@ -136,6 +164,11 @@ class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> Recipe:
     """A recipe from a TOML file. Raises ConfigError, which names the file, the key and the nearest known key."""
+    return convert(read(path), str(path))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a TOML file says, as nested dicts, not yet a recipe. Raises ConfigError."""
     expected = "expected a recipe in TOML; nothing was started"
     try:
         text = path.read_text("utf-8")
@@ -143,16 +176,19 @@ def load(path: Path) -> Recipe:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; {expected}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); {expected}") from error
-    return parse(text, str(path))
+    return _tree(text, str(path))
 
 
 def parse(text: str, where: str = "recipe") -> Recipe:
     """A recipe from TOML text; `where` opens every error message."""
+    return convert(_tree(text, where), where)
+
+
+def _tree(text: str, where: str) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not TOML ({error}); nothing was started") from error
-    return convert(tree, where)
 
 
 def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -175,12 +211,16 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3; nothing was started")
+            raise ConfigError(
+                f"setting {setting!r}: expected key=value, such as rounds=3; nothing was started"
+            )
         table, *rest = [tree, *key.strip().split(".")]
         for name in rest[:-1]:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"setting {setting!r}: {name} holds a value, not a table; nothing was started")
+                raise ConfigError(
+                    f"setting {setting!r}: {name} holds a value, not a table; nothing was started"
+                )
         table[rest[-1]] = _value(value.strip())
     return convert(tree, "settings")
 
@@ -200,7 +240,8 @@ def dump(recipe: Recipe) -> str:
 def _explain(message: str, tree: dict[str, Any]) -> str:
     """What msgspec says ("Expected `int` >= 1 - at `$.data.clients`") in the words of a TOML file, with what came."""
     reason, _, path = message.partition(" - at `$")
-    keys = [key for key in path.rstrip("`").split(".") if key]
+    # "[...]" is what msgspec says for any key of a table of tables.
+    keys = re.findall(r"\w+(?:\[\d+\])*|\*", path.replace("[...]", ".*"))
     if unknown := re.search(r"unknown field `(.*)`", reason):
         table, key = ".".join(keys), unknown[1]
         known = nearest(key, _field(keys).__struct_fields__)
@@ -218,7 +259,11 @@ def _field(keys: list[str]) -> Any:
     """The type of the field at `keys`, from Recipe downwards."""
     kind: Any = Recipe
     for key in keys:
+        if key == "*":
+            continue
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)
+        inside = (part for part in get_args(kind) if isinstance(part, type) and issubclass(part, Struct))
+        kind = next(inside, kind)  # of `Struct | None` and of dict[str, Struct], the struct
     return kind
 
 

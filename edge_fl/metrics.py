@@ -1,7 +1,8 @@
 """Numbers and their honest names: accuracy, recall, and how a value per client is summed up over the fleet.
 
 A name says whose model met whose data: `global.test_acc` is the shared model on every client's own test set, `personal.test_acc.before`
-and `.after` the client's own model around personalisation, `local_only.test_acc` a model that never met another client.
+and `.after` the client's own model around personalisation, `local_only.test_acc` a model that never met another client, and
+`unseen.test_acc` the shared model, as it is, on clients that never trained.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ PERSONAL_AFTER = "personal.test_acc.after"
 PERSONAL_VALIDATION_BEFORE = "personal.validation_acc.before"
 PERSONAL_VALIDATION_AFTER = "personal.validation_acc.after"
 LOCAL_ONLY = "local_only.test_acc"
+UNSEEN_TEST = "unseen.test_acc"
 TRAIN_LOSS = "train_loss"
 TEST_SAMPLES = "test_samples"
 VALIDATION_SAMPLES = "validation_samples"

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
-from edge_fl.learn.tree import leaves
+from edge_fl.learn.tree import size_bytes
 from edge_fl.methods import build_method, find, hyper, names, steps
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.methods.method import Method
@@ -50,7 +50,7 @@ def describe(name: str, model: str = "cnn2") -> str:
             if key in ("shared", "personal", "head_only")
         ),
         f"BatchNorm: {method.batch_norm.value}",
-        f"down per client and round with {model}: {_bytes(down):,} bytes ({', '.join(down) or 'nothing'})",
+        f"down per client and round with {model}: {size_bytes(down):,} bytes ({', '.join(down) or 'nothing'})",
         f"exported for devices: {' + '.join(method.exports) or 'nothing'}",
         f"deviations: {method.deviations or 'none known'}",
         "",
@@ -96,7 +96,3 @@ def _hypers(name: str) -> list[str]:
 
 def _or(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else f"{value:g}"
-
-
-def _bytes(parts: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in leaves(parts).values())

@@ -10,8 +10,14 @@ from edge_fl.seeds import generator
 
 
 def draw(clients: Sequence[str], cohort: CohortConfig, seed: int, round: int) -> list[str]:
-    """max(floor(participation * N), 1) clients without replacement, times `over_select`, ascending (METHODS.md G12)."""
+    """max(floor(participation * N), 1) clients without replacement, times `over_select`, ascending (METHODS.md G12).
+
+    With `participation_from` the number is drawn anew for every round, from that share to `participation`.
+    """
     wanted = max(floor(cohort.participation * len(clients)), 1)
+    if cohort.participation_from:
+        least = min(max(floor(cohort.participation_from * len(clients)), 1), wanted)
+        wanted = int(generator(seed, "cohort.size", round).integers(least, wanted, endpoint=True))
     asked = min(len(clients), round_up(wanted * cohort.over_select))
     if asked == len(clients):
         return sorted(clients)

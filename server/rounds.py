@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.mean import Update
-from edge_fl.learn.tree import Parts
+from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
 from server import cohort as cohorts
@@ -33,7 +33,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated."""
+    """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated.
+
+    `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the cohort together, without any framing.
+    """
 
     round: int
     shared: Parts
@@ -41,18 +44,26 @@ class RoundResult:
     answered: tuple[ClientId, ...]
     seconds: float
     metrics: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
 
 
 class Broadcasts(Mapping[ClientId, Parts]):
-    """What each client of a cohort receives, computed when it is asked for, so that a cohort costs no memory."""
+    """What each client of a cohort receives, computed when it is asked for, so that a cohort costs no memory.
+
+    `bytes` notes how much went to each client that was asked for.
+    """
 
     def __init__(self, method: Method, shared: Parts, cohort: Iterable[ClientId]) -> None:
         self._method, self._shared, self._cohort = method, shared, tuple(cohort)
+        self.bytes: dict[ClientId, int] = {}
 
     def __getitem__(self, client: ClientId) -> Parts:
         if client not in self._cohort:
             raise KeyError(client)
-        return steps.broadcast(self._method, self._shared, client)
+        down = steps.broadcast(self._method, self._shared, client)
+        self.bytes[client] = size_bytes(down)
+        return down
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._cohort)
@@ -73,10 +84,9 @@ def run(
         cohort = (
             list(clients) if method.trains_everyone else cohorts.draw(clients, plan.cohort, plan.seed, number)
         )
-        answered: list[ClientId] = []
-        updates = _noting(
-            in_order(fleet.train(number, now, Broadcasts(now, shared, cohort)), cohort), answered
-        )
+        downs = Broadcasts(now, shared, cohort)
+        answered: dict[ClientId, int] = {}
+        updates = _noting(in_order(fleet.train(number, now, downs), cohort), answered)
         shared = steps.aggregate(now, shared, updates)
         for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
             pass
@@ -87,7 +97,9 @@ def run(
             )
         due = plan.evaluate_every and number % plan.evaluate_every == 0
         metrics = evaluate(now, fleet, shared, number) if due else {}
-        yield RoundResult(number, shared, tuple(cohort), tuple(answered), time.monotonic() - started, metrics)
+        seconds = time.monotonic() - started
+        traffic = sum(downs.bytes.values()), sum(answered.values())
+        yield RoundResult(number, shared, tuple(cohort), tuple(answered), seconds, metrics, *traffic)
 
 
 def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[ClientId, Mapping[str, float]]:
@@ -138,7 +150,8 @@ def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[
             yield waiting.pop(client)
 
 
-def _noting(updates: Iterator[Update], answered: list[ClientId]) -> Iterator[Update]:
+def _noting(updates: Iterator[Update], answered: dict[ClientId, int]) -> Iterator[Update]:
+    """The updates, noting who sent how many bytes."""
     for update in updates:
-        answered.append(update.client)
+        answered[update.client] = size_bytes(update.parts)
         yield update

@@ -15,11 +15,12 @@ from edge_fl.data import datasets, partition
 from edge_fl.data.samples import ClientData, Dataset
 from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import Parts, to_device
-from edge_fl.metrics import Summary
 from edge_fl.methods import build_method, steps
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
-from server import rounds
+from edge_fl.metrics import Summary
+from server import newclients, rounds
+from server.fleets.fleet import Fleet
 from server.fleets.sequential import SequentialFleet
 from server.rounds import Plan, RoundResult
 
@@ -39,9 +40,21 @@ class Study:
         """The task of the recipe's method on this dataset."""
         return task_spec(self.recipe, self.dataset)
 
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """The clients that never train; usually none."""
+        return newclients.draw(self.split.clients, self.recipe.data.unseen, self.recipe.seed)
+
     def data(self) -> dict[str, ClientData]:
-        """Every client's images."""
-        return {id: self.split.client(self.dataset, id) for id in self.split.clients}
+        """The images of every client that trains."""
+        return self._of(set(self.split.clients) - set(self.unseen))
+
+    def unseen_data(self) -> dict[str, ClientData]:
+        """The images of the clients that never train."""
+        return self._of(set(self.unseen))
+
+    def _of(self, clients: set[str]) -> dict[str, ClientData]:
+        return {id: self.split.client(self.dataset, id) for id in self.split.clients if id in clients}
 
     def histogram(self) -> str:
         """Samples per client and class, as text."""
@@ -54,19 +67,25 @@ class Study:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: its shared parts, the reports of every evaluated round, and those of the closing step."""
+    """What a run gave: its shared parts, the reports of every evaluated round, of the closing step, and of the unseen clients."""
 
     method: Method
     shared: Parts
     evaluated: Mapping[int, Reports]
     closing: Reports
+    unseen: Reports = field(default_factory=dict)
 
     def last(self) -> dict[str, Summary]:
         """Each metric over all clients after the last round and the closing step."""
+        return {**metrics.summarise_reports(list(self.reports().values())), **self._of_unseen()}
+
+    def reports(self) -> dict[str, dict[str, float]]:
+        """Each client's metrics after the last round and the closing step."""
         rounds = self.evaluated.get(max(self.evaluated, default=0), {})
-        return metrics.summarise_reports(
-            [{**rounds.get(client, {}), **report} for client, report in self.closing.items()]
-        )
+        return {client: {**rounds.get(client, {}), **report} for client, report in self.closing.items()}
+
+    def _of_unseen(self) -> dict[str, Summary]:
+        return metrics.summarise_reports(list(self.unseen.values()))
 
     def best_by_validation(self) -> tuple[int, dict[str, Summary]] | None:
         """The round whose mean validation accuracy was highest, and its metrics; None without validation data."""
@@ -94,21 +113,36 @@ def fleet(study: Study, method: Method, device: str) -> SequentialFleet:
     return SequentialFleet(clients, method)
 
 
-def run(study: Study, progress: Callable[[RoundResult], None] = lambda result: None) -> Outcome:
-    """The whole run of the study's recipe; `progress` sees every round."""
+def run(
+    study: Study,
+    progress: Callable[[RoundResult], None] = lambda result: None,
+    ending: Callable[[Method, Parts, Fleet], None] = lambda method, shared, fleet: None,
+) -> Outcome:
+    """The whole run of the study's recipe. `progress` sees every round; `ending` sees the clients once more before they are gone."""
     device = torch_device(study.recipe.device)
     method = build_method(study.spec)
     method.net.to(device)
     clients = fleet(study, method, device)
-    shared, evaluated = to_device(steps.start(method), device), {}
+    shared, evaluated, trained = to_device(steps.start(method), device), {}, set[str]()
     for result in rounds.run(method, clients, plan(study.recipe), shared):
         shared = result.shared
+        trained.update(result.answered)
         if result.metrics:
             evaluated[result.round] = result.metrics
         progress(result)
     last = method.at(max(study.recipe.rounds, 1))
     shared, closing = rounds.close(last, clients, shared, study.recipe.rounds)
-    return Outcome(method, shared, evaluated, closing)
+    ending(last, shared, clients)
+    return Outcome(method, shared, evaluated, closing, _meet_unseen(study, last, shared, clients, trained))
+
+
+def _meet_unseen(study: Study, method: Method, shared: Parts, clients: Fleet, trained: set[str]) -> Reports:
+    strangers = study.unseen_data()
+    if not strangers:
+        return {}
+    samples = {id: len(data.train) for id, data in study.data().items() if id in trained}
+    predict = newclients.global_model(method, shared, clients.personal_state(), samples)
+    return newclients.meet(predict, strangers, torch_device(study.recipe.device)) if predict else {}
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -117,7 +151,7 @@ def plan(recipe: Recipe) -> Plan:
 
 
 def torch_device(name: str) -> str:
-    """ "auto" is CUDA when there is one. Raises ConfigError for a device that torch does not have."""
+    """Where torch computes: for "auto", CUDA when there is one. Raises ConfigError for a device that torch does not have."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -35,6 +35,19 @@ _FASHION = (
 )
 _CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 _PACS = tuple("dog elephant giraffe guitar horse house person".split())
+_OFFICE_CALTECH = tuple(
+    "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector".split()
+)
+_DOMAINNET = tuple(
+    "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
+)  # the ten classes of federated benchmarks
+DOMAINS = {
+    "pacs": ("art_painting", "cartoon", "photo", "sketch"),
+    "officecaltech10": ("amazon", "caltech", "dslr", "webcam"),
+    "domainnet": ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+    "office-home": ("art", "clipart", "product", "real_world"),
+}
+"""The domains of the datasets that have several, as `<data_dir>/<name>-<domain>.npz`."""
 _EMNIST = (
     *string.digits,
     *string.ascii_uppercase,
@@ -87,26 +100,28 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
     raise _wrong_keys(found, path)
 
 
-def pacs(data_dir: Path) -> Dataset:
-    """PACS, 7 classes in 4 domains, from `pacs-<domain>.npz`: art painting, cartoon, photo, sketch; whichever files are there."""
-    paths = sorted(data_dir.glob("pacs-*.npz"))
+def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
+    """A dataset of several domains, one file each, whichever are there; without `classes` the first file names them."""
+    paths = sorted(data_dir.glob(f"{name}-*.npz"))
     if not paths:
+        files = ", ".join(f"{name}-{domain}.npz" for domain in DOMAINS[name])
         raise DataError(
-            f"dataset 'pacs': no file {data_dir}/pacs-*.npz (pacs-photo.npz, ...); put them there; nothing was loaded"
+            f"dataset {name!r}: no file {data_dir}/{name}-*.npz, expected {files}; put them there; nothing was loaded"
         )
-    parts = [from_file(data_dir, path.stem, _PACS) for path in paths]
+    first = from_file(data_dir, paths[0].stem, classes)
+    parts = [first, *(from_file(data_dir, path.stem, first.classes) for path in paths[1:])]
     sizes = [len(part.samples) for part in parts]
     held_out = [
         np.zeros(n, bool) if part.original_test is None else part.original_test
         for part, n in zip(parts, sizes, strict=True)
     ]
     return Dataset(
-        "pacs",
-        _merged([part.samples for part in parts], data_dir / "pacs-*.npz"),
-        _PACS,
+        name,
+        _merged([part.samples for part in parts], data_dir / f"{name}-*.npz"),
+        first.classes,
         original_test=np.concatenate(held_out),
         domains=np.repeat(np.arange(len(parts)), sizes),
-        domain_names=tuple(path.stem.removeprefix("pacs-") for path in paths),
+        domain_names=tuple(path.stem.removeprefix(f"{name}-") for path in paths),
     )
 
 
@@ -117,7 +132,10 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
     "cifar10": partial(from_file, name="cifar10", classes=_CIFAR10),
     "cifar100": partial(from_file, name="cifar100", classes=_CIFAR100),
     "emnist": partial(from_file, name="emnist", classes=_EMNIST),
-    "pacs": pacs,
+    "pacs": partial(from_domains, name="pacs", classes=_PACS),
+    "officecaltech10": partial(from_domains, name="officecaltech10", classes=_OFFICE_CALTECH),
+    "domainnet": partial(from_domains, name="domainnet", classes=_DOMAINNET),
+    "office-home": partial(from_domains, name="office-home"),
 }
 
 

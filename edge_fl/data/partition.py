@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_fl.config import DataConfig
 from edge_fl.data import npz, rules
+from edge_fl.data.datasets import DOMAINS
 from edge_fl.data.samples import Array, ClientData, Dataset, Indices
 from edge_fl.errors import DataError, nearest
 from edge_fl.seeds import generator
@@ -101,8 +102,8 @@ PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices
 def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
     """Keeps `fraction` of the samples, deals them to the clients, then cuts each client's share into test, validation and train.
 
-    `test_fraction` is of the client's share, `validation_fraction` of what then remains for training; every client keeps at least one
-    train and one test sample. Raises DataError when the samples do not suffice.
+    `test_fraction` is of the client's share, `validation_fraction` of what then remains for training, of which `max_train` are kept;
+    every client keeps at least one train and one test sample. Raises DataError when the samples do not suffice.
     """
     kept = _kept(len(dataset.samples), config.fraction, seed)
     owned = [kept[positions] for positions in PARTITIONS[config.partition](dataset, kept, config, seed)]
@@ -116,6 +117,7 @@ def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
             )
         shuffled = generator(seed, "partition", client=client).permutation(share)
         train, validation, test = cut(shuffled, config.test_fraction, config.validation_fraction)
+        train = train[: config.max_train or None]
         rows.append((np.sort(train), np.sort(validation), np.sort(test)))
     trains, validations, tests = zip(*rows, strict=True)
     return Split(len(dataset.samples), clients, trains, validations, tests)
@@ -187,6 +189,6 @@ def _kept(samples: int, fraction: float, seed: int) -> Indices:
 def _domains(dataset: Dataset) -> Indices:
     if dataset.domains is None:
         raise DataError(
-            f"{dataset.name}: no domains in it, so it cannot be split by domain; expected pacs; nothing was split"
+            f"{dataset.name}: no domains in it, so it cannot be split by domain; expected one of {', '.join(DOMAINS)}; nothing was split"
         )
     return dataset.domains

@@ -113,6 +113,11 @@ def count(tree: Any) -> int:
     return sum(t.numel() for t in leaves(tree).values())
 
 
+def size_bytes(tree: Any) -> int:
+    """Bytes of the values in the tree."""
+    return sum(t.numel() * t.element_size() for t in leaves(tree).values())
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two trees have the same names and bit-identical values."""
     la, lb = leaves(a), leaves(b)

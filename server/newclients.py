@@ -1,0 +1,165 @@
+"""The papers' protocols for clients that come late: what is it worth to somebody who was not there?
+
+FedCRC, Table II: some clients never train, and the global model meets them as it is (`meet`). Where heads are personal, the paper takes
+their mean for a global one; only a simulation can do that, because no server ever holds a head. RepPer, Figure 6: the extractor stays
+frozen, and every client of another task fits a new head to it, batch after batch (`learn_task`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl import metrics
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import DataError, MethodError, nearest
+from edge_fl.learn.batches import Batch, Batches, in_batches
+from edge_fl.learn.fit import descend, scan
+from edge_fl.learn.losses import cross_entropy
+from edge_fl.learn.mean import Mean
+from edge_fl.learn.optimiser import Optimiser, Sgd
+from edge_fl.learn.part import Part
+from edge_fl.learn.tree import Params, Parts, parameters
+from edge_fl.methods import norm, steps
+from edge_fl.methods.method import Method
+from edge_fl.seeds import generator
+
+Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classes]
+Reports = dict[str, dict[str, float]]
+HIDDEN = 256  # METHODS.md section 5
+HEADS: dict[str, Callable[[int, int], nn.Module]] = {
+    "linear": nn.Linear,
+    "mlp": lambda dim, classes: nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)),
+}
+
+
+def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
+    """`count` of the clients, ascending, that never train. Raises DataError when nobody would be left."""
+    if not count:
+        return ()
+    if count >= len(clients):
+        raise DataError(
+            f"[data] unseen = {count} of {len(clients)} clients, expected fewer; nothing was started"
+        )
+    chosen = generator(seed, "unseen").choice(len(clients), size=count, replace=False)
+    return tuple(sorted(clients[row] for row in chosen))
+
+
+def global_model(
+    method: Method, shared: Parts, own: Iterable[tuple[str, Parts]], samples: Mapping[str, int]
+) -> Predict | None:
+    """What a stranger can use: the method's global model, or its shared extractor under the mean of the personal heads, or nothing.
+
+    `own` are the clients' personal parts; those in `samples` count, by their training samples.
+    """
+    if method.has_global:
+        return lambda x: _given(steps.predict_global(method, shared, x))
+    mean = Mean()
+    if "extractor" in method.travelling() and "head" in method.parts and "head" in method.net.parts:
+        for client, parts in own:
+            if client in samples:
+                mean.add(parts["head"], samples[client])
+    if (head := mean.value()) is None:
+        return None
+    return lambda x: method.classify({**norm.for_export(shared), "head": head}, x)
+
+
+def meet(predict: Predict, clients: Mapping[str, ClientData], device: str = "cpu") -> Reports:
+    """The accuracy of a model, without any adaptation, on the test sets of clients that never trained."""
+    reports = {}
+    for id, data in clients.items():
+        logits = in_batches(predict, torch.from_numpy(data.test.x).to(device))
+        accuracy = metrics.accuracy(logits.argmax(1).cpu().numpy(), data.test.y)
+        reports[id] = {metrics.UNSEEN_TEST: accuracy, metrics.TEST_SAMPLES: float(len(data.test))}
+    return reports
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How a head learns a new task: `iterations` batches, its accuracy noted before the first and after `every` of them."""
+
+    iterations: int = 100
+    every: int = 10
+    batch_size: int = 256
+    head: str = "mlp"
+    optimiser: Optimiser = Sgd(0.1, momentum=0.9)
+
+
+def learn_task(
+    method: Method,
+    shared: Parts,
+    clients: Mapping[str, ClientData],
+    classes: int,
+    lesson: Lesson,
+    seed: int = 0,
+    device: str = "cpu",
+) -> dict[int, Reports]:
+    """Iterations so far -> test accuracy of every client's new head on the frozen extractor; the task may have other classes.
+
+    Raises MethodError for a method that shares no extractor or an unknown head, DataError for images of another shape.
+    """
+    part = _head(method, classes, lesson)
+
+    def loss(head: Params, batch: Batch) -> Tensor:
+        return cross_entropy(part(head, batch.x), batch.y, batch.mask)
+
+    def step(carry: tuple[Params, Any], batch: Batch) -> tuple[Params, Any]:
+        return descend(loss, *carry, batch, lesson.optimiser)
+
+    found: dict[int, Reports] = {}
+    for id, data in clients.items():
+        train = _features(method, shared, data.train, device)
+        test = _features(method, shared, data.test, device)
+        if not method.unit_norm:
+            train, test = _scaled(train, train), _scaled(test, train)
+        y = torch.from_numpy(data.train.y).to(device)
+        batches = Batches(train, y, classes, lesson.batch_size, seed, 0, id)
+        head = part.init()
+        carry = (head, lesson.optimiser.init(parameters(head)))
+        for done in range(0, lesson.iterations + 1, lesson.every):
+            if done:
+                stage = {"stage": f"task.{done}", "epochs": lesson.every, "limit": lesson.every}
+                carry = scan(step, carry, batches, **stage)  # type: ignore[arg-type]
+            predicted = part.frozen(carry[0], test).argmax(1).cpu().numpy()
+            found.setdefault(done, {})[id] = {
+                metrics.PERSONAL_AFTER: metrics.accuracy(predicted, data.test.y),
+                metrics.TEST_SAMPLES: float(len(data.test)),
+            }
+    return found
+
+
+def _head(method: Method, classes: int, lesson: Lesson) -> Part:
+    if not method.exports:
+        raise MethodError(
+            f"{method.title}: shares no extractor, so no new task can use it; nothing was started"
+        )
+    if lesson.head not in HEADS:
+        raise MethodError(f"head {lesson.head!r}: unknown{nearest(lesson.head, HEADS)}; nothing was started")
+    build = HEADS[lesson.head]
+    net = replace(method.net, classes=classes).with_part(
+        "task", lambda: build(method.net.feature_dim, classes)
+    )
+    return net.task
+
+
+def _features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
+    if samples.shape != method.net.input.shape:
+        raise DataError(
+            f"the new task's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}; nothing was started"
+        )
+    x = torch.from_numpy(samples.x).to(device)
+    return in_batches(lambda batch: steps.exported_features(method, shared, batch), x)
+
+
+def _scaled(z: Tensor, train: Tensor) -> Tensor:
+    """Features standardised by a client's training data, of length about 1, as the step size expects (`edge_fl.heads.mlp`)."""
+    return (z - train.mean(0)) / (train.std(0, correction=0).clamp(min=1e-6) * z.shape[1] ** 0.5)
+
+
+def _given(logits: Tensor | None) -> Tensor:
+    assert logits is not None
+    return logits
