@@ -23,12 +23,22 @@ SHORTEST_NORM_BATCH = 4  # METHODS.md G9: BatchNorm on two or three samples ruin
 
 @dataclass(frozen=True)
 class Batch:
-    """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64, a key for noise; mask [B] is 1 for samples and 0 for padding, or None."""
+    """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64, a key for noise; mask [B] is 1 for samples and 0 for padding, or None.
+
+    In a vectorised chunk, `active` says whether this client still has a batch here (None: all clients have).
+    """
 
     x: Tensor
     y: Tensor
     key: Tensor
     mask: Tensor | None = None
+    active: Tensor | None = None
+    vectorised: bool = False
+
+    @property
+    def real(self) -> Tensor:
+        """1 for samples and 0 for padding [B], float32."""
+        return torch.ones_like(self.y, dtype=torch.float32) if self.mask is None else self.mask
 
 
 @dataclass(frozen=True)

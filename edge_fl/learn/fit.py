@@ -15,11 +15,12 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.masked import padding
 from edge_fl.learn.optimiser import Leaves, Optimiser
 
 P = TypeVar("P")  # Params or Parts
 C = TypeVar("C")
-T = TypeVar("T")
+S = TypeVar("S")  # what a loss tells beside its value
 Loss = Callable[[Any, Batch], Tensor]  # (params, batch) -> scalar
 
 
@@ -39,6 +40,29 @@ def fit_from(
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
 
 
+def fit_summing(
+    loss: Callable[[Any, Batch], tuple[Tensor, S]],
+    params: P,
+    sums: S,
+    data: Batches,
+    *,
+    stage: str,
+    epochs: int,
+    optimiser: Optimiser,
+) -> tuple[P, S]:
+    """As `fit`, for a loss that returns (scalar, a tree of tensors); what it told is added to `sums` over all batches."""
+
+    def step(carry: tuple[P, Any, S], batch: Batch) -> tuple[P, Any, S]:
+        params, state, sums = carry
+        grads, told = measured_gradient(loss, params, batch)
+        stepped, state = optimiser.step(tree.parameters(params), grads, state)
+        return tree.replaced(params, stepped), state, tree.map(torch.add, sums, told)
+
+    carry = (params, optimiser.init(tree.parameters(params)), sums)
+    params, _, sums = scan(step, carry, data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
+    return params, sums
+
+
 def scan(
     step: Callable[[C, Batch], C],
     carry: C,
@@ -55,7 +79,11 @@ def scan(
     """
     carry = tree.clone(carry)
     for batch in islice(data.batches(stage, epochs, norm=norm), limit or None):
-        carry = step(carry, batch)
+        if batch.active is None:
+            carry = step(carry, batch)
+        else:  # BatchNorm moves in place, so what an idle client keeps is set aside first
+            before = tree.clone(carry) if norm else carry
+            carry = tree.where(batch.active, step(carry, batch), before)
     return tree.map(Tensor.detach, carry)
 
 
@@ -104,9 +132,11 @@ def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
 
 
 def measured_gradient(
-    loss: Callable[[Any, Batch], tuple[Tensor, T]], params: Any, batch: Batch
-) -> tuple[Leaves, T]:
+    loss: Callable[[Any, Batch], tuple[Tensor, S]], params: Any, batch: Batch
+) -> tuple[Leaves, S]:
     """As `gradient`, for a loss that returns (scalar, a tree of what else the forward pass should tell); (gradient, that tree)."""
+    if batch.vectorised:
+        return _vectorised_gradient(loss, params, batch)
     held = {path: t.detach().requires_grad_() for path, t in tree.parameters(params).items()}
     with torch.enable_grad():
         value, told = loss(tree.replaced(params, held), batch)
@@ -116,3 +146,16 @@ def measured_gradient(
     grads = torch.autograd.grad(value, list(held.values()), allow_unused=True)
     both = zip(held.items(), grads, strict=True)
     return {path: torch.zeros_like(t) if g is None else g for (path, t), g in both}, told
+
+
+def _vectorised_gradient(
+    loss: Callable[[Any, Batch], tuple[Tensor, S]], params: Any, batch: Batch
+) -> tuple[Leaves, S]:
+    """`measured_gradient` under vmap, where torch.autograd.grad does not go; BatchNorm leaves padding out."""
+
+    def value(held: Leaves, fixed: Any) -> tuple[Tensor, S]:
+        with padding(batch.mask):
+            return loss(tree.replaced(fixed, held), batch)
+
+    grads, told = torch.func.grad(value, has_aux=True)(tree.parameters(params), params)
+    return grads, tree.map(Tensor.detach, told)

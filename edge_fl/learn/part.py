@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from edge_fl.config import InputSpec
+from edge_fl.learn.masked import respect_padding
 from edge_fl.learn.tree import BUFFER, Params
 from edge_fl.seeds import seed_for
 
@@ -43,7 +44,8 @@ class Part:
         self.name, self._build, self._seed = name, build, seed
         module = self._fresh()
         shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
-        self._training, self._inference = module.train(), copy.deepcopy(module, shared).eval()
+        self._inference = copy.deepcopy(module, shared).eval()
+        self._training = respect_padding(module.train())
         self.norm, self.norm_statistics = _norm_names(module)
         self.layers = _layers(module)
 

@@ -34,7 +34,7 @@ from edge_fl.errors import MethodError
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
-from edge_fl.learn.mean import Update, weighted_mean
+from edge_fl.learn.mean import PROTOTYPES, Update, no_prototypes, only_owned, weighted_mean
 from edge_fl.learn.optimiser import Optimiser, Sgd
 from edge_fl.learn.part import Net, PartSpec, personal
 from edge_fl.learn.tree import Params, Parts
@@ -87,6 +87,7 @@ class Method(ABC):
     predicts_early: ClassVar[bool] = True  # a client can predict before `personalise`
     sends: ClassVar[tuple[str, ...]] = ()  # shared parts that clients send up; () = every one
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
+    vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap
     usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's, for whoever names only the method
     deviations: ClassVar[str] = ""  # from the paper, for `methods show`
 
@@ -104,8 +105,11 @@ class Method(ABC):
     # what the server starts from, and what a client owns before it has ever taken part
 
     def init_shared(self) -> Parts:
-        """Initial shared parts; override to add statistics."""
-        return {name: self.net.parts[name].init() for name in self.travelling() if name in self.net.parts}
+        """Initial shared parts, prototypes all absent; override to add other statistics."""
+        start = {name: self.net.parts[name].init() for name in self.travelling() if name in self.net.parts}
+        if PROTOTYPES in self.travelling():
+            start[PROTOTYPES] = no_prototypes(self.net.classes, self.net.feature_dim)
+        return start
 
     def init_own(self, client: str) -> Parts:
         """Initial personal parts of a client: the same on all clients unless a method salts by `client` (METHODS.md G11)."""
@@ -127,8 +131,8 @@ class Method(ABC):
         """One client's round -> (up, own). Pure: arguments are not changed, randomness comes from `data`."""
 
     def pack(self, up: Parts) -> Parts:
-        """An update as it travels, by default as it is. Runs outside vmap: shapes may depend on values (ranks, classes present)."""
-        return up
+        """An update as it travels: prototypes without absent classes. Runs outside vmap, so that shapes may depend on values."""
+        return {name: only_owned(params) if name == PROTOTYPES else params for name, params in up.items()}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         """The server's step over packed updates in ascending client id, consumed once."""

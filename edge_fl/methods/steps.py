@@ -5,7 +5,7 @@ Simulation and devices run exactly these; nothing else calls `local_update` or `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -15,6 +15,8 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, first_not_finite, merge
 from edge_fl.methods import norm
 from edge_fl.methods.method import Method
+
+Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
 
 
 def start(method: Method) -> Parts:
@@ -34,12 +36,21 @@ def broadcast(method: Method, shared: Parts, client: str) -> Parts:
 
 def train(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
     """One local update -> (what travels up, the client's new personal parts). Raises RunError when it diverged."""
-    return _client_step(method, method.local_update, "local update", down, own, data)
+    up, new = local_update(method, down, own, data)
+    require_finite(method, data.client, data.round, up, new)
+    return method.pack(up), new
+
+
+def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+    """`train` without its check and its packing, which look at values: this much runs under vmap."""
+    return _client_step(method, method.local_update, down, own, data)
 
 
 def personalise(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """The closing step of one client -> (what travels up, its personal parts)."""
-    return _client_step(method, method.personalise, "personalise", down, own, data)
+    """The closing step of one client -> (what travels up, its personal parts). Raises RunError when it diverged."""
+    up, new = _client_step(method, method.personalise, down, own, data)
+    require_finite(method, data.client, data.round, up, new)
+    return method.pack(up), new
 
 
 def aggregate(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
@@ -69,13 +80,17 @@ def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:
     return method.features(norm.for_export(shared), x)
 
 
-def _client_step(method: Method, step, name: str, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:  # type: ignore[no-untyped-def]
+def require_finite(method: Method, client: str, round: int, *trees: Parts) -> None:
+    """Raises RunError, naming the client, the round and the tensor, for NaN or Infinity."""
+    if broken := next(filter(None, map(first_not_finite, trees)), None):
+        raise RunError(
+            f"{method.title}, client {client or '?'}, round {round}: the local update gave NaN or Infinity in {broken}; "
+            "it was not used (lower the learning rate?)"
+        )
+
+
+def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
     kept = {key: params for key, params in own.items() if key.endswith(norm.OWN)}
     up, new = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
     up, own_norm = norm.separated(method, up)
-    if broken := first_not_finite(up) or first_not_finite(new):
-        raise RunError(
-            f"{method.title}, client {data.client or '?'}, round {data.round}: {name} gave NaN or Infinity in {broken}; "
-            "the update was not used (lower the learning rate?)"
-        )
     return up, {**kept, **new, **own_norm}

@@ -25,20 +25,20 @@ class SequentialFleet:
 
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         for id in downs:
-            update, own = self._clients[id].train(method, round, downs[id], self._own(id))
-            self._personal.put(id, own)
+            update, own = self._clients[id].train(method, round, downs[id], self.own(id))
+            self.keep(id, own)
             yield update
 
     def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         for id in downs:
-            update, own = self._clients[id].personalise(method, round, downs[id], self._own(id))
-            self._personal.put(id, own)
+            update, own = self._clients[id].personalise(method, round, downs[id], self.own(id))
+            self.keep(id, own)
             yield update
 
     def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         for id in downs:
             client = self._clients[id]
-            yield Update(id, len(client.data.train), {}, client.evaluate(method, downs[id], self._own(id)))
+            yield Update(id, len(client.data.train), {}, client.evaluate(method, downs[id], self.own(id)))
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
         return self._personal.everything(self._clients)
@@ -46,5 +46,10 @@ class SequentialFleet:
     def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
         self._personal.restore(states)
 
-    def _own(self, id: ClientId) -> Parts:
+    def own(self, id: ClientId) -> Parts:
+        """One client's personal parts, where its data are."""
         return to_device(self._personal.get(id), self._clients[id].device)
+
+    def keep(self, id: ClientId, own: Parts) -> None:
+        """Replaces one client's personal parts."""
+        self._personal.put(id, own)
