@@ -1,15 +1,24 @@
-"""What every package's tests may use: a real mosquitto."""
+"""What every package's tests may use: a real mosquitto, and certificates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from broker.config import Settings
 from broker.find import Program, find
 from broker.mosquitto import Mosquitto
 from edge_fl.errors import ConnectError
+
+Issue = Callable[[str], tuple[Path, Path, Path]]
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +35,41 @@ def mosquitto(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFacto
     """One broker on a free loopback port for the whole session: clients need names, and topics, of their own."""
     with Mosquitto(Settings(tmp_path_factory.mktemp("mosquitto"), port=0), mosquitto_program) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
+    """`issue(name)` -> (ca, certificate, key) as PEM files; the certificate is good for 127.0.0.1 and its owner's name."""
+    folder = tmp_path_factory.mktemp("pki")
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test-ca")])
+    now = datetime.now(UTC)
+
+    def sign(name: x509.Name, public: ec.EllipticCurvePublicKey, ca: bool) -> bytes:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(ca_name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+            )
+        )
+        return builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    (folder / "ca.pem").write_bytes(sign(ca_name, ca_key.public_key(), ca=True))
+
+    def issue_one(name: str) -> tuple[Path, Path, Path]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate, key_file = folder / f"{name}.pem", folder / f"{name}.key"
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate.write_bytes(sign(subject, key.public_key(), ca=False))
+        encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        key_file.write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
+        return folder / "ca.pem", certificate, key_file
+
+    return issue_one

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import queue
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from edge_fl.wire.transport import OCTETS, Connected, Disconnected, Limits, Pack
 
 FAST = Limits(max_retry_s=0.2, connect_timeout_s=1.0)
 MakeRecorder = Callable[[], Any]
+Issue = Callable[[str], tuple[Path, Path, Path]]
 
 
 @pytest.fixture
@@ -249,6 +251,28 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
     loop.call(done.set)
     assert done.wait(5), "the loop's thread is dead"
     loop.close()
+
+
+def test_packets_that_share_a_tls_record_all_arrive(recorder: MakeRecorder, issue: Issue) -> None:
+    """What TLS has decrypted already makes no socket readable again."""
+    ca, cert, key = issue("broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    over = threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(1000)
+            secured.sendall(CONNACK + b"".join(b"\x30\x05\x00\x01a\x00%d" % number for number in range(5)))
+            over.wait(30)  # longer than anybody listens
+
+    with broker_that(talk) as plain:
+        client = MqttTransport(
+            Endpoint(plain.host, plain.port, ca), "client", None, heard := recorder(), limits=FAST
+        )
+        assert heard.payloads(5) == [b"0", b"1", b"2", b"3", b"4"]
+        client.close()
+        over.set()
 
 
 @pytest.mark.broker
