@@ -1,0 +1,313 @@
+"""What every method keeps, whatever it does: one contract over the METHODS table.
+
+A method that is added to the table is held to it without another line here. The toy federation has what real ones have: ragged
+sizes, fewer samples than a batch, a client with one class, one with two samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import MethodError, RunError
+from edge_fl.learn import tree
+from edge_fl.learn.batches import pixels
+from edge_fl.learn.mean import Update
+from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays
+from edge_fl.methods import METHODS, names, norm, steps
+from edge_fl.methods.client import Client
+from edge_fl.methods.method import Method
+from edge_fl.wire import tensors
+from server import rounds
+from server.fleets.sequential import SequentialFleet
+from server.release import export
+from server.rounds import Plan
+from tests.edge_fl.methods import toy
+
+every_method = pytest.mark.parametrize("name", names())
+ABSENT = 9  # the class that nobody has, where a test says so
+
+
+def fingerprint(trees: Any) -> str:
+    """A hash over names, dtypes, shapes and bits of every tensor."""
+    digest = hashlib.sha256()
+    for path, tensor in sorted(tree.leaves(trees).items()):
+        digest.update(f"{path}{tensor.dtype}{list(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def structure(parts: Parts) -> dict[tuple[str, ...], tuple[torch.dtype, torch.Size]]:
+    return {path: (t.dtype, t.shape) for path, t in tree.leaves(parts).items()} | {
+        (name,): (torch.bool, torch.Size()) for name in parts
+    }
+
+
+def through_bytes(parts: Parts) -> Parts:
+    return from_arrays(tensors.unpack(tensors.pack(to_arrays(parts))))
+
+
+@cache
+def ran(name: str) -> toy.Federation:
+    """Two rounds of all clients; nobody may change it."""
+    return toy.federate(toy.method(name))
+
+
+def images(client: Client, part: str = "test") -> Tensor:
+    return pixels(torch.from_numpy(getattr(client.data, part).x))
+
+
+def logits(method: Method, run: toy.Federation, client: str) -> Tensor:
+    down = steps.broadcast(method, run.shared, client)
+    return steps.predict(method, down, run.own[client], images(run.clients[client]))
+
+
+def closed(name: str) -> tuple[Method, SequentialFleet, Parts, Mapping[str, Mapping[str, float]]]:
+    """The federation after its closing step."""
+    method, run = toy.method(name), ran(name)
+    fleet = SequentialFleet(run.clients, method)
+    fleet.restore(iter(run.own.items()))
+    shared, metrics = rounds.close(method, fleet, run.shared, 2)
+    return method, fleet, shared, metrics
+
+
+@every_method
+def test_two_rounds_run_and_leave_every_input_as_it_was(name: str) -> None:
+    method = toy.method(name)
+    shared, clients = steps.start(method), toy.clients()
+    own = {id: steps.start_own(method, id) for id in clients}
+    for number in (1, 2):
+        now, updates = method.at(number), []
+        for id, client in clients.items():
+            down, data = steps.broadcast(now, shared, id), client.batches(number)
+            given = [down, own[id], {"x": data.x, "y": data.y}]
+            before = [fingerprint(item) for item in given]
+            up, kept = steps.train(now, down, own[id], data)
+            assert [fingerprint(item) for item in given] == before, id
+            updates.append(Update(id, len(data), up))
+            own[id] = kept
+        given = [shared, {update.client: update.parts for update in updates}]
+        before = [fingerprint(item) for item in given]
+        shared_after = steps.aggregate(now, shared, iter(updates))
+        assert [fingerprint(item) for item in given] == before, "aggregate"
+        shared = shared_after
+    for id, client in clients.items():
+        given = [steps.broadcast(method, shared, id), own[id]]
+        before = [fingerprint(item) for item in given]
+        steps.personalise(method, *given, client.batches(2))
+        if method.predicts_early:
+            steps.predict(method, *given, images(client))
+        assert [fingerprint(item) for item in given] == before, f"closing, {id}"
+
+
+@every_method
+def test_nothing_personal_travels(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    shared = set(method.travelling())
+    exports = {part + norm.EXPORT for part in shared if norm.kept(method, part)}
+    for downs, updates in zip(run.downs, run.updates, strict=True):
+        for down in downs.values():
+            assert down.keys() <= shared
+            assert not any(norm.kept(method, part) & params.keys() for part, params in down.items())
+        for update in updates.values():
+            assert update.parts.keys() <= shared | exports
+            assert not any(norm.kept(method, part) & params.keys() for part, params in update.parts.items())
+
+
+@every_method
+def test_parts_survive_bytes_bit_for_bit_and_train_to_the_same_bits(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    down, own = steps.broadcast(method, run.shared, "c0"), run.own["c0"]
+    up, kept = steps.train(method, down, own, toy.batches(round=3))
+    for parts in (down, own, up, kept, run.shared):
+        assert fingerprint(through_bytes(parts)) == fingerprint(parts)
+        assert structure(through_bytes(parts)) == structure(parts)
+    up_too, kept_too = steps.train(method, through_bytes(down), through_bytes(own), toy.batches(round=3))
+    assert fingerprint(up_too) == fingerprint(up)
+    assert fingerprint(kept_too) == fingerprint(kept)
+
+
+@every_method
+def test_the_same_seed_gives_the_same_bits(name: str) -> None:
+    torch.manual_seed(0)  # a global draw would show
+    again = toy.federate(toy.method(name))
+    assert fingerprint(again.shared) == fingerprint(ran(name).shared)
+    assert fingerprint(again.own) == fingerprint(ran(name).own)
+    if tree.leaves(ran(name).shared):
+        assert fingerprint(steps.start(toy.method(name, toy.net(1)))) != fingerprint(
+            steps.start(toy.method(name))
+        )
+
+
+@every_method
+def test_the_order_in_which_updates_arrive_does_not_matter(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    before, updates = run.history[1], run.updates[1]
+    for arriving in (list(updates.values())[::-1], [updates[id] for id in ("c3", "c0", "c4", "c1", "c2")]):
+        mixed = steps.aggregate(method.at(2), before, rounds.in_order(arriving, updates))
+        assert fingerprint(mixed) == fingerprint(run.shared)
+
+
+@every_method
+def test_predictions_are_numbers_before_within_and_after_training(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    _, fleet, shared, metrics = closed(name)
+    fresh = toy.Federation(
+        method, run.clients, [steps.start(method)], {id: steps.start_own(method, id) for id in run.clients}
+    )
+    final = replace(run, history=[shared], own=dict(fleet.personal_state()))
+    for federation in (fresh, run, final) if method.predicts_early else (final,):
+        for id, client in run.clients.items():
+            found = logits(method, federation, id)
+            assert found.shape == (len(client.data.test), toy.CLASSES)
+            assert (
+                not found.isnan().any() and (found < torch.inf).all()
+            )  # -inf: a class that a head has never met
+            assert found.isfinite().any(1).all()
+        if method.has_global:
+            found = steps.predict_global(
+                method, steps.broadcast(method, federation.shared, "c0"), images(client)
+            )
+            assert found is not None and found.isfinite().all()
+    assert all(
+        0 <= value <= 1 for report in metrics.values() for key, value in report.items() if "acc" in key
+    )
+
+
+@every_method
+def test_what_a_client_owns_keeps_its_structure(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    for id, own in run.own.items():
+        assert structure(own) == structure(steps.start_own(method, id)), id
+
+
+@every_method
+def test_the_export_equals_torch_or_is_refused_by_name(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    if method.exports:
+        exported = export.export(
+            method, run.shared
+        )  # raises when onnxruntime and torch differ by more than 1e-4
+        x = images(run.clients["c0"])
+        expected = steps.exported_features(method, run.shared, x)
+        assert np.abs(export.run(exported.onnx, x.numpy()) - expected.numpy()).max() <= export.PARITY
+        if method.unit_norm:
+            assert torch.allclose(expected.norm(dim=1), torch.ones(len(x)))
+    else:
+        assert method.head_tier.kind == "none"
+        with pytest.raises(MethodError, match=r"shares no extractor.*fedavg.*fedrep"):
+            export.export(method, run.shared)
+
+
+@every_method
+def test_it_beats_chance_after_a_few_rounds(name: str) -> None:
+    method = toy.method(name, epochs=2, optimiser=Sgd(0.1, momentum=0.5))
+    fleet = SequentialFleet(toy.clients(), method)
+    shared = steps.start(method)
+    for result in rounds.run(method, fleet, Plan(rounds=5, seed=3)):
+        shared = result.shared
+    _, metrics = rounds.close(method, fleet, shared, 5)
+    found = [metrics[id]["personal.test_acc.after"] for id in ("c0", "c1", "c4")]
+    assert np.mean(found) > 0.35, found  # five to ten classes each: guessing the commonest gives 0.23
+
+
+@every_method
+def test_a_resumed_run_equals_the_undisturbed_one(name: str) -> None:
+    def fleet_and_method() -> tuple[SequentialFleet, Method]:
+        method = toy.method(name)
+        return SequentialFleet(toy.clients(), method), method
+
+    fleet, method = fleet_and_method()
+    plan = Plan(rounds=3, seed=5)
+    undisturbed, saved, memory = Parts(), Parts(), {}
+    for result in rounds.run(method, fleet, plan):
+        undisturbed = result.shared
+        if result.round == 2:
+            saved = through_bytes(result.shared)
+            memory = {id: through_bytes(own) for id, own in fleet.personal_state()}
+    resumed, method = fleet_and_method()
+    resumed.restore(iter(memory.items()))
+    (last,) = rounds.run(method, resumed, plan, saved, first=3)
+    assert fingerprint(last.shared) == fingerprint(undisturbed)
+    assert fingerprint(dict(resumed.personal_state())) == fingerprint(dict(fleet.personal_state()))
+
+
+@every_method
+def test_a_client_may_be_absent_for_rounds_and_one_may_never_come(name: str) -> None:
+    method = toy.method(name)
+    here = {1: ["c0", "c1", "c4"], 2: ["c0", "c4"], 3: ["c4"], 4: ["c0", "c1", "c4"]}
+    run = toy.federate(method, rounds=4, cohort=lambda number: here[number])
+    assert structure(run.own["c1"]) == structure(steps.start_own(method, "c1"))
+    assert fingerprint(run.own["c2"]) == fingerprint(steps.start_own(method, "c2"))
+    if method.predicts_early:
+        assert logits(method, run, "c2").isfinite().all()
+    fleet = SequentialFleet(run.clients, method)
+    fleet.restore(iter(run.own.items()))
+    _, metrics = rounds.close(method, fleet, run.shared, 4)
+    assert metrics.keys() == run.clients.keys()
+
+
+@every_method
+def test_clients_of_one_class_two_samples_or_less_than_a_batch_take_part_alone(name: str) -> None:
+    method = toy.method(name)
+    for cohort in ([toy.SINGLE], [toy.PAIR], [toy.SINGLE, toy.PAIR]):
+        run = toy.federate(method, rounds=2, cohort=lambda number, cohort=cohort: cohort)
+        assert tree.first_not_finite(run.shared) is None
+    run = toy.federate(method, rounds=1, data=toy.clients(batch_size=64))
+    assert tree.first_not_finite(run.shared) is None
+
+
+@every_method
+def test_a_class_that_nobody_has_does_no_harm(name: str) -> None:
+    data = {id: without(client, ABSENT) for id, client in toy.clients().items()}
+    method = toy.method(name)
+    fleet = SequentialFleet(data, method)
+    results = list(rounds.run(method, fleet, Plan(rounds=2, seed=3)))
+    assert tree.first_not_finite(results[-1].shared) is None
+    shared, metrics = rounds.close(method, fleet, results[-1].shared, 2)
+    assert tree.first_not_finite(shared) is None
+    assert all("personal.test_acc.after" in report for report in metrics.values())
+
+
+@every_method
+def test_a_loss_that_is_not_a_number_names_client_and_round(name: str) -> None:
+    method = toy.method(name)
+    shared, own = steps.start(method), steps.start_own(method, "c4")
+    poisoned = [poison(parts) for parts in (steps.broadcast(method, shared, "c4"), own)]
+    with pytest.raises(RunError, match=r"client c4, round 7: .* NaN or Infinity"):
+        steps.train(method, *poisoned, toy.batches("c4", round=7))
+
+
+def test_the_refusal_names_every_method_that_can_be_exported() -> None:
+    with pytest.raises(MethodError) as refused:
+        export.require_exportable(toy.method("local"))
+    assert all(
+        (name in str(refused.value)) == bool(kind.exports)
+        for name, kind in METHODS.items()
+        if name != "local"
+    )
+
+
+def without(client: Client, absent: int) -> Client:
+    """The client without the samples of one class."""
+
+    def kept(samples: Samples) -> Samples:
+        return samples.take(np.flatnonzero(samples.y != absent))
+
+    return replace(
+        client, data=ClientData(*map(kept, (client.data.train, client.data.validation, client.data.test)))
+    )
+
+
+def poison(parts: Parts) -> Parts:
+    return tree.map(lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t, parts)
