@@ -66,10 +66,7 @@ def make_client(
         properties = _properties(will.content_type, will.expiry_s, PacketTypes.WILLMESSAGE)
         client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
     client.tls = tls or endpoint.tls_context()
-    properties = _new_properties(PacketTypes.CONNECT)
-    properties.SessionExpiryInterval = session_expiry_s
-    properties.ReceiveMaximum = limits.receive_maximum
-    properties.MaximumPacketSize = limits.max_packet_bytes
+    properties = _connect_properties(session_expiry_s, limits.receive_maximum, limits.max_packet_bytes)
     clean = MQTT_CLEAN_START_FIRST_ONLY if clean_start else False
     try:
         client.connect_async(
@@ -92,6 +89,15 @@ def broker_limits(said: Properties | None) -> BrokerLimits:
 def publish_properties(packet: Packet) -> Properties:
     """What travels beside the payload; the same object for equal packets."""
     return _properties(packet.content_type, packet.expiry_s, PacketTypes.PUBLISH)
+
+
+@functools.lru_cache(maxsize=256)  # paho's Properties take 7 KB, as much as all the rest of a client
+def _connect_properties(session_expiry_s: int, receive_maximum: int, max_packet_bytes: int) -> Properties:
+    properties: Properties = _new_properties(PacketTypes.CONNECT)
+    properties.SessionExpiryInterval = session_expiry_s
+    properties.ReceiveMaximum = receive_maximum
+    properties.MaximumPacketSize = max_packet_bytes
+    return properties
 
 
 @functools.lru_cache(maxsize=256)
