@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -299,14 +299,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert child.stderr == "set()\n"
 
 
-def test_help_comes_within_half_a_second() -> None:
+def test_help_takes_less_than_half_a_second() -> None:
     def seconds() -> float:
-        before = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*EDGE_FL, "--help"], check=True, stdout=subprocess.DEVNULL, timeout=60)
-        return time.perf_counter() - before
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # The best of a few: the test is about what is imported, not about who else uses this machine.
-    assert min(seconds() for _ in range(5)) < 0.5
+    # Processor time, the best of a few: it is about what is imported, not about who else uses this machine.
+    assert min(seconds() for _ in range(4)) < 0.5
 
 
 def test_every_entry_point_loads() -> None:
