@@ -144,11 +144,14 @@ def _rebirth(turn: Turn) -> None:
 
 def _abort(turn: Turn) -> None:
     if work := turn.state.work:
-        turn.done(work.want.id)
+        turn.give_up(work.want.id)
         wants.drop(turn)
 
 
 def _revoke(turn: Turn) -> None:
+    """The head goes, and does not come back for the want that it served."""
+    if turn.state.want:
+        turn.give_up(turn.state.want.id)
     turn.set(release=0, refit=False)
     turn.do(effects.Revoke())
 

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +37,14 @@ HEARD = frozenset({"server_state", "round", "want", "cmd", "ack"})
 Job = Callable[[], events.Event]
 
 
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """It is this device's turn to fetch."""
+
+
+Happening = TransportEvent | events.Event | Admitted
+
+
 class Connect(Protocol):
     """Makes a client of a broker: `partial(MqttTransport, endpoint)`, or `partial(InMemoryTransport, broker)`."""
 
@@ -49,7 +58,11 @@ class Rim(Protocol):
 
     def submit(self, device: Device, job: Job) -> None: ...
 
-    def deliver(self, device: Device, event: TransportEvent | events.Event) -> None: ...
+    def deliver(self, device: Device, event: Happening) -> None: ...
+
+    def enter(self, device: Device) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 class Device:
@@ -118,7 +131,7 @@ class Device:
         """Waits for the broker. Raises ConnectError; the connection is tried on."""
         self._through.wait_connected(deadline_s)
 
-    def take(self, event: TransportEvent | events.Event) -> None:
+    def take(self, event: Happening) -> None:
         """One event, carried through to its last effect."""
         match event:
             case Packet():
@@ -126,7 +139,9 @@ class Device:
             case Connected():
                 self._step(event)
                 for found in (self._download, self._gathering):
-                    self._do(found.begin(self._now_s) if found else ())
+                    self._do(found.begin(self._now_s) if found and found.begun else ())
+            case Admitted():
+                self._admitted()
             case Disconnected(reason, final):
                 self.lost = reason if final else ""
                 for found in (self._download, self._gathering):
@@ -183,11 +198,22 @@ class Device:
         if (download := self._download) and download.blob.sha256 == sha256 and payload:
             self._fetching(download.chunk(int(index), payload, self._now_s))
 
+    def _admitted(self) -> None:
+        if self._download and not self._download.begun:
+            self._fetching(self._download.begin(self._now_s))
+        elif self._rim:
+            self._rim.leave()
+
     def _fetching(self, wanted: Iterable[effects.Effect]) -> None:
         self._do(wanted)
         if (download := self._download) and download.outcome:
-            self._download = None
+            self._end_download(download)
             self._step(download.outcome)
+
+    def _end_download(self, download: Download) -> None:
+        self._download = None
+        if download.begun and self._rim:
+            self._rim.leave()
 
     def _metadata(self, file: str, payload: bytes) -> None:
         if self._gathering:
@@ -259,12 +285,13 @@ class Device:
             begun = self._broadcast  # a fetch that failed goes on where it was
             self._broadcast = sink = begun if begun and begun.blob == effect.blob else sink
         self._download = Download(effect.blob, sink, self.name, self.state.topics, self._limits)
-        self._fetching(self._download.begin(self._now_s))
+        if self._rim:
+            self._rim.enter(self)
 
     def _abandon(self, effect: effects.Abandon) -> None:
         if download := self._download:
-            self._download = None
-            self._do(download.end())
+            self._do(download.end() if download.begun else ())
+            self._end_download(download)
 
     def _train(self, effect: effects.Train) -> None:
         broadcast, self._broadcast = self._broadcast, None

@@ -15,9 +15,13 @@ from edge_fl.wire.messages import Want
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What an agent must not forget when its process ends: wants already done, and how far the server `server` had counted."""
+    """What an agent must not forget when its process ends.
+
+    Wants whose report was acknowledged, wants that it gave up, and how far the server `server` had counted.
+    """
 
     done: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
     version: int = 0
     server: str = ""
 

@@ -54,6 +54,7 @@ class Download:
         self.blob = blob
         self.outcome: Fetched | Failed | None = None
         self.wake_s = math.inf
+        self.begun = False
         self._sink, self._device, self._topics, self._limits = sink, device, topics, limits
         self._missing = set(sink.missing)
         self._group = -1
@@ -63,6 +64,7 @@ class Download:
 
     def begin(self, now_s: float) -> Iterator[Effect]:
         """Asks for the first group that misses something; also after a reconnect, for the group under way."""
+        self.begun = True
         if not self._missing:
             self.outcome = Fetched(self.blob.sha256, self._bytes)
             self.wake_s = math.inf
@@ -135,6 +137,7 @@ class Gathering:
         self.release = release
         self.outcome: dict[str, bytes] | Failed | None = None
         self.wake_s = math.inf
+        self.begun = True
         self._files: dict[str, bytes] = {}
         self._pattern, self._limits = topics.tuf("+"), limits
         self._due_s = math.inf

@@ -10,18 +10,19 @@ import logging
 import math
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from devices import events
-from devices.device import Connect, Device, Job
-from edge_fl.wire.transport import Event as TransportEvent
+from devices.device import Admitted, Connect, Device, Happening, Job
 
 log = logging.getLogger(__name__)
 
 SHORTEST_SLEEP_S = 0.01
 GOODBYE_S = 5.0
+FETCHES = 32  # at a time: a megabyte of chunks may be under way for each
 
 
 class Runner:
@@ -30,11 +31,11 @@ class Runner:
     def __init__(self, *, workers: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.devices: list[Device] = []
         self._clock = clock
-        self._inbox: queue.SimpleQueue[tuple[Device, TransportEvent | events.Event] | None] = (
-            queue.SimpleQueue()
-        )
+        self._inbox: queue.SimpleQueue[tuple[Device, Happening] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Device]] = []
         self._order = count()
+        self._queueing: deque[Device] = deque()
+        self._places = FETCHES
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="edge-fl-work")
 
     def add(self, device: Device, connect: Connect) -> None:
@@ -42,13 +43,23 @@ class Runner:
         self.devices.append(device)
         device.connect(connect, self)
 
-    def deliver(self, device: Device, event: TransportEvent | events.Event) -> None:
+    def deliver(self, device: Device, event: Happening) -> None:
         """Lets something happen to a device: a packet, the result of work, new data."""
         self._inbox.put((device, event))
 
     def submit(self, device: Device, job: Job) -> None:
         """Runs a job in a worker thread; its event is delivered."""
         self._pool.submit(lambda: self.deliver(device, job()))
+
+    def enter(self, device: Device) -> None:
+        """Lets a device fetch, as soon as few enough others do: it hears `Admitted`, and is to `leave` in the end."""
+        self._queueing.append(device)
+        self._admit()
+
+    def leave(self) -> None:
+        """A fetch is over."""
+        self._places += 1
+        self._admit()
 
     def now_s(self) -> float:
         """The clock of everything here."""
@@ -84,7 +95,7 @@ class Runner:
     def _next_s(self) -> float:
         return self._timers[0][0] if self._timers else math.inf
 
-    def _hand(self, device: Device, event: TransportEvent | events.Event) -> None:
+    def _hand(self, device: Device, event: Happening) -> None:
         try:
             device.take(event)
         except Exception:
@@ -96,6 +107,11 @@ class Runner:
             device.planned_s = wake_s
             if wake_s < math.inf:
                 heapq.heappush(self._timers, (wake_s, next(self._order), device))
+
+    def _admit(self) -> None:
+        while self._queueing and self._places:
+            self._places -= 1
+            self.deliver(self._queueing.popleft(), Admitted())
 
     def _tick_due(self) -> None:
         """Ticks every device whose time has come; a timer that has been set anew since is passed over."""

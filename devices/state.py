@@ -122,14 +122,19 @@ class AgentState:
             return self.work.activity
         return "reporting" if self.outbox else "idle"
 
-    def settled(self, id: str) -> bool:
-        """True if the want `id` is done, or its report waits to be acknowledged."""
-        return id in self.memory.done or outbox.find(self.outbox, id) is not None
+    def settled(self, want: Want) -> bool:
+        """True if nothing is left to do about a want but, perhaps, to deliver its report.
+
+        A release that was done with once may be wanted again: a rollback is a want for an older one.
+        """
+        if want.id in self.memory.given_up or outbox.find(self.outbox, want.id):
+            return True
+        return want.id in self.memory.done and (want.mode != "serve" or want.release == self.release)
 
     @property
     def pending(self) -> Want | None:
         """The want that nothing has been done about yet."""
-        return self.want if self.want and not self.work and not self.settled(self.want.id) else None
+        return self.want if self.want and not self.work and not self.settled(self.want) else None
 
 
 def wake_at(state: AgentState) -> float:

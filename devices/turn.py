@@ -54,9 +54,22 @@ class Turn:
             self.do(Remember(memory))
 
     def done(self, id: str) -> None:
-        """The want `id` is never worked on again."""
+        """The report on the want `id` was acknowledged."""
         if id not in self.state.memory.done:
             self.remember(done=(*self.state.memory.done, id)[-REMEMBERED_WANTS:])
+
+    def give_up(self, id: str) -> None:
+        """The want `id` is not worked on again, unless the server asks anew."""
+        if id not in self.state.memory.given_up:
+            self.remember(given_up=(*self.state.memory.given_up, id)[-REMEMBERED_WANTS:])
+
+    def reconsider(self, id: str) -> None:
+        """The want `id` may be worked on again, as if for the first time."""
+        memory = self.state.memory
+        self.remember(
+            done=tuple(known for known in memory.done if known != id),
+            given_up=tuple(known for known in memory.given_up if known != id),
+        )
 
     def post(self, parcel: Parcel) -> None:
         """Puts a report into the outbox."""

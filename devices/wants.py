@@ -38,6 +38,8 @@ def accept(turn: Turn, want: Want | None) -> None:
     elif state.want and (want.id, want.version) == (state.want.id, state.want.version):
         turn.set(outbox=tuple(replace(w, next_s=turn.now_s) if w.id == want.id else w for w in state.outbox))
     else:
+        if want.version > state.memory.version and want.id in state.memory.given_up:
+            turn.reconsider(want.id)
         turn.remember(version=want.version)
         due_s = math.inf if want.mode in ("serve", "rest") else turn.now_s + want.deadline_s
         turn.set(want=want, want_due_s=due_s, tries=0, not_before_s=-math.inf)
@@ -60,6 +62,7 @@ def begin(turn: Turn) -> None:
 
 def _begin_serve(turn: Turn, want: Want) -> None:
     if turn.state.tier is Tier.HEAD:  # a full device has no head to serve
+        turn.reconsider(want.id)
         turn.set(work=Work(want, "fetching"), refit=False)
         turn.do(effects.Refresh(want.release))
 
@@ -86,7 +89,7 @@ def _begin_refit(turn: Turn) -> None:
     state = turn.state
     turn.set(refit=False)
     if state.want and state.want.mode == "serve" and state.want.release != state.release:
-        turn.remember(done=tuple(id for id in state.memory.done if id != state.want.id))
+        turn.reconsider(state.want.id)
         turn.set(tries=0)
         begin(turn)
     elif state.release:
@@ -165,14 +168,14 @@ def end_overdue(turn: Turn) -> None:
     work, pending = turn.state.work, turn.state.pending
     if work and not work.dropped and turn.now_s >= work.due_s:
         turn.set(why="deadline")
-        turn.done(work.want.id)
+        turn.give_up(work.want.id)
         drop(turn)
     if pending and turn.now_s >= turn.state.want_due_s:
         turn.set(why="deadline")
-        turn.done(pending.id)
+        turn.give_up(pending.id)
     for waiting in outbox.overdue(turn.state.outbox, turn.now_s):
         turn.set(why="deadline", outbox=outbox.drop(turn.state.outbox, waiting.id))
-        turn.done(waiting.id)
+        turn.give_up(waiting.id)
         turn.do(effects.Forget(waiting.id))
 
 
@@ -218,6 +221,7 @@ def _give_up(turn: Turn, want: Want, reason: str) -> None:
     report = Report(want.id, KINDS[want.mode], turn.state.boot, samples, release=want.release, error=reason)
     parcel = parcel_for(want, report, turn.state.limits)
     turn.set(why=reason)
+    turn.give_up(want.id)
     turn.post(parcel)
     turn.do(effects.Keep(parcel))
 

@@ -90,7 +90,7 @@ class ScriptedServer:
         """The first true value of `claim(heard)`."""
         with self._news:
             if not self._news.wait_for(lambda: claim(self.heard), WAIT_S):
-                said = [f"{a.kind} {p[:200]!r}" for a, p in self.heard if a.kind != "blob"]
+                said = [f"{a.kind} {p[:200]!r}" for a, p in self.heard if a.kind != "blob"][-20:]
                 raise AssertionError(f"did not hear {what or claim} in {WAIT_S} s, but {said}")
             return claim(self.heard)
 

@@ -281,6 +281,13 @@ def test_a_want_that_was_done_before_a_restart_is_not_redone() -> None:
     assert device.hear(train(), retain=True) == ()
 
 
+def test_a_want_that_was_given_up_is_tried_again_only_when_the_server_asks_anew() -> None:
+    device = Device("full", memory=Memory(given_up=("t-1-0",), version=1, server="server-1")).up()
+    device.hear(Round("t", 1, 60, SPEC))
+    assert device.hear(train(version=1), retain=True) == ()
+    assert not none_of(effects.Fetch, device.hear(train(version=2)))
+
+
 def test_a_want_whose_report_waits_in_the_outbox_after_a_restart_is_not_redone() -> None:
     waiting = Waiting(Parcel("t", 1, report("t-1-0"), 60), 1060, 1000)
     device = Device("full", outbox=(waiting,)).up()
@@ -431,6 +438,20 @@ def test_a_release_that_failed_its_canary_is_reported_and_not_tried_again() -> N
     assert the(effects.Refresh, device.hear(serve(version=2, release=4))).release == 4
 
 
+def test_a_rollback_is_a_want_for_a_release_that_was_done_before() -> None:
+    device = Device(release=4, memory=Memory(done=("rel-3", "rel-4"))).up()
+    assert the(effects.Refresh, device.hear(serve(version=9, release=3))).release == 3
+    device.on(events.Refreshed(MANIFEST, installed=True))
+    device.on(events.Finished(report("rel-3", "head", release=3)))
+    device.hear(Ack("rel-3", "duplicate"))
+    assert device.state.release == 3 and none_of(effects.Refresh, device.on(events.Tick(), after_s=60))
+
+
+def test_a_release_that_is_served_is_not_fitted_again() -> None:
+    device = Device(release=3, memory=Memory(done=("rel-3",))).up()
+    assert none_of(effects.Refresh, device.hear(serve(version=9, release=3)))
+
+
 def test_new_data_give_a_device_without_a_head_another_chance() -> None:
     device = Device().up()
     device.hear(serve())
@@ -461,6 +482,9 @@ def test_a_revoked_head_is_removed() -> None:
     device = head_device_reporting()
     device.hear(Command("c1", "revoke-local-head"))
     assert not none_of(effects.Revoke, device.last) and device.state.release == 0
+    device.hear(Ack("rel-3", "accepted"))
+    assert none_of(effects.Refresh, device.on(events.MetadataChanged()))
+    assert not none_of(effects.Refresh, device.hear(serve(version=2)))
 
 
 # Outbox
@@ -631,7 +655,10 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
             if acknowledged in {waiting.id for waiting in before.outbox} and not device.state.refit
             else set()
         )
-        assert len(device.state.memory.done) <= 64 and len(device.state.rounds) <= 4
+        assert (
+            max(len(device.state.memory.done), len(device.state.memory.given_up)) <= 64
+            and len(device.state.rounds) <= 4
+        )
     assert all(after in LEGAL[before] for before, after in pairwise(statuses))
     found = device.on(events.StopAsked())
     assert found[-1] == effects.Stop() and device.state.phase is Phase.STOPPED

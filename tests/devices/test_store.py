@@ -40,7 +40,7 @@ def test_a_new_folder_is_empty(tmp_path: Path) -> None:
 
 
 def test_what_was_remembered_is_there_for_the_next_process(tmp_path: Path) -> None:
-    memory = Memory(("t-1-0",), 7, "server-1")
+    memory = Memory(("t-1-0",), ("rel-2",), 7, "server-1")
     Store(tmp_path).remember(memory)
     assert Store(tmp_path).memory() == memory
 
