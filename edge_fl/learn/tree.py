@@ -59,7 +59,7 @@ def replaced(tree: T, values: Mapping[tuple[str, ...], Tensor], path: tuple[str,
     """The tree with some leaves exchanged; the dicts are new, the other leaves are shared."""
     if isinstance(tree, Mapping):
         return {key: replaced(tree[key], values, (*path, key)) for key in tree}  # type: ignore[return-value]
-    return values.get(path, tree)  # type: ignore[call-overload, no-any-return]
+    return values.get(path, tree)  # type: ignore[arg-type, return-value]
 
 
 def merge(*trees: Parts) -> Parts:
@@ -91,6 +91,11 @@ def unprefixed(prefix: str, parts: Parts) -> Parts:
 def where(flag: Tensor, then: T, otherwise: T) -> T:
     """`then` if the scalar `flag` is not 0, else `otherwise`: trees of equal structure, no question asked of the flag's value."""
     return map(lambda a, b: torch.where(flag > 0, a, b), then, otherwise)
+
+
+def blend(weights: T, one: T, other: T) -> T:
+    """weights * one + (1 - weights) * other, element by element: `one` to the bit where the weight is 1."""
+    return map(lambda w, a, b: w * a + (1 - w) * b, weights, one, other)
 
 
 def to_device(tree: T, device: torch.device | str) -> T:

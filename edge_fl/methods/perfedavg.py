@@ -20,8 +20,7 @@ from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import HeadTier, Method
 
 ADAPTED = "adapted_"
-Carry = tuple[Parts, Any, tuple[Batch, ...]]  # meta-model, optimiser state, batches that wait for others
-BATCHES = {"fo": 2, "hf": 3}  # independent batches of one meta-step; those without partners are left out
+Carry = tuple[Leaves, Parts, Leaves, Any, int]  # w, the model ahead, the slope there, optimiser state, turn
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,7 @@ class PerFedAvg(Method):
     """Shared meta-model w; `optimiser` makes the meta-step (β), plain descent the inner one (α)."""
 
     alpha: float = hyper(0.005, "α, learning rate of the inner step", low=0, source="PFLlib [C]")
-    variant: str = hyper(
-        "fo", "first order, or `hf` with the Hessian term", choices=("fo", "hf"), source="[P]"
-    )
+    variant: str = hyper("fo", "first order, or with the Hessian", choices=("fo", "hf"), source="[P]")
     delta: float = hyper(1e-3, "δ of the finite difference (`hf`)", low=1e-6, source="[D]")
     adapt_steps: int = hyper(1, "closing steps of size α, on one batch", low=0, source="[P]")
 
@@ -43,25 +40,31 @@ class PerFedAvg(Method):
     head_tier: ClassVar = HeadTier("adapted", "head, `adapt_steps` of size α", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        inner = Sgd(self.alpha)
+
         def step(carry: Carry, batch: Batch) -> Carry:
-            w, state, waiting = carry
-            waiting = (*waiting, batch)
-            if len(waiting) < BATCHES[self.variant]:
-                return w, state, waiting
-            stepped, state = self.optimiser.step(tree.parameters(w), self._meta_gradient(w, *waiting), state)
-            return tree.replaced(w, stepped), state, ()
+            w, model, slope, state, turn = carry
+            if turn == 0:  # look ahead on the first batch
+                model, _ = descend(self.loss, tree.replaced(model, w), {}, batch, inner)
+                return w, model, slope, state, 1
+            if turn == 1:  # the slope there, on the second
+                slope = gradient(self.loss, model, batch)
+                if self.variant == "hf":
+                    return w, model, slope, state, 2
+            else:  # (I - αH) slope, on the third
+                slope = self._corrected(w, model, slope, batch)
+            w, state = self.optimiser.step(w, slope, state)
+            return w, model, slope, state, 0
 
-        carry: Carry = (down, self.optimiser.init(tree.parameters(down)), ())
-        norm = tree.has_buffers(down)
-        return scan(step, carry, data, stage="train", epochs=self.epochs, norm=norm)[0], own
+        w = tree.parameters(down)
+        carry, norm = (w, down, w, self.optimiser.init(w), 0), tree.has_buffers(down)
+        w, model, *_ = scan(step, carry, data, stage="train", epochs=self.epochs, norm=norm)
+        return tree.replaced(model, w), own
 
-    def _meta_gradient(self, w: Parts, first: Batch, second: Batch, *third: Batch) -> Leaves:
-        ahead, _ = descend(self.loss, w, {}, first, Sgd(self.alpha))
-        g = gradient(self.loss, ahead, second)
-        if not third:
-            return g  # the Hessian taken as 0
-        up, down = (gradient(self.loss, _moved(w, g, sign * self.delta), *third) for sign in (1, -1))
-        return {p: g[p] - self.alpha * (up[p] - down[p]) / (2 * self.delta) for p in g}  # (I - αH) g
+    def _corrected(self, w: Leaves, model: Parts, slope: Leaves, batch: Batch) -> Leaves:
+        ends = [{p: t + sign * self.delta * slope[p] for p, t in w.items()} for sign in (1, -1)]
+        up, down = (gradient(self.loss, tree.replaced(model, end), batch) for end in ends)
+        return {p: g - self.alpha * (up[p] - down[p]) / (2 * self.delta) for p, g in slope.items()}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         def step(w: Parts, batch: Batch) -> Parts:
@@ -74,7 +77,3 @@ class PerFedAvg(Method):
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify({**parts, **tree.unprefixed(ADAPTED, parts)}, x)
-
-
-def _moved(w: Parts, direction: Leaves, by: float) -> Parts:
-    return tree.replaced(w, {p: t + by * direction[p] for p, t in tree.parameters(w).items()})
