@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from edge_fl.learn import tree
 from edge_fl.learn.optimiser import Leaves
+from edge_fl.learn.tree import Params
 
 
 def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -92,12 +93,12 @@ def prototype_scores(features: Tensor, prototypes: Tensor, valid: Tensor, temper
 
 
 def prototype_contrast(
-    features: Tensor, y: Tensor, prototypes: Tensor, valid: Tensor, temperature: float, mask: Tensor | None = None
+    features: Tensor, y: Tensor, prototypes: Params, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """InfoNCE of features against global prototypes, no gradient to these; samples whose class has none are skipped (F3, FedCRL Eq. 12)."""
-    known = valid.to(features.dtype)[y]
-    scores = prototype_scores(features, prototypes.detach(), valid, temperature)
-    losses = torch.where(known > 0, F.cross_entropy(scores, y, reduction="none"), 0.0)
+    """InfoNCE of features against {"mean" [C, k], "count" [C]}, no gradient to these; samples of absent classes are skipped (F3)."""
+    known = ((prototypes["count"] > 0)[y] & (y >= 0)).to(features.dtype)  # a label below 0 is padding
+    scores = prototype_scores(features, prototypes["mean"].detach(), prototypes["count"], temperature)
+    losses = torch.where(known > 0, F.cross_entropy(scores, y.clamp(min=0), reduction="none"), 0.0)
     return masked_mean(losses, known if mask is None else known * mask)
 
 
@@ -141,4 +142,5 @@ def simplex_etf(dim: int, classes: int, rotation: Tensor) -> Tensor:
     """Equiangular tight frame [d, C]: unit columns with inner product -1/(C-1), from any full-rank `rotation` [d, C] (F9)."""
     basis, _ = torch.linalg.qr(rotation.to(torch.float64))
     centred = torch.eye(classes, dtype=torch.float64) - 1.0 / classes
-    return (math.sqrt(classes / (classes - 1)) * basis[:dim] @ centred).to(torch.float32)
+    frame: Tensor = math.sqrt(classes / (classes - 1)) * basis[:dim] @ centred
+    return frame.to(torch.float32)

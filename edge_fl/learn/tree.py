@@ -59,7 +59,7 @@ def replaced(tree: T, values: Mapping[tuple[str, ...], Tensor], path: tuple[str,
     """The tree with some leaves exchanged; the dicts are new, the other leaves are shared."""
     if isinstance(tree, Mapping):
         return {key: replaced(tree[key], values, (*path, key)) for key in tree}  # type: ignore[return-value]
-    return values.get(path, tree)  # type: ignore[arg-type, return-value]
+    return values.get(path, tree)  # type: ignore[return-value]
 
 
 def merge(*trees: Parts) -> Parts:

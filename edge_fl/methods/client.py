@@ -5,9 +5,9 @@ The server's simulation and a full device both run exactly this, which is why th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +18,10 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
+
+GLOBAL = (metrics.GLOBAL_TEST, metrics.GLOBAL_VALIDATION)
+BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
+AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,17 @@ class Client:
     def evaluate(self, method: Method, down: Parts, own: Parts, *, personalised: bool = False) -> dict[str, float]:
         """Accuracies on the client's own test and validation sets (METHODS.md G13), by the names of `edge_fl.metrics`."""
         found: dict[str, float] = {metrics.TEST_SAMPLES: len(self.data.test), metrics.VALIDATION_SAMPLES: len(self.data.validation)}
-        test, validation = self._tensors(self.data.test), self._tensors(self.data.validation)
+
+        def note(names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> None:
+            for name, samples in zip(names, (self.data.test, self.data.validation), strict=True):
+                if len(samples):
+                    found[name] = _accuracy(predict, *self._tensors(samples))
+
         if personalised or method.predicts_early:
-            names = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
-            names = names if personalised else (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
-            for name, (x, y) in zip(names, (test, validation), strict=True):
-                found[name] = _accuracy(lambda x: steps.predict(method, down, own, x), x, y)
+            note(AFTER if personalised else BEFORE, lambda x: steps.predict(method, down, own, x))
         if method.has_global:
-            for name, (x, y) in zip((metrics.GLOBAL_TEST, metrics.GLOBAL_VALIDATION), (test, validation), strict=True):
-                found[name] = _accuracy(lambda x: _known(steps.predict_global(method, down, x)), x, y)
-        return {name: value for name, value in found.items() if not np.isnan(value)}
+            note(GLOBAL, lambda x: steps.predict_global(method, down, x))
+        return found
 
     def _tensors(self, samples: Samples) -> tuple[Tensor, Tensor]:
         return as_tensor(samples.x).to(self.device), as_tensor(samples.y).to(self.device)
@@ -70,14 +75,8 @@ class Client:
         return replace(self, device=device)
 
 
-def _accuracy(predict, x: Tensor, y: Tensor) -> float:  # type: ignore[no-untyped-def]
-    if not len(y):
-        return float("nan")
+def _accuracy(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
-        right = sum((predict(pixels(a)).argmax(1) == b).sum() for a, b in zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True))
-    return float(right) / len(y)
-
-
-def _known(logits: Tensor | None) -> Tensor:
-    assert logits is not None
-    return logits
+        pairs = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True)
+        right = sum(int((predict(pixels(images)).argmax(1) == labels).sum()) for images, labels in pairs)
+    return right / len(y)

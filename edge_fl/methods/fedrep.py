@@ -22,8 +22,8 @@ from edge_fl.methods.method import HeadTier, Method
 class FedRep(Method):
     """Shared extractor, personal head; `epochs` are the extractor's."""
 
-    head_epochs: int = hyper(4, "local epochs on the head, before the extractor", low=0, source="official code: 5 in all, 1 on the extractor [C]")
-    final_head_epochs: int = hyper(0, "epochs that refit the head on the final extractor; official code at least 10, off here [C]", low=0)
+    head_epochs: int = hyper(4, "local epochs on the head, before the extractor's", low=0, source="5 in all, official code [C]")
+    final_head_epochs: int = hyper(0, "epochs that refit the head on the final extractor", low=0, source="10 or more, official code [C]")
 
     title: ClassVar = "FedRep"
     citation: ClassVar = "Collins et al., ICML 2021"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from edge_fl.errors import RunError
+from edge_fl.errors import MethodError, RunError
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, first_not_finite, merge
@@ -70,9 +70,12 @@ def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:
     return method.predict(merge(norm.restored(down, own), own), x)
 
 
-def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor | None:
-    """Logits [N, C] of the global model as it would be exported, or None."""
-    return method.predict_global(norm.for_export(shared), x)
+def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
+    """Logits [N, C] of the global model as it would be exported. Raises MethodError for a method without one."""
+    logits = method.predict_global(norm.for_export(shared), x)
+    if logits is None:
+        raise MethodError(f"{method.title} has no global model; nothing was predicted")
+    return logits
 
 
 def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:

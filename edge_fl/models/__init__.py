@@ -57,7 +57,7 @@ def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
         raise MethodError(f"model {model.name} for images {size}: {error}; nothing was built") from error
     if not isinstance(getattr(module, "feature_dim", None), int):
         raise MethodError(f"model {model.name}: expected a torch module with an int attribute feature_dim; nothing was built")
-    return module
+    return module  # type: ignore[no-any-return]
 
 
 def _find(name: str) -> Callable[..., Any]:

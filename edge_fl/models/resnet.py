@@ -20,7 +20,7 @@ class ResNet(nn.Module):
     def __init__(self, network: nn.Module, input: InputSpec) -> None:
         super().__init__()
         self.network = network
-        self.feature_dim: int = network.fc.in_features
+        self.feature_dim = int(network.fc.in_features)  # type: ignore[union-attr, arg-type]
         network.fc = nn.Identity()
         if min(input.height, input.width) < SMALL:
             network.conv1 = nn.Conv2d(input.channels, 64, 3, stride=1, padding=1, bias=False)

@@ -17,7 +17,6 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.client import Client
-from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from server.fleets.personal import Personal
 

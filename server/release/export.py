@@ -88,7 +88,7 @@ def run(payload: bytes, images: np.ndarray) -> np.ndarray:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: images})[0]  # type: ignore[no-any-return]
+    return session.run(None, {session.get_inputs()[0].name: images})[0]
 
 
 def release(
