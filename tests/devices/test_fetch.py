@@ -1,0 +1,161 @@
+"""A fetch asks for one group at a time, keeps only what is verified, asks again for what is missing, and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from devices.effects import Effect, Publish, Subscribe, Unsubscribe
+from devices.events import Failed, Fetched
+from devices.fetch import Download, FetchLimits, Gathering
+from edge_fl.errors import ArtefactError
+from edge_fl.wire.blob import Assembly, Blob, describe, split
+from edge_fl.wire.messages import Request
+from edge_fl.wire.topics import Topics
+
+TOPICS = Topics("main")
+LIMITS = FetchLimits(stall_s=10, bad_chunk_s=1, tries=3, quiet_s=0.3, metadata_s=5)
+PAYLOAD = bytes(range(256)) * 4 * 36 + b"tail"  # 37 chunks of 1 KiB: groups of 16, 16 and 5
+BLOB = describe(PAYLOAD, 1024)
+CHUNKS = [bytes(chunk) for chunk in split(PAYLOAD, 1024)]
+
+
+def download(sink: Assembly | None = None) -> Download:
+    return Download(BLOB, sink or Assembly(BLOB), "pi-01", TOPICS, LIMITS)
+
+
+def groups(effects: Iterable[Effect]) -> list[str]:
+    """The effects in short: +0 subscribes to group 0, -0 leaves it, ? asks the server."""
+    signs = {Subscribe: "+", Unsubscribe: "-"}
+    return ["?" if isinstance(e, Publish) else signs[type(e)] + e.pattern.split("/")[-2] for e in effects]  # type: ignore[union-attr, index]
+
+
+def test_groups_come_one_after_the_other() -> None:
+    assembly = Assembly(BLOB)
+    fetch = download(assembly)
+    said = groups(fetch.begin(0.0))
+    for index, chunk in enumerate(CHUNKS):
+        said += groups(fetch.chunk(index, chunk, 0.1))
+    assert said == ["+0", "-0", "+1", "-1", "+2", "-2"]
+    assert fetch.outcome == Fetched(BLOB.sha256, len(PAYLOAD)) and assembly.join() == PAYLOAD
+
+
+def test_what_is_there_already_is_not_asked_for() -> None:
+    assembly = Assembly(BLOB)
+    for index in (*range(16), *range(20, 37)):
+        assembly.add(index, CHUNKS[index])
+    fetch = download(assembly)
+    said = groups(fetch.begin(0.0))
+    for index in range(16, 20):
+        said += groups(fetch.chunk(index, CHUNKS[index], 0.1))
+    assert said == ["+1", "-1"] and fetch.outcome == Fetched(BLOB.sha256, 4 * 1024)
+
+
+def test_a_blob_that_is_here_whole_is_done_at_once() -> None:
+    assembly = Assembly(BLOB)
+    for index, chunk in enumerate(CHUNKS):
+        assembly.add(index, chunk)
+    fetch = download(assembly)
+    assert groups(fetch.begin(0.0)) == [] and fetch.outcome == Fetched(BLOB.sha256, 0)
+
+
+def test_chunks_in_any_order_and_twice_do_no_harm() -> None:
+    fetch = download()
+    groups(fetch.begin(0.0))
+    for index in [*reversed(range(16)), *range(16), *range(36, 15, -1)]:
+        groups(fetch.chunk(index, CHUNKS[index], 0.1))
+    assert isinstance(fetch.outcome, Fetched) and fetch.outcome.bytes == len(PAYLOAD) + 16 * 1024
+
+
+def test_a_group_that_stalls_is_asked_for_again_then_the_server_is_asked_then_it_fails() -> None:
+    fetch = download()
+    groups(fetch.begin(0.0))
+    groups(fetch.chunk(0, CHUNKS[0], 1.0))
+    assert fetch.wake_s == 11.0 and groups(fetch.tick(10.9)) == []
+    said = []
+    while fetch.outcome is None:
+        effects = list(fetch.tick(fetch.wake_s))
+        said.append(groups(effects))
+        for effect in effects:
+            if isinstance(effect, Publish):
+                assert isinstance(effect.message, Request) and effect.message.missing == list(range(1, 37))
+    assert said == [["+0"], ["+0"], ["+0"], ["?", "+0"], ["-0"]]
+    assert (
+        isinstance(fetch.outcome, Failed)
+        and fetch.outcome.reason == "deadline"
+        and "36 of 37" in fetch.outcome.detail
+    )
+
+
+def test_progress_in_one_group_does_not_count_against_the_next() -> None:
+    fetch = download()
+    groups(fetch.begin(0.0))
+    for _ in range(3):
+        groups(fetch.tick(fetch.wake_s))
+    for index in range(16):
+        groups(fetch.chunk(index, CHUNKS[index], 100.0))
+    assert [groups(fetch.tick(fetch.wake_s)) for _ in range(3)] == [["+1"]] * 3
+
+
+def test_a_bad_chunk_is_asked_for_again_soon_and_named_when_it_stays_bad() -> None:
+    assembly = Assembly(BLOB)
+    fetch = download(assembly)
+    groups(fetch.begin(0.0))
+    now_s = 0.0
+    while fetch.outcome is None:
+        groups(fetch.chunk(3, b"x" * 1024, now_s))
+        assert fetch.wake_s <= now_s + 1
+        now_s = fetch.wake_s
+        groups(fetch.tick(now_s))
+    assert (
+        isinstance(fetch.outcome, Failed) and fetch.outcome.reason == "chunk_hash" and 3 in assembly.missing
+    )
+
+
+class FullDisk(Assembly):
+    def add(self, index: int, payload: bytes) -> bool:
+        raise ArtefactError("no space", "enospc")
+
+
+def test_a_full_disk_ends_the_fetch_at_once() -> None:
+    fetch = download(FullDisk(BLOB))
+    groups(fetch.begin(0.0))
+    assert groups(fetch.chunk(0, CHUNKS[0], 0.1)) == ["-0"]
+    assert isinstance(fetch.outcome, Failed) and fetch.outcome.reason == "enospc"
+
+
+def test_at_most_a_thousand_missing_chunks_are_named() -> None:
+    many = Blob("a" * 64, 5000 * 1024, ["b" * 64] * 5000, 1024)
+    fetch = Download(many, Assembly(many), "pi-01", TOPICS, LIMITS)
+    groups(fetch.begin(0.0))
+    asked = [e for _ in range(4) for e in fetch.tick(fetch.wake_s) if isinstance(e, Publish)]
+    assert isinstance(asked[0].message, Request) and len(asked[0].message.missing) == 1024
+
+
+def test_metadata_are_complete_when_it_is_quiet_after_the_timestamp() -> None:
+    gathering = Gathering(3, TOPICS, LIMITS)
+    assert [type(e) for e in gathering.begin(0.0)] == [Subscribe]
+    gathering.file("timestamp.json", b"t", 0.1)
+    gathering.file("3.snapshot.json", b"s", 0.3)
+    gathering.file("2.snapshot.json", b"", 0.35)  # cleared
+    assert list(gathering.tick(0.5)) == [] and gathering.outcome is None
+    assert [type(e) for e in gathering.tick(0.7)] == [Unsubscribe]
+    assert gathering.outcome == {"timestamp.json": b"t", "3.snapshot.json": b"s"}
+
+
+def test_without_a_timestamp_there_are_no_metadata() -> None:
+    gathering = Gathering(3, TOPICS, LIMITS)
+    list(gathering.begin(0.0))
+    gathering.file("3.snapshot.json", b"s", 4.9)
+    list(gathering.tick(5.0))
+    assert isinstance(gathering.outcome, Failed) and gathering.outcome.reason == "missing"
+
+
+def test_files_that_keep_coming_do_not_hold_it_up_for_ever() -> None:
+    gathering = Gathering(3, TOPICS, LIMITS)
+    list(gathering.begin(0.0))
+    for number in range(1000):
+        gathering.file("timestamp.json", b"t", 0.01 * number)
+        gathering.file(f"{number}.snapshot.json", b"s", 0.01 * number)
+    assert gathering.wake_s == 5.0
+    list(gathering.tick(5.0))
+    assert isinstance(gathering.outcome, dict) and len(gathering.outcome) == 256
