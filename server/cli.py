@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.cli import App, Format, FormatOption, show_table
 from server import research
 
 if TYPE_CHECKING:

@@ -29,14 +29,12 @@ from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, 
 
 log = logging.getLogger(__name__)
 
-SERVER = "server"
-
 
 @dataclass(frozen=True)
 class Limits:
     """How patient the connection is, and how many packets may wait for the receive thread."""
 
-    connect_s: float = 15.0
+    connect_s: float = 30.0
     settle_s: float = 0.5
     read_s: float = 10.0
     drain_s: float = 10.0
@@ -117,7 +115,9 @@ class Link:
                 " this one was not started (--takeover replaces it, or clears what a lost broker left behind)"
             )
         self.epoch = state.epoch + 1 if state else 1
-        self.transport = self._connect(SERVER, self._state(online=False), self._waiting.put)
+        self.transport = self._connect(
+            client_id(self.topics.fleet), self._state(online=False), self._waiting.put
+        )
         self._thread.start()
         self.transport.wait_connected(self._limits.connect_s)
         if not self._born.wait(self._limits.connect_s):
@@ -243,6 +243,11 @@ class Link:
             return
         for handler in self._handlers[address.kind]:
             handler(heard)
+
+
+def client_id(fleet: str) -> str:
+    """The server's name among a broker's clients: one per fleet, so that two fleets on one broker do not throw each other out."""
+    return f"server-{fleet}"
 
 
 def read_retained(connect: Connect, patterns: Iterable[str], limits: Limits = Limits()) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from edge_fl.wire.topics import Topics, checked
 from server.link import Connect, Limits, read_retained
 from server.roster import Device, fold
 
+LIMITS = Limits(connect_s=5.0, settle_s=1.0)
 COLUMNS = {
     "device": "device",
     "status": "status",
@@ -21,7 +22,7 @@ COLUMNS = {
 }
 
 
-def devices(connect: Connect, fleet: str, limits: Limits = Limits(settle_s=1.0)) -> list[dict[str, object]]:
+def devices(connect: Connect, fleet: str, limits: Limits = LIMITS) -> list[dict[str, object]]:
     """One row per device, ascending. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
     known: dict[str, Device] = {}

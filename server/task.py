@@ -20,7 +20,7 @@ from edge_fl import atomic
 from edge_fl.config import Recipe, Source, TaskSpec
 from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
-from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
 from edge_fl.methods.method import Method

@@ -194,9 +194,8 @@ class MqttFleet:
                 waiting.remove(answer.device)
                 if answer.counts:
                     self._heard(answer.device, answer.report)
-                    yield Update(
-                        answer.device, answer.report.samples, answer.parts, dict(answer.report.metrics)
-                    )
+                    parts = to_device(answer.parts, self._device)
+                    yield Update(answer.device, answer.report.samples, parts, dict(answer.report.metrics))
                 else:
                     log.warning(
                         "%s, %s of round %d: %s", answer.device, exchange.mode, exchange.round, _why(answer)

@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
 from edge_fl import metrics
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
 from edge_fl.data.samples import ClientData, Samples
@@ -29,8 +32,9 @@ from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Ack, Capability, DeviceState, Report, Round, Want, decode, encode
+from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import GROUP, Topics
-from edge_fl.wire.transport import SAFETENSORS, Packet
+from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
 from server import link as links
 from server.exchange import KINDS
 from server.fleets.mqtt import Limits, MqttFleet
@@ -81,7 +85,7 @@ def honest(mode: str, report: Report, payload: bytes) -> list[tuple[Report, byte
 class ScriptedDevice:
     """A full device by the book; `tamper` may change, drop or double what it sends, `delay_s` makes it a straggler."""
 
-    broker: InMemoryBroker
+    connect_to: Connect
     topics: Topics
     id: str
     tamper: Tamper = honest
@@ -99,21 +103,25 @@ class ScriptedDevice:
         self._rounds: dict[str, Round] = {}
         self._own: dict[str, Any] = {}
         self._down: dict[str, Assembly] = {}
+        self._fetching: list[str] = []
+        self._unanswered: dict[str, tuple[str, int, Report, bytes]] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._transport = self.connect()
         self._thread.start()
 
-    def connect(self) -> InMemoryTransport:
+    def connect(self) -> Transport:
         will = Packet(self.topics.state(self.id), encode(DeviceState("lost", self.boot)), retain=True)
-        transport = InMemoryTransport(self.broker, self.id, will, self._events.put)
-        for pattern in (self.topics.round("+"), self.topics.down(self.id)):
-            transport.subscribe(pattern)
+        return self.connect_to(self.id, will, self._events.put)
+
+    def _be_born(self) -> None:
+        """After every connection: subscribe, say who one is, and send again what was not answered."""
+        for pattern in (self.topics.round("+"), self.topics.down(self.id), *self._fetching):
+            self._transport.subscribe(pattern)
         capability = Capability(self.tier, "test", "3", samples=20)  # type: ignore[arg-type]
-        transport.publish(Packet(self.topics.meta(self.id), encode(capability), retain=True))
-        transport.publish(
-            Packet(self.topics.state(self.id), encode(DeviceState("ready", self.boot)), retain=True)
-        )
-        return transport
+        self.send(self.topics.meta(self.id), encode(capability), retain=True)
+        self.send(self.topics.state(self.id), encode(DeviceState("ready", self.boot)), retain=True)
+        for parcel in list(self._unanswered.values()):
+            self.report(*parcel)
 
     def send(self, topic: str, payload: bytes, **fields: Any) -> None:
         self._transport.publish(Packet(topic, payload, **fields))
@@ -134,11 +142,13 @@ class ScriptedDevice:
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
-            if isinstance(event, Packet) and event.payload:
-                try:
+            try:
+                if isinstance(event, Connected):
+                    self._be_born()
+                elif isinstance(event, Packet) and event.payload:
                     self._take(event)
-                except BaseException as error:
-                    self.failures.append(error)
+            except BaseException as error:
+                self.failures.append(error)
 
     def _take(self, packet: Packet) -> None:
         address = self.topics.parse(packet.topic)
@@ -147,6 +157,7 @@ class ScriptedDevice:
                 self._rounds[address.path[0]] = decode(packet.payload, Round)
             case "ack":
                 self.acks.append(decode(packet.payload, Ack))
+                self._unanswered.pop(self.acks[-1].id, None)
             case "art":
                 self._fetched(address.path[0], int(address.path[2]), packet.payload)
             case "want":
@@ -161,14 +172,17 @@ class ScriptedDevice:
             return
         self._down[want.down.sha256] = Assembly(want.down)
         self._wanted = want
-        for group in range(-(-len(want.down.chunks) // GROUP)):
-            self._transport.subscribe(self.topics.chunk_group(want.down.sha256, group))
+        groups = range(-(-len(want.down.chunks) // GROUP))
+        self._fetching = [self.topics.chunk_group(want.down.sha256, group) for group in groups]
+        for pattern in self._fetching:
+            self._transport.subscribe(pattern)
 
     def _fetched(self, sha256: str, index: int, payload: bytes) -> None:
         if (assembly := self._down.get(sha256)) and assembly.add(index, payload):
             del self._down[sha256]
-            for group in range(-(-len(assembly.blob.chunks) // GROUP)):
-                self._transport.unsubscribe(self.topics.chunk_group(sha256, group))
+            for pattern in self._fetching:
+                self._transport.unsubscribe(pattern)
+            self._fetching = []
             self._work(self._wanted, assembly.join())
 
     def _work(self, want: Want, down: bytes) -> None:
@@ -187,6 +201,7 @@ class ScriptedDevice:
         blob = describe(payload, self.chunk_bytes) if up else None
         report = Report(want.id, KINDS[want.mode], self.boot, 20, found, blob)  # type: ignore[arg-type]
         for sent, content in self.tamper(want.mode, report, payload):
+            self._unanswered[sent.id] = (want.task, want.round, sent, content)
             self.report(want.task, want.round, sent, content)
 
     def report(self, task: str, round: int, report: Report, payload: bytes) -> None:
@@ -205,7 +220,7 @@ class ScriptedDevice:
 class ScriptedHead:
     """A head-only device by the book: believes the signed metadata, pretends to fit a head, and says so."""
 
-    broker: InMemoryBroker
+    connect_to: Connect
     topics: Topics
     id: str
     folder: Path
@@ -221,7 +236,7 @@ class ScriptedHead:
         self._trust = Trust(self.folder / self.id, trust_on_first_use=True)
         self._thread = threading.Thread(target=self._run, daemon=True)
         will = Packet(self.topics.state(self.id), encode(DeviceState("lost", self.boot)), retain=True)
-        self._transport = InMemoryTransport(self.broker, self.id, will, self._events.put)
+        self._transport = self.connect_to(self.id, will, self._events.put)
         for pattern in (self.topics.tuf("+"), self.topics.down(self.id)):
             self._transport.subscribe(pattern)
         capability = Capability("head", "test", "3", samples=9, head="svm")
@@ -268,23 +283,19 @@ class ScriptedHead:
 
 @dataclass(kw_only=True)
 class Stage:
-    """A broker in memory and the devices on it."""
+    """A broker and the devices on it."""
 
-    broker: InMemoryBroker
+    connect: Connect
     topics: Topics = field(default_factory=lambda: Topics("main"))
     devices: list[ScriptedDevice] = field(default_factory=list)
     heads: list[ScriptedHead] = field(default_factory=list)
 
-    @property
-    def connect(self) -> Connect:
-        return partial(InMemoryTransport, self.broker)
-
     def device(self, id: str, **fields: Any) -> ScriptedDevice:
-        self.devices.append(ScriptedDevice(self.broker, self.topics, id, **fields))
+        self.devices.append(ScriptedDevice(self.connect, self.topics, id, **fields))
         return self.devices[-1]
 
     def head(self, id: str, folder: Path, **fields: Any) -> ScriptedHead:
-        self.heads.append(ScriptedHead(self.broker, self.topics, id, folder, **fields))
+        self.heads.append(ScriptedHead(self.connect, self.topics, id, folder, **fields))
         return self.heads[-1]
 
     def spec(self, method: str, **options: Any) -> TaskSpec:
@@ -314,7 +325,6 @@ class Stage:
     def close(self) -> None:
         for device in (*self.devices, *self.heads):
             device.close()
-        self.broker.close()
         assert not [failure for device in (*self.devices, *self.heads) for failure in device.failures]
 
 
@@ -336,18 +346,41 @@ class Bench(Stage):
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    stage = Stage(broker=InMemoryBroker())
+def broker() -> Iterator[InMemoryBroker]:
+    broker = InMemoryBroker()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def stage(broker: InMemoryBroker) -> Iterator[Stage]:
+    stage = Stage(connect=partial(InMemoryTransport, broker))
     yield stage
     stage.close()
 
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    broker = InMemoryBroker()
-    link = Link(partial(InMemoryTransport, broker), "main", limits=QUICK)
-    bench = Bench(broker=broker, link=link, roster=Roster(link), inbox=Inbox(link), wants=Wants(link))
+def _bench(connect: Connect, fleet: str) -> Iterator[Bench]:
+    link = Link(connect, fleet, limits=QUICK)
+    roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
+    bench = Bench(connect=connect, topics=link.topics, link=link, roster=roster, inbox=inbox, wants=wants)
     link.open()
     yield bench
     link.close()
     bench.close()
+
+
+@pytest.fixture
+def bench(broker: InMemoryBroker) -> Iterator[Bench]:
+    yield from _bench(partial(InMemoryTransport, broker), "main")
+
+
+@pytest.fixture
+def own_mosquitto(mosquitto_program: Program, tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker that a test may kill, and start again."""
+    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+        yield broker
+
+
+@pytest.fixture
+def real_bench(own_mosquitto: Mosquitto) -> Iterator[Bench]:
+    yield from _bench(partial(MqttTransport, own_mosquitto.endpoint), "main")

@@ -316,3 +316,49 @@ def test_a_device_may_ask_for_chunks_and_for_its_want_again(bench):
     assert bench.eventually(lambda: len(silent.wants) > before)
     assert silent.wants[-1] == want
     fleet.close()
+
+
+def two_rounds(bench, spec, ids):
+    """The last result of two rounds by devices, and by simulation."""
+    results = []
+    for fleet in (
+        bench.fleet(spec),
+        SequentialFleet({id: bench.client(id) for id in ids}, build_method(spec)),
+    ):
+        *_, last = rounds.run(build_method(spec), fleet, Plan(2, seed=1))
+        results.append(last)
+    return results
+
+
+@pytest.mark.broker
+def test_over_a_real_broker_the_result_is_the_simulation_s(real_bench):
+    for id in IDS:
+        real_bench.device(id)
+    real_bench.wait_for(full=3)
+    ours, theirs = two_rounds(real_bench, real_bench.spec("fedrep"), IDS)
+    assert ours.answered == theirs.answered == IDS
+    assert same(ours.shared, theirs.shared)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_broker_killed_in_mid_round_costs_no_update(real_bench, own_mosquitto, forgetful):
+    hit = []
+
+    def cut(mode, report, payload):
+        if not hit:
+            hit.append(mode)
+            own_mosquitto.kill()
+            if forgetful:
+                for file in own_mosquitto.settings.folder.rglob("mosquitto.db"):
+                    file.unlink()
+            own_mosquitto.start()
+        return [(report, payload)]
+
+    real_bench.device("d1", tamper=cut), real_bench.device("d2", delay_s=0.5)
+    real_bench.wait_for(full=2)
+    ours, theirs = two_rounds(real_bench, real_bench.spec("fedavg"), ("d1", "d2"))
+    assert hit
+    assert ours.answered == ("d1", "d2")
+    assert same(ours.shared, theirs.shared)
+    assert real_bench.inbox.counts["accepted"] == 4

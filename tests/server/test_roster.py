@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from edge_fl.errors import ConnectError, DeadlineError
-from edge_fl.wire.memory import InMemoryTransport
 from edge_fl.wire.messages import Capability, Command, DeviceState, ServerState, Want, decode, encode
 from edge_fl.wire.transport import Packet
 from server import link as links
@@ -73,9 +70,7 @@ def test_waiting_in_vain_says_who_is_there(bench):
 def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_are(bench):
     early = bench.device("d1")
     bench.wait_for(full=1)
-    second = Link(
-        partial(InMemoryTransport, bench.broker), "main", takeover=True, limits=links.Limits(settle_s=0.05)
-    )
+    second = Link(bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
     heard = []
     early._take = lambda packet: heard.append(packet)
     roster = Roster(second)
@@ -90,7 +85,7 @@ def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_
 
 
 def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
-    second = Link(partial(InMemoryTransport, bench.broker), "main", limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", limits=links.Limits(settle_s=0.05))
     with pytest.raises(
         ConnectError, match=f"another server .boot {bench.link.boot}, epoch 1. is online"
     ) as refused:
@@ -101,9 +96,7 @@ def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
 
 
 def test_takeover_ends_the_first_server_which_says_so(bench):
-    second = Link(
-        partial(InMemoryTransport, bench.broker), "main", takeover=True, limits=links.Limits(settle_s=0.05)
-    )
+    second = Link(bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
     second.open()
     assert second.epoch == bench.link.epoch + 1
     with pytest.raises(ConnectError, match="another client took this name over"):
@@ -121,15 +114,15 @@ def test_the_state_says_offline_after_a_goodbye_and_after_a_crash(bench):
     assert online()
     bench.link.transport.close(clean=False)
     assert bench.eventually(lambda: not online())
-    second = Link(partial(InMemoryTransport, bench.broker), "main", limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", limits=links.Limits(settle_s=0.05))
     second.open()
     assert online()
     second.close()
     assert not online()
 
 
-def test_after_a_dropped_connection_the_server_is_online_again(bench):
-    bench.broker.drop("server")
+def test_after_a_dropped_connection_the_server_is_online_again(bench, broker):
+    broker.drop("server-main")
     assert bench.eventually(lambda: decode(bench.retained()["srv/state"], ServerState).online)
     bench.device("d1")
     bench.wait_for(full=1)
@@ -149,11 +142,10 @@ def test_a_newer_server_numbers_its_wants_higher_and_withdraws_what_was_left_beh
     bench.wants.ask("h1", "serve", release=2, id="rel-2")
     left = decode(bench.retained()["d/d1/dn/want"], Want)
     bench.link.transport.close(clean=False)
-    connect = partial(InMemoryTransport, bench.broker)
-    second = Link(connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
     wants = Wants(second)
     second.open()
-    assert withdraw_leftovers(second, connect) == 1
+    assert withdraw_leftovers(second, bench.connect) == 1
     assert "d/d1/dn/want" not in bench.retained()
     assert decode(bench.retained()["d/h1/dn/want"], Want).mode == "serve"
     wants.ask("d1", "rest")
@@ -163,7 +155,7 @@ def test_a_newer_server_numbers_its_wants_higher_and_withdraws_what_was_left_beh
 
 def test_another_fleet_on_the_same_broker_is_not_heard(bench):
     foreign = bench.topics.root.replace("main", "other")
-    transport = InMemoryTransport(bench.broker, "x1", None, lambda event: None)
+    transport = bench.connect("x1", None, lambda event: None)
     transport.publish(Packet(f"{foreign}/d/x1/up/state", encode(DeviceState("ready", "b1")), retain=True))
     bench.device("d1")
     bench.wait_for(full=1)

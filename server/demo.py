@@ -1,0 +1,219 @@
+"""The demo: a broker, a server and a fleet of simulated devices, started as anybody would start them, and what came of it.
+
+The three are the real commands in processes of their own. Meanwhile this process computes what the fleet is to be compared with, on the
+same split, the same clients and the same test sets: Local, FedAvg+FT, and a head on raw pixels.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edge_fl import config, heads, metrics
+from edge_fl.cli import say
+from edge_fl.config import MethodConfig, Recipe
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.metrics import summarise
+from server import ledger, recipes, simulate
+from server.children import Children
+from server.simulate import Study
+
+DEADLINE_S = 900.0
+QUIET_THREADS = {
+    "OMP_NUM_THREADS": "1"
+}  # three processes share this machine: one thread each is faster than many that fight
+
+DEVICE_COLUMNS = {name: ledger.COLUMNS[name] for name in ledger.COLUMNS if name not in ("release", "machine")}
+COMPARISON_COLUMNS = {
+    "what": "personal test accuracy",
+    "clients": "clients",
+    "mean": "mean",
+    "std": "std",
+    "bottom_decile": "bottom decile",
+}
+RIVALS = {"Local": "local", "FedAvg+FT": "fedavg+ft"}
+PIXEL_HEAD = "logistic"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for; None where the recipe decides."""
+
+    dataset: str = "digits"
+    data_dir: Path = Path(".data")
+    devices: int = 12
+    full: int = 4
+    rounds: int | None = None
+    port: int | None = None
+    runs: Path = Path("runs")
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the command prints."""
+
+    histogram: str
+    devices: Sequence[Mapping[str, object]]
+    comparison: Sequence[Mapping[str, object]]
+    note: str
+    path: Path
+
+
+def run(plan: Plan) -> Shown:
+    """Runs it. Raises what the commands raise, DataError before anything is started."""
+    recipe = recipe_of(plan)
+    study = simulate.prepare(recipe)
+    with _folder(plan) as folder, Children(_tell, QUIET_THREADS) as children:
+        for name, arguments in commands(plan, recipe, folder).items():
+            server = children.start(name, *arguments)
+        rivals = baselines(study)
+        path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
+    rows = read_devices(path)
+    return Shown(study.histogram(), rows, compare(rows, rivals), _note(plan, recipe), path)
+
+
+def recipe_of(plan: Plan) -> Recipe:
+    """The recipe "demo" with what was asked for. Raises ConfigError."""
+    settings = [
+        f"data.dataset={plan.dataset}",
+        f"data.clients={plan.devices}",
+        f"cohort.min_devices={plan.full}",
+    ]
+    if plan.rounds:
+        settings += [f"rounds={plan.rounds}", f"release.every={max(plan.rounds - 1, 1)}"]
+    settings += [f"broker.port={plan.port or _free_port()}", f"data.data_dir={plan.data_dir.absolute()}"]
+    return config.with_settings(recipes.find("demo"), settings)
+
+
+def commands(plan: Plan, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
+    """The three commands by name, in the order of their start; they find one another in any order."""
+    port, data = str(recipe.broker.port), recipe.data
+    split = [
+        "--dataset",
+        data.dataset,
+        "--data-dir",
+        data.data_dir,
+        "--partition",
+        data.partition,
+        "--beta",
+        str(data.beta),
+    ]
+    tiers = ["--head", str(plan.devices - plan.full), "--full", str(plan.full), "--seed", str(recipe.seed)]
+    recipe_file = folder / "recipe.toml"
+    recipe_file.write_text(config.dump(recipe))
+    return {
+        "broker": ["broker", "up", "--insecure", "--port", port, "--dir", str(folder / "broker")],
+        "fleet": ["fleet", "up", *tiers, *split, "--port", port, "--dir", str(folder / "fleet")],
+        "server": [
+            "server",
+            "run",
+            str(recipe_file),
+            "--runs",
+            str(plan.runs),
+            "--home",
+            str(folder / "releases"),
+        ],
+    }
+
+
+def baselines(study: Study) -> dict[str, dict[str, float]]:
+    """Personal test accuracy by client, for each rival: simulated here, where every client trains."""
+    torch.set_num_threads(1)
+    found = {}
+    for title, name in RIVALS.items():
+        method = MethodConfig(
+            name, study.recipe.method.epochs, study.recipe.method.batch_size, study.recipe.method.optimiser
+        )
+        closing = simulate.run(study.with_method(method)).closing
+        found[title] = {client: report[metrics.PERSONAL_AFTER] for client, report in closing.items()}
+    found[f"{PIXEL_HEAD} head on raw pixels"] = {
+        id: raw_pixels(data, len(study.dataset.classes)) for id, data in study.data().items()
+    }
+    return found
+
+
+def raw_pixels(data: ClientData, classes: int) -> float:
+    """Test accuracy of a head without any extractor, on a client's flattened 0..1 pixels."""
+    head = heads.fit(PIXEL_HEAD, _flat(data.train), data.train.y, classes, unit_norm=False)
+    return metrics.accuracy(head.predict(_flat(data.test)), data.test.y)
+
+
+def read_devices(path: Path) -> list[dict[str, object]]:
+    """devices.csv of a run, its numbers as numbers."""
+    with (path / "devices.csv").open(newline="") as file:
+        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def compare(
+    rows: Sequence[Mapping[str, object]], rivals: Mapping[str, Mapping[str, float]]
+) -> list[dict[str, object]]:
+    """The fleet beside its rivals: over all clients, and over those whose device is head-only. Device i has client i's data."""
+    after = [row["after"] if isinstance(row["after"], float) else float("nan") for row in rows]
+    is_head = [row["tier"] == "head" for row in rows]
+    lines = []
+    for what, values in {
+        "this fleet": after,
+        **{title: [found[c] for c in sorted(found)] for title, found in rivals.items()},
+    }.items():
+        for whose, chosen in (
+            ("all", values),
+            ("head-only", [v for v, head in zip(values, is_head, strict=True) if head]),
+        ):
+            summary = summarise(chosen)
+            numbers = {name: getattr(summary, name) for name in ("clients", "mean", "std", "bottom_decile")}
+            lines.append({"what": f"{what}, {whose}", **numbers})
+    return lines
+
+
+@contextmanager
+def _folder(plan: Plan) -> Iterator[Path]:
+    """Where broker, devices and signing keys live for the time of the demo."""
+    plan.runs.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=plan.runs)).absolute()
+    try:
+        yield folder
+    finally:
+        if plan.keep:
+            say(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _note(plan: Plan, recipe: Recipe) -> str:
+    heads_only = plan.devices - plan.full
+    return (
+        f"{recipe.method.name} trained its extractor on the {plan.full} full devices alone, over MQTT; the {heads_only} head-only devices fitted"
+        f" heads on it.\nLocal and FedAvg+FT are simulated, with all {plan.devices} clients training; all are measured on the same test sets."
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tell(name: str, line: str) -> None:
+    say(f"{name:<6} | {line}")
+
+
+def _flat(samples: Samples):  # type: ignore[no-untyped-def]
+    return samples.x.reshape(len(samples), -1).astype("float32") / 255
+
+
+def _number(text: str) -> object:
+    if not text:
+        return None
+    try:
+        return float(text) if "." in text or "e" in text else int(text)
+    except ValueError:
+        return text
