@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices import agent, effects, events
+from devices import agent, effects, events, outbox
 from devices.effects import Memory
 from devices.outbox import Parcel, Waiting
 from devices.state import AgentState, Limits, Phase, wake_at
@@ -399,6 +399,24 @@ def test_an_accepted_head_marks_its_release_as_good_and_a_rejected_one_does_not(
     ).good_release
 
 
+def test_a_head_that_is_being_fitted_is_reported_though_a_newer_release_is_wanted() -> None:
+    device = Device().up()
+    device.hear(serve())
+    device.on(events.Refreshed(MANIFEST, installed=True))
+    device.hear(serve(version=2, release=4))
+    finished = device.on(events.Finished(report("rel-3", "head", release=3)))
+    assert the(effects.Send, finished).parcel.report.id == "rel-3"
+    assert the(effects.Refresh, finished).release == 4
+
+
+def test_a_release_that_is_overtaken_while_it_is_fetched_is_left_alone() -> None:
+    device = Device().up()
+    device.hear(serve())
+    device.on(events.Refreshed(MANIFEST, (ONNX,)))
+    newer = device.hear(serve(version=2, release=4))
+    assert effects.Abandon() in newer and the(effects.Refresh, newer).release == 4
+
+
 def test_a_release_that_is_installed_already_is_only_fitted() -> None:
     device = Device().up()
     device.hear(serve())
@@ -528,6 +546,33 @@ def test_an_acknowledgement_of_something_else_changes_nothing() -> None:
     device = head_device_reporting()
     before = device.state
     assert device.hear(Ack("rel-2", "accepted")) == () and device.state == before
+
+
+def test_an_acknowledgement_that_was_retained_is_ignored() -> None:
+    device = head_device_reporting()
+    assert device.hear(Ack("rel-3", "accepted"), retain=True) == () and len(device.state.outbox) == 1
+
+
+def test_a_parcel_is_in_the_outbox_once() -> None:
+    parcel = Parcel("t", 1, report("t-1-0"), 60)
+    once = outbox.put((), parcel, 1000)
+    assert outbox.put(once, parcel, 1001) == once
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    device = Device("full").up()
+    for round in range(100):
+        device.hear(Round("t", round, 60, SPEC))
+        device.on(events.Received(Address("round", path=(f"t{round}",)), Round(f"t{round}", 1, 60, SPEC)))
+        device.hear(train(version=2 * round, round=round, down=None))
+        device.on(events.Finished(report(f"t-{round}-0")))
+        device.hear(Ack(f"t-{round}-0", "accepted"))
+        device.hear(train(version=2 * round + 1, round=round, attempt=1, deadline_s=0.5))
+        device.on(events.Tick(), after_s=1.0)
+    assert (
+        len(device.state.memory.done) == len(device.state.memory.given_up) == 64
+        and len(device.state.rounds) == 4
+    )
 
 
 # Any sequence of events
