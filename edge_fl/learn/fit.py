@@ -40,27 +40,27 @@ def fit_from(
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
 
 
-def fit_summing(
-    loss: Callable[[Any, Batch], tuple[Tensor, S]],
+def fit_measuring(
+    loss: Callable[[Any, Batch], tuple[Tensor, tuple[Tensor, Tensor]]],
     params: P,
-    sums: S,
     data: Batches,
     *,
     stage: str,
     epochs: int,
     optimiser: Optimiser,
-) -> tuple[P, S]:
-    """As `fit`, for a loss that returns (scalar, a tree of tensors); what it told is added to `sums` over all batches."""
+) -> tuple[P, tuple[Tensor, Tensor]]:
+    """As `fit`, for a loss that returns (scalar, (number, weight)); the numbers' weighted mean over all batches, and their weight."""
 
-    def step(carry: tuple[P, Any, S], batch: Batch) -> tuple[P, Any, S]:
-        params, state, sums = carry
-        grads, told = measured_gradient(loss, params, batch)
+    def step(carry: tuple[P, Any, Tensor, Tensor], batch: Batch) -> tuple[P, Any, Tensor, Tensor]:
+        params, state, total, weights = carry
+        grads, (number, weight) = measured_gradient(loss, params, batch)
         stepped, state = optimiser.step(tree.parameters(params), grads, state)
-        return tree.replaced(params, stepped), state, tree.map(torch.add, sums, told)
+        return tree.replaced(params, stepped), state, total + number * weight, weights + weight
 
-    carry = (params, optimiser.init(tree.parameters(params)), sums)
-    params, _, sums = scan(step, carry, data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
-    return params, sums
+    zero = torch.zeros((), device=data.x.device)
+    carry = (params, optimiser.init(tree.parameters(params)), zero, zero)
+    params, _, total, weights = scan(step, carry, data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
+    return params, (total / weights.clamp(min=1), weights)
 
 
 def scan(
@@ -85,39 +85,6 @@ def scan(
             before = tree.clone(carry) if norm else carry
             carry = tree.where(batch.active, step(carry, batch), before)
     return tree.map(Tensor.detach, carry)
-
-
-def settle(
-    step: Callable[[C, Batch], tuple[C, Tensor]],
-    carry: C,
-    data: Batches,
-    done: Tensor,
-    *,
-    stage: str,
-    epochs: int,
-    threshold: float,
-    window: int = 10,
-) -> C:
-    """Epochs of a stage until the losses that end the last `window` of them spread less than `threshold`, `epochs` at most.
-
-    `step` gives (carry, loss of the batch). Where `done` is true from the start, it is one epoch.
-    """
-    losses: list[Tensor] = []
-    for epoch in range(epochs):
-        both = (carry, torch.zeros((), device=data.x.device))
-        moved, last = scan(lambda c, b: step(c[0], b), both, data, stage=f"{stage}.{epoch}", epochs=1)
-        carry = tree.where(done, carry, moved) if epoch else moved
-        losses.append(last)
-        if len(losses) > window:
-            done = done | (torch.stack(losses[-window:]).std(correction=0) < threshold)
-        if _known(done):
-            break
-    return carry
-
-
-def _known(flag: Tensor) -> bool:
-    """Whether a flag is set; never under vmap, where it may differ by client and only masks can follow it."""
-    return not torch._C._functorch.is_batchedtensor(flag) and bool(flag)
 
 
 def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimiser) -> tuple[P, Any]:

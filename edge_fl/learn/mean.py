@@ -16,6 +16,8 @@ from edge_fl.learn.batches import Batches
 from edge_fl.learn.losses import one_hot
 from edge_fl.learn.tree import Params, Parts
 
+PROTOTYPES = "prototypes"  # the part that holds class means, {"mean": [C, d], "count": [C]}
+
 
 @dataclass(frozen=True)
 class Update:
@@ -54,12 +56,22 @@ class Mean:
         return {n: (s / self.weight).to(self._dtypes[n]) if s.is_floating_point() else s for n, s in self._sums.items()}
 
 
-def weighted_mean(shared: Parts, updates: Iterable[Update], *, uniform: bool = False) -> Parts:
-    """Every part averaged over the updates that hold it, weighted by samples (or equally); parts that nobody sent stay as they are."""
+def weighted_mean(
+    shared: Parts, updates: Iterable[Update], *, uniform: bool = False, by_count: bool = True
+) -> Parts:
+    """Every part averaged over the updates that hold it, weighted by samples (or equally); parts that nobody sent stay as they are.
+
+    The part "prototypes" is averaged class by class, weighted `by_count` or equally over the classes' owners.
+    """
     means: dict[str, Mean] = {}
+    classes = PrototypeMean(by_count=by_count)
     for update in updates:
         for name, params in update.parts.items():
-            means.setdefault(name, Mean()).add(params, 1 if uniform else update.samples)
+            if name == PROTOTYPES:
+                classes.add(params)
+            else:
+                means.setdefault(name, Mean()).add(params, 1 if uniform else update.samples)
+    shared = {**shared, PROTOTYPES: classes.value(shared[PROTOTYPES])} if PROTOTYPES in shared else shared
     averaged = {name: value for name, mean in means.items() if (value := mean.value()) is not None}
     return {**shared, **averaged}
 
@@ -76,6 +88,24 @@ def prototypes(features: Batches) -> Params:
     return {"mean": member.T @ features.x / count.clamp(min=1)[:, None], "count": count}
 
 
+def no_prototypes(classes: int, dim: int) -> Params:
+    """What the server knows before anybody has reported: every class is absent."""
+    return {"mean": torch.zeros(classes, dim), "count": torch.zeros(classes)}
+
+
+def only_owned(prototypes: Params) -> Params:
+    """Prototypes as they travel: `mean` [C_i, d] has rows for the classes whose `count` [C] is not 0 and no others."""
+    return {"mean": prototypes["mean"][prototypes["count"] > 0], "count": prototypes["count"]}
+
+
+def with_absent(prototypes: Params) -> Params:
+    """The inverse of `only_owned`; prototypes that have all rows already stay as they are."""
+    mean, count = prototypes["mean"], prototypes["count"]
+    if len(mean) == len(count):
+        return prototypes
+    return {"mean": mean.new_zeros(len(count), mean.shape[1]).index_put((count.nonzero()[:, 0],), mean), "count": count}
+
+
 class PrototypeMean:
     """Class-wise mean of clients' prototypes, weighted by their counts, or equally over owners; never-seen classes keep the old value (G15)."""
 
@@ -85,7 +115,8 @@ class PrototypeMean:
         self._weight: Tensor | None = None
 
     def add(self, prototypes: Params) -> None:
-        """Adds {"mean": [C, d], "count": [C]}."""
+        """Adds {"mean": [C, d], "count": [C]}, or `only_owned` of it."""
+        prototypes = with_absent(prototypes)
         weight = prototypes["count"].to(torch.float64)
         weight = weight if self._by_count else (weight > 0).to(torch.float64)
         total = prototypes["mean"].to(torch.float64) * weight[:, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -16,11 +16,15 @@ Leaves = dict[tuple[str, ...], Tensor]  # trainable tensors by path
 
 @dataclass(frozen=True)
 class Optimiser(ABC):
-    """`lr_steps` lists (round, factor), rounds from 1: from that round on the learning rate is lr * factor."""
+    """`lr_steps` lists (round, factor), rounds from 1: from that round on the learning rate is lr * factor.
+
+    `max_norm` is the joint L2 norm that gradients are scaled down to, 0 for none.
+    """
 
     lr: float
     weight_decay: float = 0.0
     lr_steps: tuple[tuple[int, float], ...] = ()
+    max_norm: float = field(default=0.0, kw_only=True)
 
     def at(self, round: int) -> Self:
         """The optimiser as it is in a round (1-based)."""
@@ -35,7 +39,12 @@ class Optimiser(ABC):
     def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
         """One step; nothing is changed in place."""
 
-    def _decayed(self, params: Leaves, grads: Leaves) -> Leaves:
+    def _prepared(self, params: Leaves, grads: Leaves) -> Leaves:
+        """Clipped, then decayed, in torch's order."""
+        if self.max_norm and grads:
+            norm = torch.sqrt(torch.stack([(g**2).sum() for g in grads.values()]).sum())
+            scale = (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
+            grads = {p: g * scale for p, g in grads.items()}
         if self.weight_decay == 0.0:
             return grads
         return {p: g + self.weight_decay * params[p] for p, g in grads.items()}
@@ -51,7 +60,7 @@ class Sgd(Optimiser):
         return {p: torch.zeros_like(t) for p, t in params.items()} if self.momentum else {}
 
     def step(self, params: Leaves, grads: Leaves, state: Leaves) -> tuple[Leaves, Leaves]:
-        grads = self._decayed(params, grads)
+        grads = self._prepared(params, grads)
         if self.momentum:
             grads = state = {p: self.momentum * state[p] + g for p, g in grads.items()}
         return {p: params[p] - self.lr * g for p, g in grads.items()}, state
@@ -72,7 +81,7 @@ class Adam(Optimiser):
 
     def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
         first, second, count = state
-        grads, count = self._decayed(params, grads), count + 1
+        grads, count = self._prepared(params, grads), count + 1
         first = {p: self.beta1 * first[p] + (1 - self.beta1) * g for p, g in grads.items()}
         second = {p: self.beta2 * second[p] + (1 - self.beta2) * g * g for p, g in grads.items()}
         rate, root = self.lr / (1 - self.beta1**count), torch.sqrt(1 - self.beta2**count)

@@ -128,12 +128,13 @@ class PartSpec:
 
     `build(net, method)` gives the module, in place of the net's own of that name if there is one; None for the net's own parts and for
     statistics such as prototypes. `like` names the part of the same shape whose initial values it shares (METHODS.md G11); `like`
-    without `build` is that very network with parameters of its own.
+    without `build` is that very network with parameters of its own. `start` holds the numbers that a part without a network starts from.
     """
 
     travels: bool
     build: Callable[..., nn.Module] | None = None
     like: str = ""
+    start: Mapping[str, float] = field(default_factory=dict)
 
 
 def shared(build: Callable[..., nn.Module] | None = None, like: str = "") -> PartSpec:
@@ -144,6 +145,11 @@ def shared(build: Callable[..., nn.Module] | None = None, like: str = "") -> Par
 def personal(build: Callable[..., nn.Module] | None = None, like: str = "") -> PartSpec:
     """A part that never leaves its client."""
     return PartSpec(False, build, like)
+
+
+def history(**start: float) -> PartSpec:
+    """Numbers that a client remembers from one participation to the next, and what they are before its first."""
+    return PartSpec(False, start=start)
 
 
 def linear_head(net: Net, method: object = None) -> nn.Module:

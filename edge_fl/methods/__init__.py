@@ -18,6 +18,7 @@ from edge_fl.methods.fedbabu import FedBABU
 from edge_fl.methods.fedbn import FedBN
 from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
+from edge_fl.methods.fedcrl import FedCRL
 from edge_fl.methods.fedper import FedPer
 from edge_fl.methods.fedprox import FedProx
 from edge_fl.methods.fedrep import FedRep
@@ -51,6 +52,7 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBN,
     "repper": RepPer,
     "fedcrc": FedCRC,
+    "fedcrl": FedCRL,
 }
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")  # listed by name; any other method with shared extractor and head takes +ft too
 

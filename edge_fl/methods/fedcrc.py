@@ -71,8 +71,5 @@ class FedCRC(Method):
         z = data.features(self.net.extractor, down["extractor"])
         return {}, {"head": self.fit_head(own["head"], z, stage="s2", epochs=self.epochs)}
 
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)
-
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor:
         return self.classify(shared, x, "global_head")

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
@@ -113,8 +114,10 @@ class Method(ABC):
 
     def init_own(self, client: str) -> Parts:
         """Initial personal parts of a client: the same on all clients unless a method salts by `client` (METHODS.md G11)."""
-        personal = [name for name, spec in self.parts.items() if not spec.travels]
-        return {name: self.net.parts[name].init() for name in personal if name in self.net.parts}
+        personal = {name: spec.start for name, spec in self.parts.items() if not spec.travels}
+        networks = {name: self.net.parts[name].init() for name in personal if name in self.net.parts}
+        numbers = {name: {key: torch.tensor(value) for key, value in start.items()} for name, start in personal.items() if start}
+        return {**networks, **numbers}
 
     # one round
 
@@ -154,9 +157,9 @@ class Method(ABC):
         """What the exported extractor computes: pixels [N, C, H, W] -> features [N, d], inference behaviour."""
         return self.net.extractor.frozen(parts["extractor"], x)
 
-    @abstractmethod
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Personalised logits [N, C] from the client's shared and personal parts together."""
+        """Personalised logits [N, C] from the client's shared and personal parts together: by default the plain prediction."""
+        return self.classify(parts, x)
 
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
         """Logits [N, C] of the global model: the plain prediction, or None for methods that have none."""

@@ -14,11 +14,15 @@ from edge_fl.learn import losses
 Z = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
 A, B = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])
 G = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
-ALL = torch.ones(3)
 
 
 def close(value: Tensor, expected: object, tolerance: float = 1e-6) -> bool:
     return torch.allclose(value, torch.as_tensor(expected, dtype=value.dtype), rtol=1e-5, atol=tolerance)
+
+
+def known(mean: Tensor) -> dict[str, Tensor]:
+    """Prototypes of which none is absent; one sample each."""
+    return {"mean": mean, "count": torch.ones(len(mean))}
 
 
 def seeded(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -54,7 +58,9 @@ def test_supcon_of_a_batch_without_positives_is_zero_and_has_no_gradient() -> No
 
 def test_prototype_contrast_has_the_numbers_of_section_7() -> None:
     def loss(feature: list[float], label: int, temperature: float) -> Tensor:
-        return losses.prototype_contrast(torch.tensor([feature]), torch.tensor([label]), G, ALL, temperature)
+        return losses.prototype_contrast(
+            torch.tensor([feature]), torch.tensor([label]), known(G), temperature
+        )
 
     for label, expected in enumerate((4.5418e-5, 10.000046, 20.000046)):
         assert close(loss([1.0, 0.0], label, 0.1), expected)
@@ -71,24 +77,22 @@ def test_prototype_contrast_has_the_numbers_of_section_7() -> None:
 
 
 def test_prototype_contrast_of_uniform_similarities_is_ln_c() -> None:
-    value = losses.prototype_contrast(
-        torch.ones(2, 3), torch.tensor([0, 7]), torch.ones(10, 3), torch.ones(10), 0.1
-    )
+    value = losses.prototype_contrast(torch.ones(2, 3), torch.tensor([0, 7]), known(torch.ones(10, 3)), 0.1)
     assert close(value, 2.302585)
     assert close(torch.exp(-0.8 * value), 0.158489)
 
 
 def test_absent_prototypes_are_neither_targets_nor_negatives() -> None:
     some = torch.tensor([1.0, 1.0, 0.0])
-    both = losses.prototype_contrast(Z[:2], torch.tensor([0, 2]), G, some, 1.0)
-    only = losses.prototype_contrast(Z[:1], torch.tensor([0]), G[:2], ALL[:2], 1.0)
+    both = losses.prototype_contrast(Z[:2], torch.tensor([0, 2]), {"mean": G, "count": some}, 1.0)
+    only = losses.prototype_contrast(Z[:1], torch.tensor([0]), known(G[:2]), 1.0)
     assert close(both, only)
-    assert losses.prototype_contrast(Z, B, G, torch.zeros(3), 0.1) == 0
+    assert losses.prototype_contrast(Z, B, {"mean": G, "count": torch.zeros(3)}, 0.1) == 0
 
 
 def test_prototypes_receive_no_gradient() -> None:
     features, prototypes = Z.clone().requires_grad_(), G.clone().requires_grad_()
-    value = losses.prototype_contrast(features, A, prototypes, ALL, 0.5)
+    value = losses.prototype_contrast(features, A, known(prototypes), 0.5)
     gradients = torch.autograd.grad(value, [features, prototypes], allow_unused=True)
     assert gradients[0].abs().max() > 0
     assert gradients[1] is None
@@ -212,7 +216,7 @@ PADDED = {
     "kl": lambda z, y, mask: losses.kl(z, z.flip(-1), mask),
     "supcon": lambda z, y, mask: losses.supcon(losses.unit(z), y, 0.3, mask),
     "supcon_in": lambda z, y, mask: losses.supcon_in(losses.unit(z), y, 0.3, mask),
-    "prototypes": lambda z, y, mask: losses.prototype_contrast(z, y, torch.eye(4), torch.ones(4), 0.3, mask),
+    "prototypes": lambda z, y, mask: losses.prototype_contrast(z, y, known(torch.eye(4)), 0.3, mask),
     "vclub": lambda z, y, mask: losses.vclub(z, z + 0.1, torch.tanh(z), mask),
     "mmd": lambda z, y, mask: losses.mmd(z, z.flip(-1), mask),
 }

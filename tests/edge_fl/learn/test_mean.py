@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.mean import Mean, PrototypeMean, Update, lerp, prototypes, weighted_mean
+from edge_fl.learn.mean import (
+    Mean,
+    PrototypeMean,
+    Update,
+    lerp,
+    no_prototypes,
+    only_owned,
+    prototypes,
+    weighted_mean,
+    with_absent,
+)
 from edge_fl.learn.tree import Params
 
 
@@ -103,3 +113,26 @@ def test_a_class_nobody_has_ever_seen_is_absent() -> None:
     nothing = {"mean": torch.zeros(2, 2), "count": torch.zeros(2)}
     assert mean.value(nothing)["count"].tolist() == [3.0, 0.0]
     assert PrototypeMean().value(nothing) is nothing
+
+
+def test_prototypes_travel_without_absent_classes_and_arrive_whole() -> None:
+    whole = {
+        "mean": torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]),
+        "count": torch.tensor([2.0, 0.0, 1.0]),
+    }
+    travelling = only_owned(whole)
+    assert travelling["mean"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert tree.same(with_absent(travelling), whole)
+    assert tree.same(with_absent(whole), whole)
+    means = [PrototypeMean(), PrototypeMean()]
+    for mean, sent in zip(means, (whole, travelling), strict=True):
+        mean.add(sent)
+    assert tree.same(*(mean.value(no_prototypes(3, 2)) for mean in means))
+
+
+def test_the_part_prototypes_is_averaged_class_by_class() -> None:
+    updates = [Update(str(i), 7, {"prototypes": owner}) for i, owner in enumerate(owners())]
+    shared = {"prototypes": no_prototypes(2, 2)}
+    assert weighted_mean(shared, updates)["prototypes"]["mean"][0].tolist() == [0.75, 0.25]
+    assert weighted_mean(shared, updates, by_count=False)["prototypes"]["mean"][0].tolist() == [0.5, 0.5]
+    assert weighted_mean(shared, [])["prototypes"]["count"].tolist() == [0.0, 0.0]

@@ -108,11 +108,14 @@ class Federation:
     def shared(self) -> Parts:
         return self.history[-1]
 
+    def images(self, client: str) -> Tensor:
+        """A client's test images, float32 in 0..1."""
+        return pixels(torch.from_numpy(self.clients[client].data.test.x))
+
     def predict(self, client: str) -> Tensor:
         """Personalised logits of a client's test images with the present broadcast."""
-        x = pixels(torch.from_numpy(self.clients[client].data.test.x))
         down = steps.broadcast(self.method, self.shared, client)
-        return steps.predict(self.method, down, self.own[client], x)
+        return steps.predict(self.method, down, self.own[client], self.images(client))
 
 
 def federate(

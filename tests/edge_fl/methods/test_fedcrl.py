@@ -1,0 +1,137 @@
+"""FedCRL: class means travel, heads do not, and misfit says how much of the global extractor comes in (METHODS.md 3.2)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge_fl.learn import tree
+from edge_fl.learn.losses import prototype_contrast
+from edge_fl.learn.optimiser import Adam, Sgd
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import steps
+from edge_fl.methods.fedcrl import FedCRL
+from tests.edge_fl.methods import toy
+
+
+def fedcrl(**options: object) -> FedCRL:
+    method = toy.method("fedcrl", toy.flat_net(), **options)
+    assert isinstance(method, FedCRL)
+    return method
+
+
+def after_a_round(method: FedCRL, rounds: int = 1) -> tuple[Parts, Parts]:
+    """(down, own) of the first client for the next round."""
+    run = toy.federate(method, rounds)
+    return steps.broadcast(method, run.shared, "c0"), run.own["c0"]
+
+
+def test_without_gamma_nothing_of_the_global_extractor_comes_in() -> None:
+    down, own = after_a_round(fedcrl(gamma=0.0))
+    still = fedcrl(gamma=0.0, epochs=0)
+    assert still.mix(down, own, toy.batches()) == 1
+    assert not tree.same(own["personal_extractor"], down["extractor"])
+    assert tree.same(
+        still.local_update(down, own, toy.batches())[1]["personal_extractor"], own["personal_extractor"]
+    )
+
+
+def test_endless_misfit_brings_in_the_global_extractor_whole() -> None:
+    down, own = after_a_round(fedcrl())
+    still = fedcrl(gamma=1e9, epochs=0)
+    assert still.mix(down, own, toy.batches()) == 0
+    assert tree.same(still.local_update(down, own, toy.batches())[1]["personal_extractor"], down["extractor"])
+
+
+def test_the_mixture_is_linear_in_the_weight_of_the_misfit() -> None:
+    down, own = after_a_round(fedcrl())
+    still = fedcrl(epochs=0)
+    mix = still.mix(down, own, toy.batches())
+    z = toy.batches().features(still.net.extractor, own["personal_extractor"])
+    assert torch.isclose(mix, torch.exp(-0.8 * prototype_contrast(z.x, z.y, down["prototypes"], 0.1)))
+    mixed = still.local_update(down, own, toy.batches())[1]["personal_extractor"]
+    for name, t in mixed.items():
+        assert torch.equal(t, mix * own["personal_extractor"][name] + (1 - mix) * down["extractor"][name])
+
+
+def test_misfit_is_the_mean_over_the_samples_of_the_last_training() -> None:
+    down, own = after_a_round(fedcrl())
+    frozen = fedcrl(optimiser=Sgd(0.0), gamma=0.0)  # nothing moves, so every batch sees the same extractor
+    _, new = frozen.local_update(down, own, toy.batches())
+    z = toy.batches().features(frozen.net.extractor, own["personal_extractor"])
+    assert torch.isclose(new["history"]["misfit"], prototype_contrast(z.x, z.y, down["prototypes"], 0.1))
+
+
+@pytest.mark.parametrize(("probe", "follows"), [("train", True), ("eval", False)])
+def test_the_stored_misfit_decides_unless_a_fresh_look_is_asked_for(probe: str, follows: bool) -> None:
+    method = fedcrl(reg_probe=probe)
+    down, own = after_a_round(method, rounds=2)
+    assert own["history"]["misfit"] >= 0
+    pretended = {**own, "history": {**own["history"], "misfit": torch.tensor(123.0)}}
+    same = method.mix(down, own, toy.batches()) == method.mix(down, pretended, toy.batches())
+    assert bool(same) != follows
+
+
+def test_misfit_is_unknown_before_there_are_prototypes() -> None:
+    run = toy.federate(fedcrl(), rounds=1)
+    assert all(own["history"]["misfit"] == -1 for own in run.own.values())
+    assert all(own["history"]["trained"] == 1 for own in run.own.values())
+
+
+def test_without_contrast_and_with_endless_gamma_it_is_fedper() -> None:
+    settings = {"optimiser": Adam(0.003)}
+    ours = toy.federate(toy.method("fedcrl", alpha=0.0, gamma=1e9, dropout=0.0, **settings), rounds=3)
+    theirs = toy.federate(toy.method("fedper", **settings), rounds=3)
+    assert tree.same(ours.shared["extractor"], theirs.shared["extractor"])
+    assert all(tree.same(ours.own[client]["head"], theirs.own[client]["head"]) for client in ours.own)
+
+
+def test_contrast_and_dropout_change_what_is_learnt() -> None:
+    def learnt(**options: object) -> Parts:
+        return toy.federate(fedcrl(**options)).shared
+
+    plain = learnt(alpha=0.0, dropout=0.0)
+    assert not tree.same(learnt(alpha=1.0, dropout=0.0), plain)
+    assert not tree.same(learnt(alpha=0.0, dropout=0.3), plain)
+
+
+def test_only_extractor_and_prototypes_travel_and_these_only_of_classes_that_are_there() -> None:
+    run = toy.federate(fedcrl())
+    for updates in run.updates:
+        assert all(update.parts.keys() == {"extractor", "prototypes"} for update in updates.values())
+    assert all(down.keys() == {"extractor", "prototypes"} for downs in run.downs for down in downs.values())
+    assert run.updates[0][toy.SINGLE].parts["prototypes"]["mean"].shape == (1, 12)
+    assert run.updates[0][toy.PAIR].parts["prototypes"]["mean"].shape == (2, 12)
+
+
+def test_prototypes_are_means_of_the_trained_extractors_features_before_dropout() -> None:
+    run = toy.federate(fedcrl(), rounds=1)
+    update = run.updates[0][toy.SINGLE].parts
+    z = toy.batches(toy.SINGLE).features(run.method.net.extractor, update["extractor"])
+    assert torch.allclose(update["prototypes"]["mean"][0], z.x.mean(0), atol=1e-6)
+    counts = sum(toy.batches(client).counts for client in run.clients)
+    assert torch.equal(run.shared["prototypes"]["count"], torch.as_tensor(counts))
+
+
+def test_a_client_that_never_took_part_predicts_with_the_global_extractor() -> None:
+    run = toy.federate(fedcrl(), cohort=lambda _: ["c0", "c1"])
+    features = run.method.net.extractor.frozen(run.shared["extractor"], run.images("c4"))
+    assert torch.equal(run.predict("c4"), run.method.net.head.frozen(run.own["c4"]["head"], features))
+    down = steps.broadcast(run.method, run.shared, "c4")
+    assert (
+        fedcrl(gamma=0.0).mix(down, run.own["c4"], toy.batches("c4")) == 0
+    )  # and starts from it when it does
+    own = run.method.net.extractor.frozen(run.own["c0"]["personal_extractor"], run.images("c0"))
+    assert torch.equal(run.predict("c0"), run.method.net.head.frozen(run.own["c0"]["head"], own))
+
+
+def test_weights_are_clipped_only_when_asked() -> None:
+    down, own = after_a_round(fedcrl())
+    before = tree.parameters({name: own[name] for name in ("personal_extractor", "head")})
+    for clip in ("none", "grad_norm", "params01"):
+        method = fedcrl(param_clip=clip, optimiser=Sgd(1.0), alpha=10.0, gamma=0.0)
+        _, new = method.local_update(down, own, toy.batches(batch_size=100))  # one step
+        after = tree.parameters({name: new[name] for name in ("personal_extractor", "head")})
+        moved = torch.stack([((after[path] - before[path]) ** 2).sum() for path in after]).sum().sqrt()
+        assert (moved <= 1.0001) == (clip == "grad_norm")
+        assert all(t.min() >= 0 and t.max() <= 1 for t in after.values()) == (clip == "params01")
