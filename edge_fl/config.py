@@ -221,11 +221,12 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
                 raise ConfigError(
                     f"setting {setting!r}: {name} holds a value, not a table; nothing was started"
                 )
-        table[rest[-1]] = _value(value.strip())
+        table[rest[-1]] = parse_value(value.strip())
     return convert(tree, "settings")
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """A value as TOML writes it; what TOML does not know is text, so that bare words need no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

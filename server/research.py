@@ -1,4 +1,4 @@
-"""The researcher's commands: simulate a run in this process, list and explain methods, look at earlier runs."""
+"""The researcher's commands: simulate a run, compare methods, list methods, recipes and earlier runs, draw, fetch datasets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.config import Recipe
+from server.compare.cli import compare
 
 if TYPE_CHECKING:
     from server.rounds import RoundResult
@@ -26,13 +27,20 @@ SetOption = Annotated[
 
 
 def register(app: App) -> None:
-    """Adds simulate, methods and runs."""
+    """Adds simulate, compare, methods, recipes, runs, plots, newtask and data."""
     app.root.command()(simulate)
+    app.root.command()(compare)
+    app.root.command()(plots)
+    app.root.command()(newtask)
     methods = app.group("methods", "The methods, and what each of them does.")
     methods.command("list")(list_methods)
     methods.command("show")(show_method)
+    recipes = app.group("recipes", "The recipes that come along: the settings of the papers' tables.")
+    recipes.command("list")(list_recipes)
     runs = app.group("runs", "Earlier runs and how they ended.")
     runs.command("list")(list_runs)
+    data = app.group("data", "Datasets, as .npz files in a folder.")
+    data.command("download")(download)
 
 
 def simulate(
@@ -55,12 +63,13 @@ def simulate(
 ) -> None:
     """Trains a federation in this process, without a broker, and prints every accuracy by its honest name."""
     from edge_fl import config
-    from server import recipes
+    from server import checkpoint, recipes
     from server import simulate as simulation
+    from server.recipes.changes import scaled, with_method
     from server.results import Results
 
     chosen = recipes.find(recipe) if recipe else Recipe(name="simulate")
-    chosen = config.with_settings(_with_method(chosen, method), [
+    chosen = config.with_settings(with_method(chosen, method) if method else chosen, [
         *_settings({"data.dataset": dataset, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
         *_settings({"model.name": model, "rounds": rounds, "method.epochs": epochs, "seed": seed}),
         'source="simulated"',
@@ -70,19 +79,17 @@ def simulate(
     study = simulation.prepare(chosen)
     say(study.histogram())
     with Results.create(runs, chosen, data_hash=study.dataset.samples.fingerprint()) as results:
-        outcome = simulation.run(study, lambda result: _note(results, result, chosen.rounds))
+        outcome = simulation.run(
+            study,
+            lambda result: _note(results, result, chosen.rounds),
+            lambda method, shared, fleet: checkpoint.save(
+                results.checkpoints, chosen.rounds, simulation.plan(chosen), shared, fleet.personal_state()
+            ),
+        )
         results.append_round({"round": chosen.rounds, "closing": True, "metrics": outcome.closing})
         results.write_summary("simulated", outcome.last())
     _print(outcome, format)
     say(f"results: {results.path}")
-
-
-def scaled(recipe: Recipe, scale: float) -> Recipe:
-    """A recipe that a small machine finishes: `scale` of the samples and of the rounds, at least one."""
-    from edge_fl import config
-
-    rounds = max(1, round(recipe.rounds * scale))
-    return config.with_settings(recipe, [f"rounds={rounds}", f"data.fraction={recipe.data.fraction * scale}"])
 
 
 def list_methods(format: FormatOption = Format.TABLE) -> None:
@@ -101,6 +108,88 @@ def show_method(
     print(describe(name, model))
 
 
+def list_recipes(format: FormatOption = Format.TABLE) -> None:
+    """Every recipe: its method, dataset, partition, size, and which table of which paper it is."""
+    from server import recipes
+    from server.compare.grid import partition_label
+
+    rows = []
+    for name in recipes.names():
+        recipe = recipes.find(name)
+        rows.append({
+            "recipe": name,
+            "method": recipe.method.name,
+            "dataset": recipe.data.dataset,
+            "partition": partition_label(recipe.data),
+            "clients": recipe.data.clients,
+            "participation": recipe.cohort.participation,
+            "rounds": recipe.rounds,
+            "what": recipes.title(name),
+        })  # fmt: skip
+    show_table(rows, {key: key for key in rows[0]}, format)
+
+
+def plots(
+    run: Annotated[str, typer.Argument(help="A run of 'edge-fl runs list', or its folder.")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Draws a run: who has which labels, accuracy by round, features by class and client, class separation, likeness of networks."""
+    from server.results import Results
+    from server.view import pictures
+
+    for path in pictures.of_run(Results.open(_run_folder(run, runs))):
+        print(path)
+
+
+def newtask(
+    run: Annotated[str, typer.Argument(help="A run of 'edge-fl runs list', or its folder.")],
+    to: Annotated[str, typer.Option(help="The dataset of the new task.")],
+    clients: Annotated[int, typer.Option(min=1)] = 20,
+    beta: Annotated[float, typer.Option(help="Dirichlet's beta of the new task.")] = 1.0,
+    head: Annotated[str, typer.Option(help="mlp or linear.")] = "mlp",
+    iterations: Annotated[int, typer.Option(min=1)] = 100,
+    data_dir: Annotated[str, typer.Option(help="Where the .npz files of datasets are.")] = "",
+    runs: RunsOption = Path("runs"),
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """New heads for a new task on a run's frozen extractor (RepPer, Figure 6): mean accuracy over clients by iteration."""
+    from edge_fl import config, metrics
+    from server import newclients, trained
+    from server import simulate as simulation
+    from server.results import Results
+
+    old = trained.load(Results.open(_run_folder(run, runs)))
+    task = simulation.prepare(config.with_settings(old.recipe, [
+        *_settings({"data.dataset": to, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
+        'data.partition="dirichlet"', "data.unseen=0",
+    ]))  # fmt: skip
+    lesson = newclients.Lesson(iterations, every=max(iterations // 10, 1), head=head)
+    classes = len(task.dataset.classes)
+    found = newclients.learn_task(old.method, old.shared, task.data(), classes, lesson, old.recipe.seed)
+    rows = []
+    for done, reports in found.items():
+        summary = metrics.summarise_reports(list(reports.values()))[metrics.PERSONAL_AFTER]
+        rows.append(
+            {
+                "iterations": done,
+                "mean": summary.mean,
+                "std": summary.std,
+                "worst tenth": summary.bottom_decile,
+            }
+        )
+    show_table(rows, {key: key for key in rows[0]}, format)
+
+
+def download(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
+    data_dir: Annotated[Path, typer.Option(help="The folder that takes the .npz file.")] = Path(".data"),
+) -> None:
+    """Fetches a dataset through torchvision, or unpacks its original files if they are in the folder already."""
+    from server.data import download
+
+    print(download(name, data_dir))
+
+
 def list_runs(runs: RunsOption = Path("runs"), format: FormatOption = Format.TABLE) -> None:
     """Every run: method, dataset, source, and how it ended."""
     import msgspec
@@ -111,17 +200,8 @@ def list_runs(runs: RunsOption = Path("runs"), format: FormatOption = Format.TAB
     show_table([msgspec.to_builtins(run) for run in found(runs)], {name: name for name in columns}, format)
 
 
-def _with_method(recipe: Recipe, method: str) -> Recipe:
-    """The recipe with another method, under the optimiser that its paper uses."""
-    if not method or method == recipe.method.name:
-        return recipe
-    import msgspec
-
-    from edge_fl.methods import find
-
-    usual = find(method).usual_optimiser or recipe.method.optimiser
-    changed = msgspec.structs.replace(recipe.method, name=method, optimiser=usual, options={})
-    return msgspec.structs.replace(recipe, method=changed)
+def _run_folder(run: str, runs: Path) -> Path:
+    return Path(run) if Path(run).is_dir() else runs / run
 
 
 def _settings(values: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,198 @@
+"""One cell of a comparison: run, measured, and kept in one file, so that a comparison that was broken off goes on where it stopped.
+
+FOLDER/cells/<key>.json    what it measured, or why it failed
+FOLDER/cells/<key>.npz     features of test images, for the pictures
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Struct
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+
+from edge_fl import atomic
+from edge_fl.config import Recipe
+from edge_fl.data import datasets, npz, partition
+from edge_fl.data.samples import Array, Dataset
+from edge_fl.errors import EdgeFLError, InputError, RunError
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.method import Method
+from edge_fl.metrics import Summary, summarise_reports
+from server import simulate
+from server.compare.grid import Cell
+from server.fleets.fleet import Fleet
+from server.rounds import RoundResult
+from server.simulate import Outcome, Study
+from server.view.features import Probe, probe
+
+
+class Point(Struct, frozen=True, forbid_unknown_fields=True):
+    """One round: seconds, tensor bytes of the whole cohort, clients in it, and the means over clients of what was evaluated."""
+
+    round: int
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    clients: int
+    means: dict[str, float] = {}
+
+
+class Measured(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one cell gave; with a `failure`, nothing but that.
+
+    `last` is over all clients after the last round and the closing step, `participants` over those that took part in any round, `best`
+    over all clients after `best_round`, the best by validation (0: none). `clients` holds each client's own numbers.
+    """
+
+    key: str
+    label: str
+    recipe: Recipe
+    commit: str = ""
+    data_hash: str = ""
+    failure: str = ""
+    seconds: float = 0.0
+    curve: list[Point] = []
+    last: dict[str, Summary] = {}
+    participants: dict[str, Summary] = {}
+    best_round: int = 0
+    best: dict[str, Summary] = {}
+    clients: dict[str, dict[str, float]] = {}
+
+
+def run(cell: Cell, folder: Path, commit: str = "") -> Measured:
+    """Runs a cell in one thread and writes its file. An error of the run is a result too; only the keyboard and the disk get through."""
+    started = time.monotonic()
+    try:
+        with _one_thread():
+            measured = _measure(cell, folder, commit)
+    except EdgeFLError as error:
+        measured = Measured(cell.key, cell.label, cell.recipe, commit, failure=str(error))
+    except Exception as error:
+        measured = Measured(
+            cell.key, cell.label, cell.recipe, commit, failure=f"{type(error).__name__}: {error}"
+        )
+    measured = msgspec.structs.replace(measured, seconds=time.monotonic() - started)
+    write(measured, folder)
+    return measured
+
+
+def write(measured: Measured, folder: Path) -> None:
+    """Keeps a cell. Raises RunError when the disk does not take it."""
+    try:
+        path = _path(folder, measured.key, "json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, msgspec.json.format(msgspec.json.encode(measured)))
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be written to ({error.strerror}); the comparison ends here"
+        ) from error
+
+
+def read(cell: Cell, folder: Path) -> Measured | None:
+    """What is kept of a cell; None when it was never run to its end. Raises InputError for a damaged file."""
+    path = _path(folder, cell.key, "json")
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=Measured)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); remove it to run that cell again; nothing was started"
+        ) from error
+    return msgspec.structs.replace(kept, label=cell.label)
+
+
+def read_probe(key: str, folder: Path) -> Probe | None:
+    """The features kept with a cell, if any."""
+    path = _path(folder, key, "npz")
+    if not path.is_file():
+        return None
+    found = npz.read(path)
+    clients = tuple(map(str, found["clients"]))
+    return Probe(found["z"], found["y"], found["client"], clients, found.get("projected"))
+
+
+def _measure(cell: Cell, folder: Path, commit: str) -> Measured:
+    dataset = _dataset(cell.recipe.data.dataset, Path(cell.recipe.data.data_dir))
+    split = partition.split_clients(dataset, cell.recipe.data, cell.recipe.seed)
+    study, curve, took_part = Study(cell.recipe, dataset, split), list[Point](), set[str]()
+
+    def note(result: RoundResult) -> None:
+        took_part.update(result.answered)
+        means = {name: value.mean for name, value in summarise_reports(list(result.metrics.values())).items()}
+        traffic = result.bytes_down, result.bytes_up, len(result.answered)
+        curve.append(Point(result.round, result.seconds, *traffic, means))
+
+    def look(method: Method, shared: Parts, fleet: Fleet) -> None:
+        device = simulate.torch_device(cell.recipe.device)
+        _write_probe(probe(method, shared, fleet.personal_state(), study.data(), device), cell.key, folder)
+
+    return _summed_up(cell, simulate.run(study, note, look), curve, took_part, commit, _fingerprint(dataset))
+
+
+def _summed_up(
+    cell: Cell, outcome: Outcome, curve: list[Point], took_part: set[str], commit: str, data_hash: str
+) -> Measured:
+    reports, best = outcome.reports(), outcome.best_by_validation()
+    return Measured(
+        cell.key,
+        cell.label,
+        cell.recipe,
+        commit,
+        data_hash,
+        curve=curve,
+        last=outcome.last(),
+        participants=summarise_reports([report for id, report in reports.items() if id in took_part]),
+        best_round=best[0] if best else 0,
+        best=best[1] if best else {},
+        clients={id: dict(report) for id, report in {**reports, **outcome.unseen}.items()},
+    )
+
+
+def _write_probe(seen: Probe, key: str, folder: Path) -> None:
+    arrays: dict[str, Array] = {
+        "z": seen.z,
+        "y": seen.y,
+        "client": seen.client,
+        "clients": np.array(seen.clients),
+    }
+    if seen.projected is not None:
+        arrays["projected"] = seen.projected
+    path = _path(folder, key, "npz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    npz.write(path, arrays)
+
+
+def _path(folder: Path, key: str, ending: str) -> Path:
+    return folder / "cells" / f"{key}.{ending}"
+
+
+@lru_cache(maxsize=1)
+def _dataset(name: str, data_dir: Path) -> Dataset:
+    """The last dataset stays in memory: the cells of one follow each other."""
+    return datasets.load(name, data_dir)
+
+
+@lru_cache(maxsize=1)
+def _fingerprint(dataset: Dataset) -> str:
+    return dataset.samples.fingerprint()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads, and a table should not depend on how many cells ran at a time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,121 @@
+"""The grid of a comparison: methods x datasets x partitions x seeds, one cell each, known by a hash of all that decides its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl import methods as known_methods
+from edge_fl.config import DataConfig, Option, Recipe, parse_value, with_settings
+from edge_fl.errors import InputError, nearest
+from edge_fl.methods import hyper
+from edge_fl.methods.finetuned import FineTuned
+from server.recipes.changes import with_method
+
+ALWAYS = ("local", "fedavg", "fedavg+ft")
+"""What every comparison holds, so that nobody has to ask what sharing and personalising are worth at all."""
+
+PARTITIONS: dict[str, tuple[str, ...]] = {
+    "dirichlet": ("beta",),
+    "pathological": ("classes_per_client",),
+    "domain": (),
+    "iid": (),
+}
+"""Kinds of partition, and the key of [data] that a number behind ":" is for."""
+
+IRRELEVANT = ("name", "compare", "methods", "release", "broker")  # for the numbers of one cell
+
+
+class Cell(Struct, frozen=True):
+    """One run: a method as it was chosen (`label`), on one dataset, partition and seed; `recipe` is all of it."""
+
+    label: str
+    recipe: Recipe
+
+    @property
+    def key(self) -> str:
+        """Equal for equal recipes, whatever they are called and whatever else is compared with them."""
+        tree: dict[str, Any] = msgspec.to_builtins(self.recipe)
+        decisive = {name: value for name, value in tree.items() if name not in IRRELEVANT}
+        decisive["data"] = {name: value for name, value in tree["data"].items() if name != "data_dir"}
+        return hashlib.blake2b(msgspec.json.encode(decisive, order="sorted"), digest_size=12).hexdigest()
+
+    @property
+    def block(self) -> tuple[str, str]:
+        """(dataset, partition): cells of one block are compared with each other."""
+        return self.recipe.data.dataset, partition_label(self.recipe.data)
+
+    def __str__(self) -> str:
+        return f"{self.label}, {', '.join(self.block)}, seed {self.recipe.seed}"
+
+
+def cells(
+    base: Recipe,
+    methods: Sequence[str],
+    datasets: Sequence[str] = (),
+    partitions: Sequence[str] = (),
+    seeds: int = 1,
+) -> list[Cell]:
+    """Every cell, one seed of all methods after the other; without datasets or partitions, the recipe's own.
+
+    A method is a name with options behind it: "fedcrc", "fedcrc:tau=0.9:kl=reverse". Raises MethodError and InputError.
+    """
+    chosen = [(label, *parse_method(label)) for label in dict.fromkeys([*ALWAYS, *methods])]
+    splits = [parse_partition(partition) for partition in partitions] or [[]]
+    found = []
+    for dataset, split, seed in product(datasets or [base.data.dataset], splits, range(seeds)):
+        setting = with_settings(base, [f'data.dataset="{dataset}"', *split, f"seed={base.seed + seed}"])
+        found += [Cell(label, with_method(setting, name, options)) for label, name, options in chosen]
+    return found
+
+
+def parse_method(label: str) -> tuple[str, dict[str, Option]]:
+    """(name, options). Raises MethodError for a name or an option that does not exist, or a value out of range."""
+    name, *pairs = label.split(":")
+    method = known_methods.find(name)
+    options = dict(_pair(label, pair) for pair in pairs)
+    tuning = hyper.hypers(FineTuned) if name.endswith("+ft") else {}
+    hyper.check(name, options, hyper.hypers(method) | tuning)
+    return name, options
+
+
+def parse_partition(text: str) -> list[str]:
+    """The settings behind "dirichlet:0.1", "pathological:2", "domain" or "iid". Raises InputError."""
+    kind, colon, number = text.partition(":")
+    if kind not in PARTITIONS:
+        raise InputError(f"partition {text!r}: unknown{nearest(kind, PARTITIONS)}; nothing was started")
+    if not colon:
+        return [f'data.partition="{kind}"']
+    if not PARTITIONS[kind]:
+        raise InputError(f"partition {text!r}: {kind} takes no number; nothing was started")
+    return [f'data.partition="{kind}"', f"data.{PARTITIONS[kind][0]}={number}"]
+
+
+def partition_label(data: DataConfig) -> str:
+    """Such as "dirichlet 0.1"."""
+    return " ".join([data.partition, *(f"{getattr(data, key):g}" for key in PARTITIONS[data.partition])])
+
+
+def split_list(text: str) -> list[str]:
+    """The items of a list with commas."""
+    return [item for item in (part.strip() for part in text.split(",")) if item]
+
+
+def blocks(cells: Iterable[Cell]) -> Iterator[tuple[tuple[str, str], list[Cell]]]:
+    """The cells of each dataset and partition."""
+    grouped: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        grouped.setdefault(cell.block, []).append(cell)
+    yield from grouped.items()
+
+
+def _pair(label: str, pair: str) -> tuple[str, Option]:
+    key, equals, value = pair.partition("=")
+    if not equals:
+        raise InputError(f"method {label!r}: {pair!r}, expected OPTION=VALUE; nothing was started")
+    return key, parse_value(value)

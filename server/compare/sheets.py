@@ -1,0 +1,152 @@
+"""A comparison's rows as sheets to read, one per dataset and partition, with notes that say what each number is and what is not equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from edge_fl import metrics
+from edge_fl.config import MethodConfig, Recipe
+from server.compare.grid import Cell, blocks, partition_label
+from server.compare.render import Sheet
+from server.compare.table import BYTES_DOWN, BYTES_UP, SECONDS, UNTIL_BYTES, Row, Spread
+
+MEGABYTE = 1e6
+Write = Callable[[Spread, int], str]
+
+
+def percent(value: Spread, seeds: int) -> str:
+    """As in "94.12±0.31", without the spread for a single seed; with "(2)" behind it when only two of more seeds have the number."""
+    return _with_spread(value, seeds, 100)
+
+
+def megabytes(value: Spread, seeds: int) -> str:
+    """Bytes in units of 10^6."""
+    return _with_spread(value, seeds, 1 / MEGABYTE)
+
+
+def plain(value: Spread, seeds: int) -> str:
+    """A number as it is."""
+    return _with_spread(value, seeds, 1)
+
+
+PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
+COLUMNS: tuple[tuple[str, str, Write, str], ...] = (
+    ("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
+    ("before", metrics.PERSONAL_BEFORE, percent, "the client's own model before the closing personalisation"),
+    ("after", metrics.PERSONAL_AFTER, percent, "and after it"),
+    ("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
+    ("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
+    ("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
+    ("local only", metrics.LOCAL_ONLY, percent, "'after' of the same clients under Local"),
+    ("unseen", metrics.UNSEEN_TEST, percent, "the global model, as it is, on clients that never trained"),
+    ("std", f"{metrics.PERSONAL_AFTER}.std", percent, "of 'after' over clients"),
+    ("worst tenth", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the worst tenth of the clients"),
+    ("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
+    ("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
+    ("MB to target", UNTIL_BYTES, megabytes, "both, over all rounds until the mean accuracy reaches the target"),
+    ("seconds", SECONDS, plain, "of the whole run on one thread"),
+)  # fmt: skip
+
+
+def sheets(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = None) -> list[Sheet]:
+    """One sheet per block. Columns that no method has a number for are left out."""
+    return [
+        _sheet([row for row in rows if (row.dataset, row.partition) == block], inside, target)
+        for block, inside in blocks(cells)
+    ]
+
+
+def record(row: Row) -> dict[str, object]:
+    """A row with every number, for CSV: its mean under its name, its spread over seeds under "<name>.over_seeds"."""
+    flat: dict[str, object] = {
+        "method": row.method,
+        "dataset": row.dataset,
+        "partition": row.partition,
+        "seeds": " ".join(map(str, row.seeds)),
+        "failures": "; ".join(f"seed {seed}: {reason}" for seed, reason in row.failures.items()),
+    }
+    for name, value in row.numbers.items():
+        flat |= {name: value.mean, f"{name}.over_seeds": value.std} if value.count else {}
+    return flat
+
+
+def conditions(recipe: Recipe) -> str:
+    """What all methods of a block share, in a line."""
+    data, method = recipe.data, recipe.method
+    some = "" if data.fraction == 1 else f" ({data.fraction:.0%} of the data)"
+    part = "" if recipe.cohort.participation == 1 else f", {recipe.cohort.participation:.0%} in a round"
+    return (
+        f"{data.dataset}, {partition_label(data)}{some}: {data.clients} clients{part}, {recipe.model.name}, {recipe.rounds} rounds"
+        f" of {method.epochs} epoch{'s' * (method.epochs != 1)}, batches of {method.batch_size}, {_optimiser(method)}"
+    )
+
+
+def _sheet(rows: Sequence[Row], cells: Sequence[Cell], target: float | None) -> Sheet:
+    shown = [column for column in COLUMNS if _is_worth_showing(column[1], rows)]
+    seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
+    body = [[row.method, *(_cell(row, name, write, seeds) for _, name, write, _ in shown)] for row in rows]
+    usual = cells[0].recipe
+    over = f"mean±std over {seeds} seeds" if seeds > 1 else "one seed"
+    notes = [
+        f"Accuracies in per cent, {over}, after the last round unless said otherwise.",
+        "; ".join(f"{heading}: {meaning}" for heading, _, _, meaning in shown) + ".",
+        *([f"The target is {target:.0%}."] if target is not None else []),
+        *_unequal(cells, usual),
+        *(f"{row.method} FAILED with seed {seed}: {reason}" for row in rows for seed, reason in row.failures.items()),
+    ]  # fmt: skip
+    return Sheet(conditions(usual), ["method", *(heading for heading, *_ in shown)], body, notes)
+
+
+def _is_worth_showing(number: str, rows: Sequence[Row]) -> bool:
+    """Whether any row has the number; that of participants only where it differs from that of all clients."""
+    found = [row.numbers[number] for row in rows if number in row.numbers and row.numbers[number].count]
+    if number == PARTICIPANTS:
+        return any(
+            row.numbers[number].mean != row.numbers[metrics.PERSONAL_AFTER].mean
+            for row in rows
+            if number in row.numbers
+        )
+    return bool(found)
+
+
+def _cell(row: Row, number: str, write: Write, seeds: int) -> str:
+    if not row.numbers:
+        return "failed"
+    value = row.numbers.get(number)
+    return write(value, seeds) if value and value.count else "-"
+
+
+def _with_spread(value: Spread, seeds: int, factor: float) -> str:
+    digits = 2 if abs(value.mean * factor) < 100 else 1
+    text = f"{value.mean * factor:.{digits}f}"
+    if seeds > 1:
+        text += f"±{value.std * factor:.{digits}f}"
+    return text if value.count == seeds else f"{text} ({value.count})"
+
+
+def _unequal(cells: Sequence[Cell], usual: Recipe) -> Iterator[str]:
+    """Who trains under other settings than the first method."""
+    methods: Mapping[str, MethodConfig] = {cell.label: cell.recipe.method for cell in cells}
+    for label, method in methods.items():
+        asked = [
+            f"{method.epochs} epochs" * (method.epochs != usual.method.epochs),
+            f"batches of {method.batch_size}" * (method.batch_size != usual.method.batch_size),
+            _optimiser(method) * (method.optimiser != usual.method.optimiser),
+            ", ".join(f"{key} = {value}" for key, value in method.options.items()),
+        ]
+        if any(asked):
+            yield f"{label} has {', '.join(filter(None, asked))}."
+
+
+def _optimiser(method: MethodConfig) -> str:
+    optimiser = method.optimiser
+    extra = [
+        f"momentum {optimiser.momentum:g}" * bool(optimiser.momentum),
+        f"weight decay {optimiser.weight_decay:g}" * bool(optimiser.weight_decay),
+    ]
+    return " ".join(
+        [
+            f"{optimiser.name.upper() if optimiser.name == 'sgd' else 'Adam'} {optimiser.lr:g}",
+            *filter(None, extra),
+        ]
+    )

@@ -1,0 +1,36 @@
+"""A run that has ended, brought back from its folder: its method, what it learnt, and the personal parts of clients simulated here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_fl.config import Recipe
+from edge_fl.errors import InputError
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import build_method
+from edge_fl.methods.method import Method
+from server import checkpoint, simulate
+from server.results import Results
+from server.simulate import Study
+
+
+@dataclass(frozen=True)
+class Trained:
+    """`study` is its data, the same as then; `shared` and `personal` are its parts after the last checkpoint."""
+
+    recipe: Recipe
+    study: Study
+    method: Method
+    shared: Parts
+    personal: dict[str, Parts]
+
+
+def load(results: Results) -> Trained:
+    """Raises InputError for a run of devices, whose data are elsewhere; DataError without the dataset, ArtefactError without checkpoint."""
+    recipe = results.recipe()
+    if recipe.source == "fleet":
+        raise InputError(f"{results.id}: its data are on the devices, not here; nothing was loaded")
+    study = simulate.prepare(recipe)
+    method = build_method(study.spec).at(max(recipe.rounds, 1))
+    kept = checkpoint.load(results.checkpoints)
+    return Trained(recipe, study, method, kept.shared, kept.own)

@@ -1,0 +1,1 @@
+"""What a person sees: pictures of data, of learning and of features."""
