@@ -69,18 +69,27 @@ class Batches:
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
         """The batches of one stage, epoch after epoch. With `norm` (the trained part holds BatchNorm) short tails are merged (G9)."""
         base = key_of(seed_for(self.run, f"{stage}.noise", self.round, self.client)).to(self.y.device)
-        for step, rows in enumerate(self.order(stage, epochs, norm=norm)):
-            index = torch.from_numpy(rows).to(self.y.device)
-            yield Batch(pixels(self.x[index]), self.y[index], fold(base, step))
+        for epoch, rows in enumerate(self.order(stage, epochs, norm=norm)):
+            index = torch.from_numpy(np.concatenate(rows)).to(self.y.device)
+            sizes = [len(batch) for batch in rows]
+            keys = fold(base, torch.arange(epoch * len(rows), (epoch + 1) * len(rows), device=base.device))
+            for x, y, key in zip(self.x[index].split(sizes), self.y[index].split(sizes), keys, strict=True):
+                yield Batch(pixels(x), y, key)
 
-    def order(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[np.ndarray]:
-        """Sample indices of each batch: every epoch its own permutation from (run, stage, round, client)."""
+    def order(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[list[np.ndarray]]:
+        """Sample indices of each epoch's batches: every epoch its own permutation from (run, stage, round, client)."""
         if norm and len(self) < 2:
             return
         rng = generator(self.run, f"{stage}.order", self.round, self.client)
         shortest = SHORTEST_NORM_BATCH if norm else 1
         for _ in range(epochs):
-            yield from cut(rng.permutation(len(self)), self.batch_size, shortest)
+            yield cut(rng.permutation(len(self)), self.batch_size, shortest)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """What training works on in place of `tensor`; on a CPU convolutions are fastest with their channels last."""
+        if tensor.dim() == 4 and tensor.device.type == "cpu":
+            return tensor.detach().clone(memory_format=torch.channels_last)
+        return tensor.detach().clone()
 
     def features(self, part: Part, params: Params) -> Batches:
         """The same samples as features of a frozen part: x becomes float32 [N, d], computed once, no augmentation."""
@@ -111,9 +120,13 @@ def as_tensor(array: np.ndarray | Tensor) -> Tensor:
     return tensor.view(-1).view(tensor.shape)
 
 
-def pixels(x: Tensor) -> Tensor:
-    """uint8 images as float32 in 0..1; features unchanged."""
-    return x.to(torch.float32) / 255.0 if x.dtype == torch.uint8 else x
+def pixels(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
+    """uint8 images as float32 in 0..1; features unchanged. On a CPU channels come last in memory (1.2 to 1.3 times as fast)."""
+    if x.dtype != torch.uint8:
+        return x
+    if x.dim() != 4 or x.device.type != "cpu":
+        layout = torch.preserve_format
+    return x.to(torch.float32, memory_format=layout).div_(255.0)
 
 
 def in_batches(fn: Callable[[Tensor], Tensor], x: Tensor, size: int = EVALUATION_BATCH) -> Tensor:

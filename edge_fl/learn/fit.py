@@ -26,7 +26,15 @@ Loss = Callable[[Any, Batch], Tensor]  # (params, batch) -> scalar
 
 def fit(loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimiser: Optimiser) -> P:
     """`params` (Params or Parts) after `epochs` over `data`; a fresh optimiser state (METHODS.md G8); the input is untouched."""
-    return fit_from(optimiser.init(tree.parameters(params)), loss, params, data, stage=stage, epochs=epochs, optimiser=optimiser)[0]
+    return fit_from(
+        optimiser.init(tree.parameters(params)),
+        loss,
+        params,
+        data,
+        stage=stage,
+        epochs=epochs,
+        optimiser=optimiser,
+    )[0]
 
 
 def fit_from(
@@ -35,7 +43,9 @@ def fit_from(
     """As `fit`, from a given optimiser state; returns the new state too (for methods whose clients keep it)."""
 
     def step(carry: tuple[P, Any], batch: Batch) -> tuple[P, Any]:
-        return descend(loss, *carry, batch, optimiser)
+        params, state = carry
+        stepped, state = optimiser.advance(tree.parameters(params), gradient(loss, params, batch), state)
+        return tree.replaced(params, stepped), state
 
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
 
@@ -54,12 +64,14 @@ def fit_measuring(
     def step(carry: tuple[P, Any, Tensor, Tensor], batch: Batch) -> tuple[P, Any, Tensor, Tensor]:
         params, state, total, weights = carry
         grads, (number, weight) = measured_gradient(loss, params, batch)
-        stepped, state = optimiser.step(tree.parameters(params), grads, state)
+        stepped, state = optimiser.advance(tree.parameters(params), grads, state)
         return tree.replaced(params, stepped), state, total + number * weight, weights + weight
 
     zero = torch.zeros((), device=data.x.device)
     carry = (params, optimiser.init(tree.parameters(params)), zero, zero)
-    params, _, total, weights = scan(step, carry, data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
+    params, _, total, weights = scan(
+        step, carry, data, stage=stage, epochs=epochs, norm=tree.has_buffers(params)
+    )
     return params, (total / weights.clamp(min=1), weights)
 
 
@@ -75,16 +87,17 @@ def scan(
 ) -> C:
     """Carries `carry` (a tree) through the batches of a stage, the first `limit` of them unless that is 0.
 
-    `norm` says that BatchNorm trains in it, so that short tails are merged.
+    It works on a copy, so that nobody else sees what `step` changes in place. `norm` says that BatchNorm trains in it, so that
+    short tails are merged.
     """
-    carry = tree.clone(carry)
+    carry = tree.map(data.copy, carry)
     for batch in islice(data.batches(stage, epochs, norm=norm), limit or None):
         if batch.active is None:
             carry = step(carry, batch)
-        else:  # BatchNorm moves in place, so what an idle client keeps is set aside first
-            before = tree.clone(carry) if norm else carry
+        else:  # steps move tensors in place, so what an idle client keeps is set aside first
+            before = tree.clone(carry)
             carry = tree.where(batch.active, step(carry, batch), before)
-    return tree.map(Tensor.detach, carry)
+    return tree.map(lambda t: t.detach().contiguous(), carry)
 
 
 def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimiser) -> tuple[P, Any]:

@@ -31,6 +31,8 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
     """Cross-entropy of logits [B, C] with labels [B]."""
+    if mask is None:
+        return F.cross_entropy(logits, y)
     return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)
 
 
@@ -73,7 +75,9 @@ def supcon_in(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = No
     number = positive.sum(1)
     lowest = torch.finfo(scores.dtype).min
     on_positives = torch.logsumexp(torch.where(positive, scores, lowest), dim=1)
-    per_anchor = torch.logsumexp(scores, dim=1) - on_positives + torch.log(number.clamp(min=1).to(scores.dtype))
+    per_anchor = (
+        torch.logsumexp(scores, dim=1) - on_positives + torch.log(number.clamp(min=1).to(scores.dtype))
+    )
     valid = (number > 0).to(scores.dtype) * real
     return masked_mean(torch.where(number > 0, per_anchor, 0.0), valid)
 
@@ -102,7 +106,9 @@ def prototype_contrast(
     return masked_mean(losses, known if mask is None else known * mask)
 
 
-def model_contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+def model_contrast(
+    z: Tensor, near: Tensor, far: Tensor, temperature: float, mask: Tensor | None = None
+) -> Tensor:
     """-log of exp(cos(z, near)/τ) over its sum with exp(cos(z, far)/τ), features [B, d] (MOON Eq. 3)."""
     difference = F.cosine_similarity(z, far) - F.cosine_similarity(z, near)
     return masked_mean(F.softplus(difference / temperature), mask)
@@ -113,6 +119,16 @@ def gaussian_log_density(y: Tensor, mean: Tensor, log_variance: Tensor) -> Tenso
     return -0.5 * ((y - mean) ** 2 * torch.exp(-log_variance) + log_variance + math.log(2 * math.pi)).sum(-1)
 
 
+def gaussian_nll(y: Tensor, mean: Tensor, log_variance: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Negative log-likelihood of y [B, d] under N(mean, diag exp(log_variance)), mean over the batch: what q is fitted by (F5)."""
+    return masked_mean(-gaussian_log_density(y, mean, log_variance), mask)
+
+
+def gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL of N(mean, diag exp(log_variance)) from the standard normal, [B, d] -> [B], summed over d (Kingma and Welling 2014)."""
+    return 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum(-1)
+
+
 def vclub(y: Tensor, mean: Tensor, log_variance: Tensor, mask: Tensor | None = None) -> Tensor:
     """Variational CLUB of y [B, d] under q(y|x) = N(mean, exp(log_variance)), all pairs including i = j (Cheng et al. 2020, F5)."""
     real = torch.ones_like(y[:, 0]) if mask is None else mask.to(y.dtype)
@@ -121,7 +137,9 @@ def vclub(y: Tensor, mean: Tensor, log_variance: Tensor, mask: Tensor | None = N
     return masked_mean(gaussian_log_density(y, mean, log_variance), real) - (every_pair * weight).sum()
 
 
-def mmd(x: Tensor, y: Tensor, mask: Tensor | None = None, bandwidths: tuple[float, ...] = (10, 15, 20, 50)) -> Tensor:
+def mmd(
+    x: Tensor, y: Tensor, mask: Tensor | None = None, bandwidths: tuple[float, ...] = (10, 15, 20, 50)
+) -> Tensor:
     """Squared maximum mean discrepancy of x and y [B, d], biased, Gaussian kernels exp(-|.|^2 / 2s) (F8)."""
     real = torch.ones_like(x[:, 0]) if mask is None else mask.to(x.dtype)
     weight = real[:, None] * real[None, :] / real.sum().clamp(min=1) ** 2

@@ -1,4 +1,4 @@
-"""Optimisers as frozen values: `init` gives the state, `step` is a pure function; `at(round)` follows the schedule."""
+"""Optimisers as frozen values: `init` gives the state, `step` is pure, `advance` the same in place; `at(round)` follows the schedule."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
+from edge_fl.learn import tree
 
 Leaves = dict[tuple[str, ...], Tensor]  # trainable tensors by path
 
@@ -35,9 +36,13 @@ class Optimiser(ABC):
     def init(self, params: Leaves) -> Any:
         """The state before the first step."""
 
-    @abstractmethod
     def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
-        """One step; nothing is changed in place."""
+        """One step -> (params, state); nothing is changed in place."""
+        return self.advance(tree.clone(params), grads, tree.clone(state))
+
+    @abstractmethod
+    def advance(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
+        """`step` in place, for those who own `params` and `state`: without a second copy of either."""
 
     def _prepared(self, params: Leaves, grads: Leaves) -> Leaves:
         """Clipped, then decayed, in torch's order."""
@@ -47,7 +52,7 @@ class Optimiser(ABC):
             grads = {p: g * scale for p, g in grads.items()}
         if self.weight_decay == 0.0:
             return grads
-        return {p: g + self.weight_decay * params[p] for p, g in grads.items()}
+        return {p: g.add(params[p], alpha=self.weight_decay) for p, g in grads.items()}
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,10 @@ class Sgd(Optimiser):
     def init(self, params: Leaves) -> Leaves:
         return {p: torch.zeros_like(t) for p, t in params.items()} if self.momentum else {}
 
-    def step(self, params: Leaves, grads: Leaves, state: Leaves) -> tuple[Leaves, Leaves]:
-        grads = self._prepared(params, grads)
-        if self.momentum:
-            grads = state = {p: self.momentum * state[p] + g for p, g in grads.items()}
-        return {p: params[p] - self.lr * g for p, g in grads.items()}, state
+    def advance(self, params: Leaves, grads: Leaves, state: Leaves) -> tuple[Leaves, Leaves]:
+        for p, g in self._prepared(params, grads).items():
+            params[p].add_(state[p].mul_(self.momentum).add_(g) if self.momentum else g, alpha=-self.lr)
+        return params, state
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,17 @@ class Adam(Optimiser):
     def init(self, params: Leaves) -> tuple[Leaves, Leaves, Tensor]:
         first = {p: torch.zeros_like(t) for p, t in params.items()}
         device = next(iter(params.values())).device if params else None
-        return first, dict(first), torch.zeros((), device=device)
+        return first, tree.clone(first), torch.zeros((), device=device)
 
-    def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
+    def advance(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
         first, second, count = state
-        grads, count = self._prepared(params, grads), count + 1
-        first = {p: self.beta1 * first[p] + (1 - self.beta1) * g for p, g in grads.items()}
-        second = {p: self.beta2 * second[p] + (1 - self.beta2) * g * g for p, g in grads.items()}
+        count = count + 1
         rate, root = self.lr / (1 - self.beta1**count), torch.sqrt(1 - self.beta2**count)
-        stepped = {p: params[p] - rate * first[p] / (second[p].sqrt() / root + self.eps) for p in grads}
-        return stepped, (first, second, count)
+        for p, g in self._prepared(params, grads).items():
+            first[p].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
+            second[p].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            params[p].sub_(first[p] / second[p].sqrt().div_(root).add_(self.eps) * rate)
+        return params, (first, second, count)
 
 
 def optimiser(config: OptimiserConfig) -> Optimiser:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from edge_fl.config import InputSpec
 from edge_fl.learn.masked import respect_padding
@@ -41,11 +41,12 @@ class Part:
     """
 
     def __init__(self, name: str, build: Callable[[], nn.Module], seed: int) -> None:
-        self.name, self._build, self._seed = name, build, seed
+        self.name, self.build, self._seed = name, build, seed
         module = self._fresh()
         shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
         self._inference = copy.deepcopy(module, shared).eval()
         self._training = respect_padding(module.train())
+        self._slots = {id(m): _slots(m) for m in (self._training, self._inference)}
         self.norm, self.norm_statistics = _norm_names(module)
         self.layers = _layers(module)
 
@@ -55,11 +56,11 @@ class Part:
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Training behaviour; BatchNorm statistics inside `params` move in place."""
-        return functional_call(self._training, _torch_names(params), (x,))  # type: ignore[no-any-return]
+        return self._run(self._training, params, x)
 
     def frozen(self, params: Params, x: Tensor) -> Tensor:
         """Inference behaviour; gradients still flow through to x, and to params if they ask for them."""
-        return functional_call(self._inference, _torch_names(params), (x,))  # type: ignore[no-any-return]
+        return self._run(self._inference, params, x)
 
     def to(self, device: torch.device | str) -> Part:
         """Moves what is not a parameter (normalisation constants) to a device; returns itself."""
@@ -67,9 +68,22 @@ class Part:
         self._inference.to(device)
         return self
 
+    def _run(self, module: nn.Module, params: Params, x: Tensor) -> Tensor:
+        """`torch.func.functional_call`, with its search for names done once and for all: a small head takes a sixth of the time."""
+        slots = self._slots[id(module)]
+        kept = [(place, key, place[key]) for name in params for place, key in slots[name]]
+        try:
+            for name, tensor in params.items():
+                for place, key in slots[name]:
+                    place[key] = tensor
+            return module(x)  # type: ignore[no-any-return]
+        finally:
+            for place, key, tensor in kept:
+                place[key] = tensor
+
     def _fresh(self, salt: str = "") -> nn.Module:
         with building(seed_for(self._seed, f"init.{self.name}", client=salt)):
-            module = self._build()
+            module = self.build()
         return module.requires_grad_(False)
 
 
@@ -161,7 +175,9 @@ def projection(net: Net, width: int) -> nn.Module:
     """Two layers on features, [N, d] -> [N, width]; nothing at all for width 0."""
     if not width:
         return nn.Identity()
-    return nn.Sequential(nn.Linear(net.feature_dim, net.feature_dim), nn.ReLU(), nn.Linear(net.feature_dim, width))
+    return nn.Sequential(
+        nn.Linear(net.feature_dim, net.feature_dim), nn.ReLU(), nn.Linear(net.feature_dim, width)
+    )
 
 
 def _params(module: nn.Module) -> Params:
@@ -171,8 +187,17 @@ def _params(module: nn.Module) -> Params:
     return parameters | buffers
 
 
-def _torch_names(params: Params) -> Params:
-    return {name.removeprefix(BUFFER): t for name, t in params.items()}
+def _slots(module: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    """Where each tensor of `_params` stands in the module: (dict, key), more than once where layers share it."""
+    names = {id(t): name for name, t in module.named_parameters()}
+    names |= {id(t): BUFFER + name for name, t in module.named_buffers()}
+    found: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in names.values()}
+    for child in module.modules():
+        for place in (child._parameters, child._buffers):
+            for key, tensor in place.items():
+                if tensor is not None:
+                    found[names[id(tensor)]].append((place, key))
+    return found
 
 
 def _layers(module: nn.Module) -> tuple[frozenset[str], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -38,26 +39,45 @@ class Stacked(Batches):
         return self.real.sum()
 
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
-        orders = [list(member.order(stage, epochs, norm=norm)) for member in self.members]
         keys = [seed_for(self.run, f"{stage}.noise", self.round, member.client) for member in self.members]
-        base = torch.tensor(keys, dtype=torch.int64, device=self.y.device)[self.place]
-        for step in range(max(map(len, orders))):
-            index, mask, active = _padded([order[step] if step < len(order) else None for order in orders])
-            rows = torch.from_numpy(index).to(self.y.device)[self.place]
-            yield Batch(
-                pixels(self.x[rows]),
-                self.y[rows],
-                fold(base, step),
-                None if mask is None else torch.from_numpy(mask).to(self.y.device)[self.place],
-                None if active is None else torch.from_numpy(active).to(self.y.device)[self.place],
-                vectorised=True,
+        base = self._mine(np.array(keys))
+        orders = [
+            list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members
+        ]
+        steps = max(map(len, orders))
+        for start in range(0, steps, block := -(-steps // max(epochs, 1))):
+            plan = _plan([order[start : start + block] for order in orders])
+            index, mask, active = self._mine(plan.index), self._mine(plan.mask), self._mine(plan.active)
+            numbers = torch.arange(start, start + len(plan.widths), device=base.device)
+            columns = zip(
+                self.x[index].split(plan.widths),
+                self.y[index].split(plan.widths),
+                fold(base, numbers).unbind(),
+                mask.split(plan.widths),
+                active.unbind(),
+                strict=True,
             )
+            for step, (x, y, key, real, on) in enumerate(columns):
+                full, all_on = plan.full[step], plan.all_on[step]
+                yield Batch(
+                    self._pixels(x), y, key, None if full else real, None if all_on else on, vectorised=True
+                )
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().clone()
+
+    def _pixels(self, x: Tensor) -> Tensor:
+        return pixels(x, torch.preserve_format)  # vmap has its own idea of where channels are
+
+    def _mine(self, table: np.ndarray) -> Tensor:
+        """The row of a table [K, ...] that is this client's."""
+        return torch.from_numpy(table).to(self.y.device)[self.place]
 
     def sample(self, share: float, stage: str) -> Batches:
         raise NotImplementedError("a random share of the samples cannot be drawn in a vectorised chunk")
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
-        parts = [fn(pixels(chunk)) for chunk in self.x.split(EVALUATION_BATCH)]
+        parts = [fn(self._pixels(chunk)) for chunk in self.x.split(EVALUATION_BATCH)]
         return replace(self, x=torch.cat([part.detach() for part in parts]))
 
 
@@ -72,12 +92,36 @@ def stack(members: Sequence[Batches]) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, (y != PADDING).to(torch.float32)
 
 
-def _padded(rows: list[np.ndarray | None]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Indices [K, B], which of them are samples (None: all), and which clients have a batch at all (None: all)."""
-    sizes = np.array([0 if row is None else len(row) for row in rows])
-    index = np.zeros((len(rows), sizes.max()), np.int64)
-    for place, row in enumerate(rows):
-        if row is not None:
-            index[place, : len(row)] = row
-    mask = None if (sizes == sizes.max()).all() else (np.arange(sizes.max()) < sizes[:, None]).astype(np.float32)
-    return index, mask, None if sizes.all() else sizes > 0
+@dataclass(frozen=True)
+class Plan:
+    """One epoch of K clients in S steps: `widths` [S] rows a step, `index` and `mask` [K, sum of widths], `active` [K, S]."""
+
+    widths: list[int]
+    index: np.ndarray
+    mask: np.ndarray
+    active: np.ndarray
+
+    @property
+    def all_on(self) -> np.ndarray:
+        """Steps in which every client has a batch [S]."""
+        return self.active.all(0)
+
+    @property
+    def full(self) -> np.ndarray:
+        """Steps without padding [S]."""
+        return np.array([part.all() for part in np.split(self.mask, np.cumsum(self.widths)[:-1], axis=1)])
+
+
+def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
+    """The batches of each client side by side, each step as wide as its largest batch."""
+    steps = max(map(len, rows))
+    sizes = np.array([[len(batches[s]) if s < len(batches) else 0 for s in range(steps)] for batches in rows])
+    widths = sizes.max(0)
+    starts = np.cumsum(widths) - widths
+    index = np.zeros((len(rows), widths.sum()), np.int64)
+    mask = np.zeros(index.shape, np.float32)
+    for place, batches in enumerate(rows):
+        for start, batch in zip(starts, batches, strict=False):
+            index[place, start : start + len(batch)] = batch
+            mask[place, start : start + len(batch)] = 1
+    return Plan(widths.tolist(), index, mask, sizes > 0)

@@ -14,7 +14,9 @@ from edge_fl.config import InputSpec
 class Features(nn.Module):
     """Convolutions, flatten, and (with `width`) a linear layer without activation to `width` features."""
 
-    def __init__(self, convolutions: nn.Module, input: InputSpec, width: int = 0, *, activation: bool = False) -> None:
+    def __init__(
+        self, convolutions: nn.Module, input: InputSpec, width: int = 0, *, activation: bool = False
+    ) -> None:
         super().__init__()
         self.convolutions = convolutions
         with torch.no_grad():
@@ -28,14 +30,17 @@ class Features(nn.Module):
 
 
 def _block(inputs: int, outputs: int, kernel: int, *, padding: int = 0, norm: bool) -> list[nn.Module]:
+    """Pool before ReLU: the same function and gradient, since the larger stays the larger, on a quarter of the values."""
     norms: list[nn.Module] = [nn.BatchNorm2d(outputs)] if norm else []
-    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), *norms, nn.ReLU(), nn.MaxPool2d(2)]
+    return [nn.Conv2d(inputs, outputs, kernel, padding=padding), *norms, nn.MaxPool2d(2), nn.ReLU()]
 
 
 def tiny(input: InputSpec, feature_dim: int = 64, width: int = 16, norm: bool = True) -> nn.Module:
     """Conv3x3 -> BN -> ReLU -> pool, twice (width, 2 * width), then a linear layer; from 4x4 pixels up."""
     first = _block(input.channels, width, 3, padding=1, norm=norm)
-    return Features(nn.Sequential(*first, *_block(width, 2 * width, 3, padding=1, norm=norm)), input, feature_dim)
+    return Features(
+        nn.Sequential(*first, *_block(width, 2 * width, 3, padding=1, norm=norm)), input, feature_dim
+    )
 
 
 def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padding: int = 0) -> nn.Module:
@@ -43,13 +48,19 @@ def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padd
 
     FedCRL takes feature_dim 128 and no activation (METHODS.md 3.2).
     """
-    blocks = [*_block(input.channels, 32, 5, padding=padding, norm=False), *_block(32, 64, 5, padding=padding, norm=False)]
+    blocks = [
+        *_block(input.channels, 32, 5, padding=padding, norm=False),
+        *_block(32, 64, 5, padding=padding, norm=False),
+    ]
     return Features(nn.Sequential(*blocks), input, feature_dim, activation=activation)
 
 
 def cnn2_bn(input: InputSpec, feature_dim: int = 512, padding: int = 0) -> nn.Module:
     """FedRIR's extractor: Conv5x5,32 -> BN -> ReLU -> pool, Conv5x5,64 -> BN -> ReLU -> pool, linear (METHODS.md 3.3)."""
-    blocks = [*_block(input.channels, 32, 5, padding=padding, norm=True), *_block(32, 64, 5, padding=padding, norm=True)]
+    blocks = [
+        *_block(input.channels, 32, 5, padding=padding, norm=True),
+        *_block(32, 64, 5, padding=padding, norm=True),
+    ]
     return Features(nn.Sequential(*blocks), input, feature_dim)
 
 
