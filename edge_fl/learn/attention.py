@@ -16,9 +16,7 @@ from edge_fl.learn.tree import Parts
 
 def vectors(models: Sequence[Parts]) -> Tensor:
     """The parameters of each model in one float64 row, [n, D]; running statistics are left out."""
-    return torch.stack(
-        [torch.cat([t.flatten() for t in tree.parameters(m).values()]).double() for m in models]
-    )
+    return torch.stack([_vector(tree.parameters(model)) for model in models])
 
 
 def by_distance(models: Tensor, alpha: float, sigma: float) -> Tensor:
