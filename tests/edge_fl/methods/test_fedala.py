@@ -1,0 +1,105 @@
+"""FedALA: how far one's own head goes to the global one is learnt element by element (METHODS.md 4.15)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batch, Batches, pixels
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods import steps
+from edge_fl.methods.fedala import FedALA
+from tests.edge_fl.methods import toy
+
+
+@dataclass(frozen=True)
+class Quadratic(FedALA):
+    """The head is one number with its minimum at 0.25."""
+
+    def head_loss(self, head: Params, batch: Batch) -> Tensor:
+        return 0.5 * (head["w"] - 0.25) ** 2
+
+
+def learnt(rounds: int, weight: float = 1.0) -> float:
+    usual = toy.method("fedala", toy.flat_net())
+    method = Quadratic(**{field.name: getattr(usual, field.name) for field in fields(usual)})
+    own: Parts = {
+        "personal_head": {"w": torch.tensor(0.0)},
+        "weights": {"w": torch.tensor(weight)},
+        "history": {"rounds": torch.tensor(rounds)},
+    }
+    down = {"extractor": method.net.extractor.init(), "head": {"w": torch.tensor(1.0)}}
+    return float(method._learn_weights(down, own, toy.batches())["w"])
+
+
+def test_on_a_quadratic_the_weight_goes_to_the_minimum_and_stays() -> None:
+    assert learnt(2) == pytest.approx(0.25)
+    assert learnt(2, weight=0.25) == pytest.approx(0.25)
+    assert learnt(0) == 1.0  # the first participation takes w as it comes
+
+
+def run(rounds: int = 4, **options: Any) -> toy.Federation:
+    return toy.federate(toy.method("fedala", **options), rounds=rounds)
+
+
+def test_weights_stay_between_zero_and_one_move_and_are_never_sent() -> None:
+    after = run(weights_lr=50.0)
+    for own in after.own.values():
+        assert all(((t >= 0) & (t <= 1)).all() for t in own["weights"].values())
+    assert any((t != 1).any() for t in after.own["c0"]["weights"].values())
+    assert all(u.parts.keys() == {"extractor", "head"} for updates in after.updates for u in updates.values())
+
+
+def test_all_ones_are_the_global_head_and_all_zeros_ones_own() -> None:
+    after = run(rounds=3)
+    x = pixels(torch.from_numpy(after.clients["c0"].data.test.x))
+    down, own = steps.broadcast(after.method, after.shared, "c0"), after.own["c0"]
+    ones = {**own, "weights": tree.map(torch.ones_like, own["weights"])}
+    assert steps.predict(after.method, down, ones, x).equal(after.method.classify(down, x))
+    zeros = {**own, "weights": tree.map(torch.zeros_like, own["weights"])}
+    mine = {"extractor": down["extractor"], "head": own["personal_head"]}
+    assert steps.predict(after.method, down, zeros, x).allclose(after.method.classify(mine, x), atol=1e-6)
+
+
+def test_the_first_learning_lasts_until_losses_settle_later_ones_an_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counted by the stages that are asked of the data."""
+    epochs: dict[int, set[str]] = {}
+    whole = Batches.batches
+
+    def counted(self: Batches, stage: str, *rest: Any, **more: Any) -> Any:
+        epochs.setdefault(self.round, set()).add(stage)
+        return whole(self, stage, *rest, **more)
+
+    monkeypatch.setattr(Batches, "batches", counted)
+    toy.federate(toy.method("fedala", first_epochs=30), rounds=3, cohort=lambda number: ["c0"])
+    assert [len([s for s in epochs[r] if s.startswith("s1")]) for r in (1, 3)] == [0, 1]
+    assert 11 <= len([s for s in epochs[2] if s.startswith("s1")]) <= 30
+    epochs.clear()
+    toy.federate(toy.method("fedala", first_epochs=12, threshold=0.0), rounds=2, cohort=lambda number: ["c0"])
+    assert len([s for s in epochs[2] if s.startswith("s1")]) == 12
+
+
+def test_local_training_starts_from_the_mixture() -> None:
+    after = run(rounds=3, epochs=0)
+    for id, own in after.own.items():
+        sent = after.updates[2][id].parts["head"]
+        assert tree.same(own["personal_head"], sent)
+        assert tree.same(after.updates[2][id].parts["extractor"], after.downs[2][id]["extractor"])
+
+
+def test_the_weights_are_learnt_on_a_share_of_the_data() -> None:
+    data = toy.batches()
+    share = data.sample(0.8, "s1")
+    assert len(share) == int(0.8 * len(data))
+    rows = {tuple(x.flatten().tolist()) for x in data.x}
+    assert {tuple(x.flatten().tolist()) for x in share.x} <= rows
+    assert share.x.equal(data.sample(0.8, "s1").x)
+    assert not share.x.equal(toy.batches(round=2).sample(0.8, "s1").x)
+    assert len(data.sample(0.0, "s1")) == 1
