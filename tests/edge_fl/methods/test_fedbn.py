@@ -1,0 +1,83 @@
+"""FedBN: BatchNorm stays at home (METHODS.md 4.22)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.learn import tree
+from edge_fl.learn.mean import weighted_mean
+from edge_fl.methods import norm, steps
+from edge_fl.models import build_net
+from server.release import export
+from tests.edge_fl.methods import toy
+
+TINY = {
+    f"{kind}extractor.convolutions.{place}.{name}"
+    for place in (1, 5)
+    for kind, name in [
+        ("", "weight"),
+        ("", "bias"),
+        ("buffer:", "running_mean"),
+        ("buffer:", "running_var"),
+        ("buffer:", "num_batches_tracked"),
+    ]
+}
+
+
+def test_no_batchnorm_is_on_the_wire_but_for_the_export() -> None:
+    run = toy.federate(toy.method("fedbn"))
+    assert norm.kept(run.method, "extractor") == TINY
+    for downs, updates in zip(run.downs, run.updates, strict=True):
+        assert not any(TINY & params.keys() for down in downs.values() for params in down.values())
+        for update in updates.values():
+            assert update.parts.keys() == {"extractor", "head", "extractor.export_norm"}
+            assert not TINY & update.parts["extractor"].keys()
+            assert update.parts["extractor.export_norm"].keys() == TINY
+
+
+def test_it_is_found_by_type_also_where_its_name_does_not_say_so() -> None:
+    method = toy.method("fedbn", build_net(ModelConfig("resnet18"), InputSpec(3, 32, 32), 10))
+    kept = norm.kept(method, "extractor")
+    assert "extractor.network.layer2.0.downsample.1.weight" in kept
+    assert "extractor.network.layer2.0.downsample.0.weight" not in kept
+    assert len(kept) == 20 * 5
+
+
+def test_batchnorm_differs_by_client_and_all_else_is_equal_after_the_broadcast() -> None:
+    run = toy.federate(toy.method("fedbn"))
+    ours = [run.own[id]["extractor.norm"] for id in ("c0", "c4")]
+    assert all(not ours[0][name].equal(ours[1][name]) for name in TINY if not name.endswith("tracked"))
+    downs = [steps.broadcast(run.method, run.shared, id) for id in ("c0", "c4")]
+    assert tree.same(*downs)
+
+
+def test_the_same_image_is_seen_differently() -> None:
+    run = toy.federate(toy.method("fedbn"))
+    x = toy.batches().x[:3].float() / 255
+    down = steps.broadcast(run.method, run.shared, "c0")
+    assert not steps.predict(run.method, down, run.own["c0"], x).allclose(
+        steps.predict(run.method, down, run.own["c4"], x)
+    )
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "n"])
+def test_clients_count_equally_unless_asked_otherwise(weighting: str) -> None:
+    run = toy.federate(toy.method("fedbn", weighting=weighting), rounds=1)
+    mean = weighted_mean({}, run.updates[0].values(), uniform=weighting == "uniform")
+    assert tree.same(run.shared, mean)
+
+
+def test_the_export_has_averaged_batchnorm() -> None:
+    run = toy.federate(toy.method("fedbn"))
+    averaged = run.shared["extractor.export_norm"]
+    name = "buffer:extractor.convolutions.1.running_var"
+    sent = torch.stack([u.parts["extractor.export_norm"][name] for u in run.updates[1].values()])
+    assert averaged[name].allclose(sent.mean(0))
+    x = toy.batches().x[:3].float() / 255
+    whole = {"extractor": {**run.shared["extractor"], **averaged}}
+    assert steps.exported_features(run.method, run.shared, x).equal(
+        run.method.net.extractor.frozen(whole["extractor"], x)
+    )
+    assert export.export(run.method, run.shared).difference < 1e-4
