@@ -1,0 +1,34 @@
+"""FedPer: the last layers stay at home (METHODS.md 4.7). Its limits, FedAvg and Local, stand in test_identities.py."""
+
+from __future__ import annotations
+
+from edge_fl.learn import tree
+from edge_fl.methods import steps
+from tests.edge_fl.methods import toy
+
+
+def test_the_head_is_never_on_the_wire_and_differs_by_client() -> None:
+    run = toy.federate(toy.method("fedper"))
+    assert all(update.parts.keys() == {"extractor"} for updates in run.updates for update in updates.values())
+    assert not tree.same(run.own["c0"]["head"], run.own["c4"]["head"])
+
+
+def test_two_personal_layers_take_the_extractors_last_along() -> None:
+    method = toy.method("fedper", personal_layers=2)
+    run = toy.federate(method)
+    last = {"extractor.linear.weight", "extractor.linear.bias"}
+    assert run.own["c0"]["extractor"].keys() == last
+    assert not last & run.shared["extractor"].keys()
+    whole = tree.merge(steps.broadcast(method, run.shared, "c0"), run.own["c0"])
+    assert whole["extractor"].keys() == method.net.extractor.init().keys()
+    assert not method.exports  # nobody but a client has a whole extractor
+
+
+def test_a_batchnorm_goes_with_the_layer_before_it() -> None:
+    run = toy.federate(toy.method("fedper", personal_layers=3), rounds=1)
+    kept = run.own["c0"]["extractor"].keys()
+    assert {name.rpartition(".")[0].removeprefix("buffer:") for name in kept} == {
+        "extractor.convolutions.4",
+        "extractor.convolutions.5",
+        "extractor.linear",
+    }
