@@ -1,0 +1,58 @@
+"""Fed-RoD: a balanced generic head, and a personal one that corrects it (METHODS.md 4.19). The balanced loss itself: test_losses.py."""
+
+from __future__ import annotations
+
+import torch
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batches
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import steps
+from edge_fl.methods.method import Method
+from tests.edge_fl.methods import toy
+
+
+def sent(method: Method, own: Parts, data: Batches) -> Parts:
+    return method.local_update(steps.start(method), own, data)[0]
+
+
+def test_the_personal_head_is_not_sent_and_learns() -> None:
+    run = toy.federate(toy.method("fed-rod"))
+    assert all(u.parts.keys() == {"extractor", "head"} for updates in run.updates for u in updates.values())
+    assert not tree.same(run.own["c0"]["personal_head"], run.own["c4"]["personal_head"])
+
+
+def test_its_step_leaves_extractor_and_generic_head_alone() -> None:
+    method = toy.method("fed-rod")
+    own = steps.start_own(method, "c0")
+    other = tree.map(lambda t: t + 10 * torch.ones_like(t), own)
+    assert tree.same(sent(method, own, toy.batches()), sent(method, other, toy.batches()))
+
+
+def test_with_equally_many_samples_of_each_class_the_generic_step_is_fedavgs() -> None:
+    data = toy.batches()
+    rows = torch.cat([torch.nonzero(data.y == c)[:3, 0] for c in range(toy.CLASSES)])
+    even = Batches.of(data.x[rows], data.y[rows], classes=toy.CLASSES, batch_size=8)
+    assert even.counts.tolist() == [3.0] * toy.CLASSES
+    method, plain = toy.method("fed-rod"), toy.method("fedavg")
+    found, expected = sent(method, steps.start_own(method, ""), even), sent(plain, {}, even)
+    for path, tensor in tree.parameters(expected).items():
+        assert torch.allclose(tree.parameters(found)[path], tensor, atol=1e-5), path
+
+
+def test_on_uneven_counts_it_is_not_but_for_exponent_zero() -> None:
+    plain = sent(toy.method("fedavg"), {}, toy.batches("c1"))
+    for exponent, same in [(1.0, False), (0.0, True)]:
+        method = toy.method("fed-rod", exponent=exponent)
+        assert tree.same(sent(method, steps.start_own(method, "c1"), toy.batches("c1")), plain) == same
+
+
+def test_both_heads_logits_add_up_and_the_global_model_is_the_generic_head() -> None:
+    run = toy.federate(toy.method("fed-rod"))
+    x = toy.batches("c0").x[:4].float() / 255
+    down, own = steps.broadcast(run.method, run.shared, "c0"), run.own["c0"]
+    z = run.method.features(down, x)
+    generic = run.method.net.head(down["head"], z)
+    special = run.method.net.head(own["personal_head"], z)
+    assert steps.predict(run.method, down, own, x).allclose(generic + special)
+    assert steps.predict_global(run.method, down, x).allclose(generic)
