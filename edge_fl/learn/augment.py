@@ -48,6 +48,19 @@ def supcon(x: Tensor, key: Tensor) -> Tensor:
     return _greyscale(_jitter(x, fold(key, 20)), fold(key, 21))
 
 
+def hide_patches(x: Tensor, key: Tensor, share: float, fill: Tensor, patch: int = 4) -> Tensor:
+    """x with floor(share * P) of the P patches of each image replaced by `fill` [C, 1, 1] in all channels (FedRIR; 4x4 pixels [C]).
+
+    Each image draws its own. Pixels beyond the last whole patch are never hidden.
+    """
+    rows, columns = x.shape[2] // patch, x.shape[3] // patch
+    drawn = uniform(key, len(x), rows * columns)
+    hidden = drawn.argsort(1).argsort(1) < math.floor(share * rows * columns + 1e-9)
+    grid = hidden.reshape(-1, 1, rows, columns).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+    grid = F.pad(grid.to(x.dtype), (0, x.shape[3] - columns * patch, 0, x.shape[2] - rows * patch))
+    return torch.where(grid > 0, fill, x)
+
+
 AUGMENTATIONS: dict[str, Augmentation] = {
     "none": none,
     "crop": crop,
@@ -75,9 +88,18 @@ def _affine(
 ) -> Tensor:
     cos = torch.ones_like(scale_x) if angle is None else torch.cos(angle)
     sin = torch.zeros_like(scale_x) if angle is None else torch.sin(angle)
-    rows = torch.stack([scale_x * cos, -scale_y * sin, shift_x, scale_x * sin, scale_y * cos, shift_y], dim=1)
-    grid = F.affine_grid(rows.reshape(-1, 2, 3), list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
+    across, down = _centres(x.shape[3], x.device)[None, None, :], _centres(x.shape[2], x.device)[None, :, None]
+
+    def along(cx: Tensor, cy: Tensor, shift: Tensor) -> Tensor:
+        return cx[:, None, None] * across + cy[:, None, None] * down + shift[:, None, None]
+
+    grid = [along(scale_x * cos, -scale_y * sin, shift_x), along(scale_x * sin, scale_y * cos, shift_y)]
+    return F.grid_sample(x, torch.stack(grid, dim=-1), padding_mode="reflection", align_corners=False)
+
+
+def _centres(pixels: int, device: torch.device) -> Tensor:
+    """Where the pixels of a side lie between -1 and 1 [pixels]; F.affine_grid's, but that one does not vectorise over clients."""
+    return (torch.arange(pixels, device=device) * 2 + 1) / pixels - 1
 
 
 def _jitter(x: Tensor, key: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class Plan:
     @property
     def all_on(self) -> np.ndarray:
         """Steps in which every client has a batch [S]."""
-        return self.active.all(0)
+        return np.asarray(self.active.all(0))
 
     @property
     def full(self) -> np.ndarray:
