@@ -88,7 +88,8 @@ def _affine(
 ) -> Tensor:
     cos = torch.ones_like(scale_x) if angle is None else torch.cos(angle)
     sin = torch.zeros_like(scale_x) if angle is None else torch.sin(angle)
-    across, down = _centres(x.shape[3], x.device)[None, None, :], _centres(x.shape[2], x.device)[None, :, None]
+    across = _centres(x.shape[3], x.device)[None, None, :]
+    down = _centres(x.shape[2], x.device)[None, :, None]
 
     def along(cx: Tensor, cy: Tensor, shift: Tensor) -> Tensor:
         return cx[:, None, None] * across + cy[:, None, None] * down + shift[:, None, None]
