@@ -5,6 +5,7 @@ Nothing heavy is imported before one of them runs.
 
 from __future__ import annotations
 
+import json
 import signal
 from functools import partial
 from pathlib import Path
@@ -69,13 +70,16 @@ def run(
 ) -> None:
     """Train over MQTT, release the extractor, collect what heads report; prints the folder of the results."""
     from edge_fl import config
-    from server import recipes, task
+    from server import recipes
     from server.results import Results
 
     chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
     given = {"broker.host": host, "broker.port": port, "broker.fleet": fleet, "device": device}
-    given_settings = [f"{name}={value}" for name, value in given.items() if value is not None]
-    chosen = config.with_settings(chosen, [*given_settings, *(settings or [])])
+    replaced = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
+    chosen = config.with_settings(chosen, [*replaced, *(settings or [])])
+
+    from server import task  # torch comes with it: what is wrong with a recipe is said before
+
     signal.signal(signal.SIGTERM, _interrupt)
     connect = _connect(chosen.broker.host, chosen.broker.port, ca, cert, key)
     print(task.run(task.Order(chosen, connect, runs, home, takeover, resume)))

@@ -16,17 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from edge_fl import config, heads, metrics
 from edge_fl.cli import say
 from edge_fl.config import MethodConfig, Recipe
+from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise
 from server import ledger, recipes, simulate
 from server.children import Children
 from server.simulate import Study
 
 DEADLINE_S = 900.0
+SAMPLES_PER_DEVICE = 250
 QUIET_THREADS = {
     "OMP_NUM_THREADS": "1"
 }  # three processes share this machine: one thread each is faster than many that fight
@@ -82,61 +86,58 @@ def run(plan: Plan) -> Shown:
 
 
 def recipe_of(plan: Plan) -> Recipe:
-    """The recipe "demo" with what was asked for. Raises ConfigError."""
-    settings = [
-        f"data.dataset={plan.dataset}",
-        f"data.clients={plan.devices}",
-        f"cohort.min_devices={plan.full}",
-    ]
+    """The recipe "demo" with what was asked for; of a large dataset a part, so that it stays a demo. Raises ConfigError, DataError."""
+    if not 0 < plan.full < plan.devices:
+        raise ConfigError(
+            f"{plan.full} full devices of {plan.devices}: expected one at least, and a head-only one beside them; nothing was started"
+        )
+    samples = len(datasets.load(plan.dataset, plan.data_dir).samples)
+    settings = {
+        "data.dataset": plan.dataset,
+        "data.data_dir": plan.data_dir.absolute(),
+        "data.clients": plan.devices,
+        "data.fraction": min(1.0, SAMPLES_PER_DEVICE * plan.devices / samples),
+        "cohort.min_devices": plan.full,
+        "broker.port": plan.port or _free_port(),
+    }
     if plan.rounds:
-        settings += [f"rounds={plan.rounds}", f"release.every={max(plan.rounds - 1, 1)}"]
-    settings += [f"broker.port={plan.port or _free_port()}", f"data.data_dir={plan.data_dir.absolute()}"]
-    return config.with_settings(recipes.find("demo"), settings)
+        settings |= {"rounds": plan.rounds, "release.every": max(plan.rounds - 1, 1)}
+    return config.with_settings(recipes.find("demo"), [f"{key}={value}" for key, value in settings.items()])
 
 
 def commands(plan: Plan, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
-    """The three commands by name, in the order of their start; they find one another in any order."""
-    port, data = str(recipe.broker.port), recipe.data
-    split = [
-        "--dataset",
-        data.dataset,
-        "--data-dir",
-        data.data_dir,
-        "--partition",
-        data.partition,
-        "--beta",
-        str(data.beta),
-    ]
-    tiers = ["--head", str(plan.devices - plan.full), "--full", str(plan.full), "--seed", str(recipe.seed)]
-    recipe_file = folder / "recipe.toml"
-    recipe_file.write_text(config.dump(recipe))
+    """The three commands by name; they find one another in whatever order they start."""
+    data, port = recipe.data, recipe.broker.port
+    file = folder / "recipe.toml"
+    file.write_text(config.dump(recipe))
+    devices = {
+        "head": plan.devices - plan.full,
+        "full": plan.full,
+        "seed": recipe.seed,
+        "port": port,
+        "dir": folder / "fleet",
+    }
+    split = {name: getattr(data, name) for name in ("dataset", "data_dir", "partition", "beta", "fraction")}
     return {
-        "broker": ["broker", "up", "--insecure", "--port", port, "--dir", str(folder / "broker")],
-        "fleet": ["fleet", "up", *tiers, *split, "--port", port, "--dir", str(folder / "fleet")],
-        "server": [
-            "server",
-            "run",
-            str(recipe_file),
-            "--runs",
-            str(plan.runs),
-            "--home",
-            str(folder / "releases"),
-        ],
+        "broker": ["broker", "up", "--insecure", *_options(port=port, dir=folder / "broker")],
+        "fleet": ["fleet", "up", *_options(**devices, **split)],
+        "server": ["server", "run", str(file), *_options(runs=plan.runs, home=folder / "releases")],
     }
 
 
 def baselines(study: Study) -> dict[str, dict[str, float]]:
     """Personal test accuracy by client, for each rival: simulated here, where every client trains."""
     torch.set_num_threads(1)
-    found = {}
+    ours, found = study.recipe.method, {}
+    quick = Study(replace(study.recipe, evaluate_every=0), study.dataset, study.split)
     for title, name in RIVALS.items():
-        method = MethodConfig(
-            name, study.recipe.method.epochs, study.recipe.method.batch_size, study.recipe.method.optimiser
-        )
-        closing = simulate.run(study.with_method(method)).closing
+        method = MethodConfig(name, ours.epochs, ours.batch_size, ours.optimiser)
+        closing = simulate.run(quick.with_method(method)).closing
         found[title] = {client: report[metrics.PERSONAL_AFTER] for client, report in closing.items()}
+        _tell("here", f"{title} simulated on the same split")
+    classes = len(study.dataset.classes)
     found[f"{PIXEL_HEAD} head on raw pixels"] = {
-        id: raw_pixels(data, len(study.dataset.classes)) for id, data in study.data().items()
+        id: raw_pixels(data, classes) for id, data in study.data().items()
     }
     return found
 
@@ -189,11 +190,16 @@ def _folder(plan: Plan) -> Iterator[Path]:
 
 
 def _note(plan: Plan, recipe: Recipe) -> str:
-    heads_only = plan.devices - plan.full
     return (
-        f"{recipe.method.name} trained its extractor on the {plan.full} full devices alone, over MQTT; the {heads_only} head-only devices fitted"
-        f" heads on it.\nLocal and FedAvg+FT are simulated, with all {plan.devices} clients training; all are measured on the same test sets."
+        f"{recipe.method.name} trained its extractor on the {plan.full} full devices alone, over MQTT;"
+        f" the {plan.devices - plan.full} head-only devices fitted heads on it.\n"
+        f"Local and FedAvg+FT are simulated, with all {plan.devices} clients training. All are measured on the same test sets."
     )
+
+
+def _options(**values: object) -> list[str]:
+    """["--data-dir", ".data", ...] of data_dir=".data", ..."""
+    return [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _free_port() -> int:

@@ -70,6 +70,7 @@ def export(method: Method, shared: Parts) -> Exported:
     batch = torch.rand(4, *method.net.input.shape, generator=torch.Generator().manual_seed(0))
     model = _trace(graph, batch)
     model.ir_version = IR_VERSION
+    _without_traces(model)
     onnx.checker.check_model(model)
     payload = model.SerializeToString()
     with torch.no_grad():
@@ -121,6 +122,15 @@ def release(
     )
     payloads: Mapping[str, bytes] = {described[name].sha256: payload for name, payload in extras.items()}
     return manifest, {extractor.sha256: exported.onnx, **payloads}
+
+
+def _without_traces(model: onnx.ModelProto) -> None:
+    """Removes where in our source each node comes from: it names folders of this machine, and would make equal models different."""
+    graph = model.graph
+    del graph.metadata_props[:]
+    for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
+        del item.metadata_props[:]
+        item.doc_string = ""
 
 
 def _canary(payload: bytes, spec: TaskSpec, number: int) -> Canary:

@@ -147,6 +147,29 @@ def test_a_report_sent_twice_counts_once_and_is_answered_twice(bench):
     assert bench.eventually(lambda: [ack.status for ack in device.acks] == ["accepted", "duplicate"])
 
 
+def test_a_report_that_comes_again_after_its_round_is_a_duplicate_and_not_late(bench):
+    sent = []
+    device = bench.device("d1", tamper=lambda mode, report, payload: sent.append((report, payload)) or sent[-1:])
+    bench.wait_for(full=1)
+    one_round(bench, bench.spec("fedavg"))
+    device.report("t1", 1, *sent[0])
+    assert bench.eventually(lambda: [ack.status for ack in device.acks] == ["accepted", "duplicate"])
+
+
+def test_a_refused_report_that_comes_again_is_refused_again_and_counts_as_one_answer(bench):
+    bench.device("d1")
+
+    def twice(mode, report, payload):
+        wrong = msgspec.structs.replace(report, samples=0)
+        return [(wrong, payload), (wrong, payload)]
+
+    refused = bench.device("d2", tamper=twice)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert bench.eventually(lambda: [ack.status for ack in refused.acks] == ["rejected", "rejected"])
+
+
 def test_a_stranger_and_a_wrong_round_are_refused(bench):
     stranger = bench.device("h1", tier="head")
 

@@ -100,7 +100,9 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order,
     ]
     assert decode(kept["d/h1/dn/want"], Want).release == 2
     needed = json.loads((path / "artefacts" / "release-2.json").read_text())["extractor"]["sha256"]
-    assert [topic for topic in kept if topic.startswith(f"art/{needed}/")]
+    chunks = [payload for topic, payload in kept.items() if topic.startswith(f"art/{needed}/")]
+    assert chunks
+    assert not [chunk for chunk in chunks if b".py" in chunk or str(task.__file__).encode() in chunk]
 
 
 def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, order, tmp_path):

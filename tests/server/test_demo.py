@@ -1,0 +1,144 @@
+"""The demo: three real commands as children that always end, and a comparison that says whose numbers it shows."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import time
+
+import numpy as np
+import pytest
+
+from edge_fl import metrics
+from edge_fl.cli import App
+from edge_fl.config import Recipe
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import ConfigError, DeadlineError, RunError
+from server import demo
+from server.children import Children
+from server.demo import Plan
+from server.results import Results
+
+ROWS = [
+    {"device": "sim-000", "tier": "head", "after": 0.5},
+    {"device": "sim-001", "tier": "full", "after": 1.0},
+    {"device": "sim-002", "tier": "head", "after": None},
+]
+
+
+def test_the_fleet_stands_beside_its_rivals_over_all_and_over_head_only_clients():
+    rivals = {"Local": {"c000": 0.25, "c001": 0.5, "c002": 0.75}}
+    found = {line["what"]: (line["clients"], line["mean"]) for line in demo.compare(ROWS, rivals)}
+    assert found == {
+        "this fleet, all": (2, 0.75),
+        "this fleet, head-only": (1, 0.5),
+        "Local, all": (3, 0.5),
+        "Local, head-only": (2, 0.5),
+    }
+
+
+def test_raw_pixels_are_fitted_on_train_and_measured_on_test():
+    dark, bright = np.zeros((6, 1, 2, 2), np.uint8), np.full((6, 1, 2, 2), 200, np.uint8)
+    train = Samples(np.concatenate([dark, bright]), np.repeat([0, 1], 6))
+    turned = Samples(train.x, 1 - train.y)
+    assert demo.raw_pixels(ClientData(train, train, train), 2) == 1.0
+    assert demo.raw_pixels(ClientData(train, train, turned), 2) == 0.0
+
+
+@pytest.mark.parametrize(("devices", "full"), [(4, 4), (4, 0), (4, 9)])
+def test_there_must_be_full_and_head_only_devices(devices, full):
+    with pytest.raises(ConfigError, match=f"{full} full devices of {devices}"):
+        demo.recipe_of(Plan(devices=devices, full=full))
+
+
+def test_of_a_large_dataset_a_part_is_taken(tmp_path):
+    np.savez(tmp_path / "large.npz", x=np.zeros((4000, 4, 4), np.uint8), y=np.arange(4000) % 3)
+    recipe = demo.recipe_of(Plan("large", tmp_path, devices=4, full=2, rounds=3))
+    assert recipe.data.fraction * 4000 == 4 * demo.SAMPLES_PER_DEVICE
+    assert (recipe.rounds, recipe.release.every, recipe.cohort.min_devices) == (3, 2, 2)
+    assert demo.recipe_of(Plan()).data.fraction == 1.0
+
+
+def test_the_fleet_and_the_server_are_told_of_the_same_split_and_broker(tmp_path):
+    recipe = demo.recipe_of(Plan(devices=5, full=2, port=1999))
+    commands = demo.commands(Plan(devices=5, full=2), recipe, tmp_path)
+    fleet = dict(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
+    assert (fleet["--head"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
+    assert fleet["--seed"] == str(recipe.seed)
+    split = {
+        name: fleet[f"--{name.replace('_', '-')}"]
+        for name in ("dataset", "data_dir", "partition", "beta", "fraction")
+    }
+    assert split == {name: str(getattr(recipe.data, name)) for name in split}
+    assert commands["broker"][commands["broker"].index("--port") + 1] == "1999"
+    assert (tmp_path / "recipe.toml").read_text().count("1999") == 1
+
+
+def test_every_command_of_the_demo_exists(tmp_path):
+    from broker.cli import register as of_broker
+    from devices.cli import register as of_devices
+    from server.cli import register as of_server
+
+    app = App()
+    for register in (of_broker, of_devices, of_server):
+        register(app)
+    commands = demo.commands(Plan(), Recipe(), tmp_path)
+    for group, command, *_ in commands.values():
+        assert command in {
+            found.name or found.callback.__name__ for found in app.group(group).registered_commands
+        }
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_child_that_ends_badly_is_named_with_what_it_said():
+    heard = []
+    with Children(lambda name, line: heard.append((name, line)), {}) as children:
+        wrong = children.start("server", "server", "run", "nosuchrecipe")
+        with pytest.raises(RunError, match="server ended with exit code 4: recipe 'nosuchrecipe'"):
+            children.wait(wrong, 30)
+    assert [name for name, _ in heard] == ["server"]
+
+
+@pytest.mark.broker
+def test_children_end_whatever_happens(mosquitto_program, tmp_path):
+    def heard(name, line):
+        lines.append(line)
+
+    lines = []
+    with pytest.raises(KeyboardInterrupt), Children(heard, {}) as children:
+        port = str(demo._free_port())
+        child = children.start("broker", "broker", "up", "--port", port, "--dir", str(tmp_path / "broker"))
+        with pytest.raises(DeadlineError, match="still running after"):
+            children.wait(child, 0.5)
+        until = time.monotonic() + 20
+        while not lines and time.monotonic() < until:
+            time.sleep(0.05)
+        assert port in lines[0]
+        raise KeyboardInterrupt
+    assert child.code == 0
+    assert not alive(child._process.pid)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_the_demo_ends_well_and_leaves_only_its_results(mosquitto_program, tmp_path):
+    plan = Plan(devices=4, full=2, rounds=2, runs=tmp_path / "runs")
+    shown = demo.run(plan)
+    assert [entry.name for entry in plan.runs.iterdir()] == [shown.path.name]
+    results = Results.open(shown.path)
+    assert results.state().state == "completed"
+    assert results.summary()["head." + metrics.PERSONAL_AFTER].clients == 2
+    assert results.summary()["full." + metrics.PERSONAL_AFTER].clients == 2
+    rows = list(csv.DictReader((shown.path / "devices.csv").read_text().splitlines()))
+    assert sorted(row["tier"] for row in rows) == ["full", "full", "head", "head"]
+    assert all(row["before"] and row["release"] == "2" for row in rows if row["tier"] == "head")
+    assert len(shown.comparison) == 8
+    assert not any(math.isnan(line["mean"]) for line in shown.comparison)

@@ -1,0 +1,107 @@
+"""The server's commands as somebody types them: one line and an exit code for whatever is wrong, and an orderly end on a signal."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from edge_fl.capability import Tier
+from edge_fl.cli import main
+from edge_fl.wire.messages import Capability, DeviceState, Report
+from server import demo, listing
+from server.children import Children
+from server.ledger import Ledger
+from server.link import Limits
+from server.results import Results
+from server.roster import Device
+
+
+def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys, tmp_path):
+    for arguments, said in (
+        (["nosuch"], "recipe 'nosuch': unknown"),
+        (["demo", "--set", "method.epoch=3"], "did you mean 'epochs'"),
+        (["demo", "--set", "data.dataset=digitz"], "digitz"),
+        (["demo", "--set", "method.name=repperr"], "did you mean 'repper'"),
+        (["--resume", str(tmp_path / "norun")], "no run there"),
+    ):
+        assert main(["server", "run", *arguments, "--runs", str(tmp_path / "runs")]) == 4
+        said_so = capsys.readouterr().err
+        assert said in said_so
+        assert said_so.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_broker_is_one_line_and_exit_code_2(capsys):
+    assert main(["fleet", "list", "--port", str(demo._free_port())]) == 2
+    assert "edge-fl broker up" in capsys.readouterr().err
+
+
+@pytest.mark.broker
+def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp_path):
+    lines = []
+    port = str(own_mosquitto.endpoint.port)
+    with Children(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
+        folders = ["--runs", str(tmp_path / "runs"), "--home", str(tmp_path / "home")]
+        child = children.start("server", "server", "run", "demo", "--port", port, *folders)
+        until = time.monotonic() + 60
+        while not any("waiting for 4 full devices" in line for line in lines) and time.monotonic() < until:
+            time.sleep(0.05)
+    assert child.code == 130
+    (path,) = (tmp_path / "runs").iterdir()
+    assert Results.open(path).state().state == "stopped"
+
+
+def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
+    stage.head("h1", tmp_path)
+    stage.device("d1").crash()
+    quick = Limits(settle_s=0.1)
+    assert stage.eventually(
+        lambda: {row["status"] for row in listing.devices(stage.connect, "main", quick)} == {"ready", "lost"}
+    )
+    lost, there = listing.devices(stage.connect, "main", quick)
+    assert (lost["device"], lost["tier"], lost["status"]) == ("d1", "full", "lost")
+    assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)
+    assert listing.devices(stage.connect, "other", quick) == []
+
+
+def device(id, tier):
+    return Device(
+        id,
+        DeviceState("ready", "b1"),
+        Capability(tier, "arm", "3", samples=7, head="mlp" if tier == "head" else ""),
+    )
+
+
+def report(kind="head", **fields):
+    return Report("id", kind, "b1", 6, seconds=1.5, bytes_down=10, bytes_up=1, **fields)
+
+
+def test_the_ledger_adds_bytes_and_seconds_and_keeps_the_last_measurement():
+    ledger = Ledger()
+    devices = {"d1": device("d1", "full"), "h1": device("h1", "head"), "h2": device("h2", "head")}
+    ledger.note("h1", report(metrics={"personal.test_acc.after": 0.5}, release=1))
+    ledger.note(
+        "h1", report(metrics={"personal.test_acc.before": 0.5, "personal.test_acc.after": 0.75}, release=2)
+    )
+    ledger.note("h1", report(error="enospc", release=3))
+    ledger.note("d1", report("update"))
+    ledger.measure({"d1": {"personal.test_acc.after": 0.25}})
+    ledger.enter("c000", 4)
+    ledger.measure({"c000": {"personal.test_acc.after": 1.0}})
+    rows = {row.device: row for row in ledger.rows(devices)}
+    assert (rows["h1"].before, rows["h1"].after, rows["h1"].release) == (0.5, 0.75, 2)
+    assert (rows["h1"].bytes_down, rows["h1"].bytes_up, rows["h1"].seconds) == (30, 3, 4.5)
+    assert (rows["h2"].samples, rows["h2"].after) == (7, None)
+    assert [rows[id].tier for id in ("c000", "d1", "h1")] == ["simulated", Tier.FULL, Tier.HEAD]
+    summaries = ledger.summaries(devices)
+    means = {
+        name: (summary.mean, summary.clients) for name, summary in summaries.items() if name.endswith("after")
+    }
+    assert means == {
+        "personal.test_acc.after": (pytest.approx(2 / 3), 3),
+        "head.personal.test_acc.after": (0.75, 1),
+        "full.personal.test_acc.after": (0.625, 2),
+    }
+    assert json.dumps({name: summary.mean for name, summary in summaries.items()})
