@@ -44,11 +44,12 @@ def markdown(sheet: Sheet) -> str:
 
 def latex(sheet: Sheet) -> str:
     """A table for the package booktabs."""
+    caption = "; ".join(note.removeprefix("- ").rstrip(".:") for note in sheet.notes)
     body = [" & ".join(map(_escaped, row)) + r" \\" for row in sheet.rows]
     return "\n".join([
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_escaped(sheet.title)}. {_escaped(' '.join(sheet.notes))}}}",
+        rf"\caption{{{_escaped(sheet.title)}. {_escaped(caption)}}}",
         rf"\begin{{tabular}}{{l{'r' * (len(sheet.headings) - 1)}}}",
         r"\toprule",
         " & ".join(map(_escaped, sheet.headings)) + r" \\",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from edge_fl import metrics
 from edge_fl.config import MethodConfig, Recipe
@@ -16,17 +17,19 @@ Write = Callable[[Spread, int], str]
 
 def percent(value: Spread, seeds: int) -> str:
     """As in "94.12±0.31", without the spread for a single seed; with "(2)" behind it when only two of more seeds have the number."""
-    return _with_spread(value, seeds, 100)
+    around = f"±{value.std * 100:.2f}" if seeds > 1 else ""
+    return f"{value.mean * 100:.2f}{around}{_how_many(value, seeds)}"
 
 
 def megabytes(value: Spread, seeds: int) -> str:
-    """Bytes in units of 10^6."""
-    return _with_spread(value, seeds, 1 / MEGABYTE)
+    """The mean of bytes in units of 10^6; their spread over seeds is in the CSV."""
+    return plain(Spread(value.mean / MEGABYTE, value.std, value.count), seeds)
 
 
 def plain(value: Spread, seeds: int) -> str:
-    """A number as it is."""
-    return _with_spread(value, seeds, 1)
+    """The mean to three digits or so."""
+    digits = next((d for d, limit in ((3, 1), (2, 10), (1, 100)) if abs(value.mean) < limit), 0)
+    return f"{value.mean:.{digits}f}{_how_many(value, seeds)}"
 
 
 PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
@@ -49,11 +52,12 @@ COLUMNS: tuple[tuple[str, str, Write, str], ...] = (
 
 
 def sheets(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = None) -> list[Sheet]:
-    """One sheet per block. Columns that no method has a number for are left out."""
-    return [
-        _sheet([row for row in rows if (row.dataset, row.partition) == block], inside, target)
+    """One sheet per block, the meaning of the columns under the last. Columns that no method has a number for are left out."""
+    found = [
+        _sheet([row for row in rows if (row.dataset, row.partition) == block], inside)
         for block, inside in blocks(cells)
     ]
+    return [*found[:-1], replace(found[-1], notes=[*found[-1].notes, *_legend(found, target)])]
 
 
 def record(row: Row) -> dict[str, object]:
@@ -81,20 +85,31 @@ def conditions(recipe: Recipe) -> str:
     )
 
 
-def _sheet(rows: Sequence[Row], cells: Sequence[Cell], target: float | None) -> Sheet:
+def _sheet(rows: Sequence[Row], cells: Sequence[Cell]) -> Sheet:
     shown = [column for column in COLUMNS if _is_worth_showing(column[1], rows)]
     seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
-    body = [[row.method, *(_cell(row, name, write, seeds) for _, name, write, _ in shown)] for row in rows]
-    usual = cells[0].recipe
+    body = [
+        [row.method, *(_cell(row, number, write, seeds) for _, number, write, _ in shown)] for row in rows
+    ]
+    failures = [
+        f"{row.method} FAILED with seed {seed}: {reason}"
+        for row in rows
+        for seed, reason in row.failures.items()
+    ]
     over = f"mean±std over {seeds} seeds" if seeds > 1 else "one seed"
-    notes = [
-        f"Accuracies in per cent, {over}, after the last round unless said otherwise.",
-        "; ".join(f"{heading}: {meaning}" for heading, _, _, meaning in shown) + ".",
-        *([f"The target is {target:.0%}."] if target is not None else []),
-        *_unequal(cells, usual),
-        *(f"{row.method} FAILED with seed {seed}: {reason}" for row in rows for seed, reason in row.failures.items()),
-    ]  # fmt: skip
-    return Sheet(conditions(usual), ["method", *(heading for heading, *_ in shown)], body, notes)
+    title = f"{conditions(cells[0].recipe)}; {over}"
+    headings = ["method", *(heading for heading, *_ in shown)]
+    return Sheet(title, headings, body, [*_unequal(cells, cells[0].recipe), *failures])
+
+
+def _legend(found: Sequence[Sheet], target: float | None) -> Iterator[str]:
+    yield "Accuracies are in per cent, means over clients after the last round, unless said otherwise:"
+    headings = {heading for sheet in found for heading in sheet.headings}
+    for heading, number, _, meaning in COLUMNS:
+        if heading in headings:
+            yield f"- {heading}: {meaning} ({number})"
+    if target is not None:
+        yield f"- the target is {target:.0%}"
 
 
 def _is_worth_showing(number: str, rows: Sequence[Row]) -> bool:
@@ -116,12 +131,8 @@ def _cell(row: Row, number: str, write: Write, seeds: int) -> str:
     return write(value, seeds) if value and value.count else "-"
 
 
-def _with_spread(value: Spread, seeds: int, factor: float) -> str:
-    digits = 2 if abs(value.mean * factor) < 100 else 1
-    text = f"{value.mean * factor:.{digits}f}"
-    if seeds > 1:
-        text += f"±{value.std * factor:.{digits}f}"
-    return text if value.count == seeds else f"{text} ({value.count})"
+def _how_many(value: Spread, seeds: int) -> str:
+    return "" if value.count == seeds else f" ({value.count})"
 
 
 def _unequal(cells: Sequence[Cell], usual: Recipe) -> Iterator[str]:
