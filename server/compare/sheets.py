@@ -77,8 +77,9 @@ def record(row: Row) -> dict[str, object]:
 def conditions(recipe: Recipe) -> str:
     """What all methods of a block share, in a line."""
     data, method = recipe.data, recipe.method
-    some = "" if data.fraction == 1 else f" ({data.fraction:.0%} of the data)"
-    part = "" if recipe.cohort.participation == 1 else f", {recipe.cohort.participation:.0%} in a round"
+    some = "" if data.fraction == 1 else f" ({data.fraction:.2%} of the data)"
+    least, most = recipe.cohort.participation_from, recipe.cohort.participation
+    part = "" if most == 1 and not least else f", {f'{least:.0%} to ' * bool(least)}{most:.0%} in a round"
     return (
         f"{data.dataset}, {partition_label(data)}{some}: {data.clients} clients{part}, {recipe.model.name}, {recipe.rounds} rounds"
         f" of {method.epochs} epoch{'s' * (method.epochs != 1)}, batches of {method.batch_size}, {_optimiser(method)}"
