@@ -35,8 +35,8 @@ def plain(value: Spread, seeds: int) -> str:
 PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
 COLUMNS: tuple[tuple[str, str, Write, str], ...] = (
     ("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
-    ("before", metrics.PERSONAL_BEFORE, percent, "the client's own model before the closing personalisation"),
-    ("after", metrics.PERSONAL_AFTER, percent, "and after it"),
+    ("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the closing personalisation"),
+    ("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
     ("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
     ("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
     ("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
@@ -76,14 +76,18 @@ def record(row: Row) -> dict[str, object]:
 
 def conditions(recipe: Recipe) -> str:
     """What all methods of a block share, in a line."""
-    data, method = recipe.data, recipe.method
-    some = "" if data.fraction == 1 else f" ({data.fraction:.2%} of the data)"
-    least, most = recipe.cohort.participation_from, recipe.cohort.participation
-    part = "" if most == 1 and not least else f", {f'{least:.0%} to ' * bool(least)}{most:.0%} in a round"
-    return (
-        f"{data.dataset}, {partition_label(data)}{some}: {data.clients} clients{part}, {recipe.model.name}, {recipe.rounds} rounds"
-        f" of {method.epochs} epoch{'s' * (method.epochs != 1)}, batches of {method.batch_size}, {_optimiser(method)}"
-    )
+    data, method, cohort = recipe.data, recipe.method, recipe.cohort
+    least, most = cohort.participation_from, cohort.participation
+    return ", ".join(filter(None, [
+        f"{data.dataset}" + (data.fraction < 1) * f" ({data.fraction:.2%} of the data)",
+        f"{partition_label(data)}: {data.clients} clients",
+        (most < 1 or least > 0) * f"{(least > 0) * f'{least:.0%} to '}{most:.0%} of them in a round",
+        (data.unseen > 0) * f"{data.unseen} of them unseen",
+        recipe.model.name,
+        f"{_count(recipe.rounds, 'round')} of {_count(method.epochs, 'epoch')}",
+        f"batches of {method.batch_size}",
+        _optimiser(method),
+    ]))  # fmt: skip
 
 
 def _sheet(rows: Sequence[Row], cells: Sequence[Cell]) -> Sheet:
@@ -114,7 +118,9 @@ def _legend(found: Sequence[Sheet], target: float | None) -> Iterator[str]:
 
 
 def _is_worth_showing(number: str, rows: Sequence[Row]) -> bool:
-    """Whether any row has the number; that of participants only where it differs from that of all clients."""
+    """Whether any row has the number; that of participants only where it differs from that of all clients. "after" always is."""
+    if number == metrics.PERSONAL_AFTER:
+        return True
     found = [row.numbers[number] for row in rows if number in row.numbers and row.numbers[number].count]
     if number == PARTICIPANTS:
         return any(
@@ -132,6 +138,10 @@ def _cell(row: Row, number: str, write: Write, seeds: int) -> str:
     return write(value, seeds) if value and value.count else "-"
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def _how_many(value: Spread, seeds: int) -> str:
     return "" if value.count == seeds else f" ({value.count})"
 
@@ -141,7 +151,7 @@ def _unequal(cells: Sequence[Cell], usual: Recipe) -> Iterator[str]:
     methods: Mapping[str, MethodConfig] = {cell.label: cell.recipe.method for cell in cells}
     for label, method in methods.items():
         asked = [
-            f"{method.epochs} epochs" * (method.epochs != usual.method.epochs),
+            _count(method.epochs, "epoch") * (method.epochs != usual.method.epochs),
             f"batches of {method.batch_size}" * (method.batch_size != usual.method.batch_size),
             _optimiser(method) * (method.optimiser != usual.method.optimiser),
             ", ".join(f"{key} = {value}" for key, value in method.options.items()),
