@@ -158,16 +158,15 @@ def _revoke(turn: Turn) -> None:
 
 def _ack(turn: Turn, event: events.Received) -> None:
     ack = event.message
-    if not isinstance(ack, Ack) or event.retain or not (waiting := outbox.find(turn.state.outbox, ack.id)):
+    waiting = outbox.find(turn.state.outbox, ack.id) if isinstance(ack, Ack) else None
+    if not isinstance(ack, Ack) or event.retain or not waiting:
         return
-    report = waiting.parcel.report
-    turn.done(ack.id)
+    if waiting.parcel.report.error:
+        turn.give_up(ack.id)
+    else:
+        turn.done(ack.id)
     turn.set(outbox=outbox.drop(turn.state.outbox, ack.id))
-    turn.do(
-        effects.Forget(
-            ack.id, good_release=report.kind == "head" and not report.error and ack.status != "rejected"
-        )
-    )
+    turn.do(effects.Forget(ack.id))
 
 
 def _send(turn: Turn) -> None:

@@ -35,7 +35,10 @@ class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """One device. `data` is a source of `devices.data`; `tier` limits what is measured; `root` is the release root it was shipped with."""
+    """One device. `data` is a source of `devices.data`; `tier` limits what is measured; `root` is the release root it was shipped with.
+
+    With `uploads` off a head-only device sends numbers only, whatever parts a method could use (class means, a copy of its head, ...).
+    """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
     data: str
@@ -47,6 +50,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
     validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     threads: Annotated[int, Meta(ge=1)] = 1
+    uploads: bool = True
     broker: DeviceBroker = DeviceBroker()
 
 

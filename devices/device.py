@@ -312,8 +312,6 @@ class Device:
 
     def _forget(self, effect: effects.Forget) -> None:
         self.worker.store.forget(effect.id)
-        if effect.good_release:
-            self.worker.release_is_good()
 
     def _revoke(self, effect: effects.Revoke) -> None:
         self.worker.revoke()

@@ -120,10 +120,9 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The report `id` needs keeping no longer; an accepted report of a release says that the release is good."""
+    """The report `id` needs keeping no longer."""
 
     id: str
-    good_release: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,6 @@ class FullWorker(Worker):
         )
         return self.finish(want, report, blob)
 
-    def release_is_good(self) -> None:
-        """A full device serves no release."""
-
     def revoke(self) -> None:
         """A full device has no head of its own."""
 

@@ -27,10 +27,12 @@ from safetensors.numpy import load, save
 
 from edge_fl import heads
 from edge_fl.errors import DataError, DeadlineError, EdgeFLError, RunError
-from edge_fl.heads import Head
+from edge_fl.heads import Head, HeadPlan
+from edge_fl.heads.head import Extras
 
 FRAME = struct.Struct("<BQ")  # what follows (an index of OUTCOMES), then its length in bytes
 MAX_FRAME_BYTES = 1024 * 1024 * 1024
+SEPARATOR = ":"  # between an extra's name and its tensor's
 OUTCOMES: tuple[type[EdgeFLError] | None, ...] = (None, DataError, RunError)
 
 
@@ -51,15 +53,23 @@ class Order(Struct, frozen=True):
     extractor: str
     seed: int = 0
     balanced: bool = False
+    plan: HeadPlan = HeadPlan()
 
 
 class Fitter(Protocol):
-    """Fits a head on features z float32 [n, d] with class ids y int64 [n]. Raises DataError, RunError or DeadlineError."""
+    """Fits a head on features z float32 [n, d] with class ids y int64 [n]; `extras` came with the release.
 
-    def __call__(self, order: Order, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head: ...
+    Raises DataError, RunError or DeadlineError.
+    """
+
+    def __call__(
+        self, order: Order, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras | None = None
+    ) -> Head: ...
 
 
-def fit_here(order: Order, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head:
+def fit_here(
+    order: Order, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras | None = None
+) -> Head:
     """The fit itself, in this process."""
     return heads.fit(
         order.kind,
@@ -70,6 +80,8 @@ def fit_here(order: Order, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head
         extractor=order.extractor,
         seed=order.seed,
         balanced=order.balanced,
+        plan=order.plan,
+        extras=extras,
     )
 
 
@@ -80,10 +92,17 @@ class ChildFitter:
         self._limits, self._keep = limits, keep
         self._idle: LifoQueue[_Child] = LifoQueue()
 
-    def __call__(self, order: Order, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head:
+    def __call__(
+        self, order: Order, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras | None = None
+    ) -> Head:
         arrays: dict[str, NDArray[Any]] = {
             "z": np.ascontiguousarray(z, np.float32),
             "y": np.ascontiguousarray(y, np.int64),
+            **{
+                f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array)
+                for part, held in (extras or {}).items()
+                for name, array in held.items()
+            },
         }
         lesson = save(arrays, {"order": msgspec.json.encode(order).decode()})
         child = self._child()
@@ -185,7 +204,11 @@ def _attempt(lesson: bytes) -> tuple[int, bytes]:
 def answer(lesson: bytes) -> bytes:
     """A lesson as bytes -> the head as bytes."""
     arrays, order = load(lesson), msgspec.json.decode(_words(lesson)["order"], type=Order)
-    head = fit_here(order, arrays["z"], arrays["y"])
+    extras: dict[str, dict[str, NDArray[Any]]] = {}
+    for key in arrays.keys() - {"z", "y"}:
+        part, _, name = key.partition(SEPARATOR)
+        extras.setdefault(part, {})[name] = arrays[key]
+    head = fit_here(order, arrays["z"], arrays["y"], extras)
     return save(head.to_arrays(), head.describe())
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from devices import pictures
 from devices.features import Extractor
-from devices.release import find_installed
+from devices.pair import serving
 from devices.store import Store
 from edge_fl.config import InputSpec
 from edge_fl.data import arrays, npz
@@ -43,15 +43,14 @@ class Predictor:
 
     def __init__(self, folder: Path | str) -> None:
         folder = Path(folder)
-        pair = Store(folder).pair()
-        installed = find_installed(Slots(folder / "release"), pair.head.extractor) if pair else None
-        if pair is None or installed is None:
+        pair = serving(Store(folder), Slots(folder / "release"))
+        if pair is None:
             raise InputError(
                 f"{folder}: no personal model in it, expected the folder of a device that has reported one; nothing was predicted"
             )
-        self.manifest = installed.manifest
-        self._extractor = Extractor(installed.extractor, installed.manifest)
-        self._head = pair.head
+        self.manifest = pair.installed.manifest
+        self._extractor = Extractor(pair.installed.extractor, self.manifest)
+        self._head = pair.stored.head
         self._head.require(self._extractor.sha256)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """What a head-only device does with a release: believe its metadata, install it, compute features, fit and judge the personal head.
 
-The head and the extractor that it was fitted on are one pair, replaced in one step by one file; until then the old pair serves, and a
-head is never used with another extractor.
+A release has proved itself when its extractor has computed the features of all the device's own images and a head is fitted; a
+process that dies three times before that is a crash loop, and the release before it serves again.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from devices import canary
+from devices import canary, uploads
 from devices.effects import Fit, Install, Job, Refresh
 from devices.events import Event, Failed, Installed, Refreshed
 from devices.features import Extractor, FeatureCache, require_runnable
 from devices.fetch import Sink
 from devices.head import Fitter, Order
+from devices.pair import installed_extractors, serving
 from devices.state import LIMITS, Limits
-from devices.store import Pair, Store
+from devices.store import Store, StoredHead
 from devices.work import Data, Worker
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
-from edge_fl.heads import Head
+from edge_fl.heads import Head, Tuned
+from edge_fl.heads.head import Array
+from edge_fl.heads.tuned import OWN
 from edge_fl.release import artefact
 from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.release.trust import Trust
-from edge_fl.wire.blob import Assembly, Blob
+from edge_fl.wire.blob import Assembly, Blob, describe
 from edge_fl.wire.messages import Report
 
 
@@ -50,7 +54,7 @@ class _KeptChunks:
 
 
 class HeadWorker(Worker):
-    """Installs releases and fits heads of one `kind` on the device's data."""
+    """Installs releases and fits heads of one `kind` on the device's data; with `share` off, only numbers are ever sent back."""
 
     def __init__(
         self,
@@ -61,11 +65,13 @@ class HeadWorker(Worker):
         fitter: Fitter,
         *,
         root: bytes | None = None,
+        share: bool = True,
         check: Callable[[artefact.Installed], None] = canary.require,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
         self._data, self._kind, self._fitter, self._check = data, kind, fitter, check
+        self._share = share
         self._slots = Slots(store.folder / "release")
         self._trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None)
         self._cache = FeatureCache(store.folder / "features")
@@ -77,9 +83,12 @@ class HeadWorker(Worker):
 
     def boot(self) -> int:
         super().boot()
+        refused = self._slots.refused
         self._slots.boot()
-        pair = self.store.pair()
-        return pair.release if pair and self._made_by(pair.head.extractor) else 0
+        for release in self._slots.refused.keys() - refused.keys():
+            self._report_rollback(release)
+        pair = serving(self.store, self._slots)
+        return pair.stored.release if pair else 0
 
     def sink(self, blob: Blob, *, keep: bool) -> Sink:
         return _KeptChunks(self._slots, blob) if keep else Assembly(blob)
@@ -87,9 +96,6 @@ class HeadWorker(Worker):
     def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
         carry_out = self._jobs.get(type(job))
         return carry_out(job, material) if carry_out else Failed("unsupported_tier", final=True)
-
-    def release_is_good(self) -> None:
-        self._slots.mark_good()
 
     def revoke(self) -> None:
         self.store.revoke()
@@ -120,13 +126,17 @@ class HeadWorker(Worker):
         data = self._data(tuple(manifest.classes), manifest.input)
         _require_usable(data, manifest)
         extractor = Extractor(installed.extractor, manifest)
-        before = self._accuracies(
-            self.store.pair(), data, (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
-        )
+        before = self._accuracies_before(data)
         order = Order(
-            self._kind, len(manifest.classes), manifest.unit_norm, extractor.sha256, seed=manifest.round
+            self._kind,
+            len(manifest.classes),
+            manifest.unit_norm,
+            extractor.sha256,
+            seed=manifest.round,
+            plan=manifest.heads,
         )
-        head = self._fitter(order, self._cache.features(extractor, data.train.x), data.train.y)
+        z, extras = self._cache.features(extractor, data.train.x), self._extras(installed)
+        head = self._fitter(order, z, data.train.y, extras)
         after = _accuracies(
             head, self._features(extractor), data, (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
         )
@@ -146,30 +156,39 @@ class HeadWorker(Worker):
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        self.store.keep_pair(Pair(head, manifest.release, self.parcel(job.want, report)))
-        return self.finish(job.want, report)
+        stored = StoredHead(head, manifest.release, self.parcel(job.want, report))
+        self.store.keep_head(stored, installed_extractors(self._slots))
+        self._slots.mark_good()
+        asked = (
+            self._share and job.want.version > 0
+        )  # a device that fits anew on its own account sends numbers only
+        blob = uploads.parts_for(manifest, head, z, data.train.y, extras) if asked else None
+        return self.finish(job.want, replace(report, blob=describe(blob) if blob else None), blob)
 
-    def _accuracies(self, pair: Pair | None, data: ClientData, names: tuple[str, str]) -> dict[str, float]:
-        """Those of the pair that serves; none if there is none, or its extractor is gone."""
-        installed = self._made_by(pair.head.extractor) if pair else None
-        if pair is None or installed is None:
+    def _extras(self, installed: artefact.Installed) -> dict[str, Mapping[str, Array]]:
+        """What came with the release, and the method's own head as it served until now."""
+        pair, extras = serving(self.store, self._slots), uploads.read_extras(installed.extras)
+        own = pair.stored.head if pair else None
+        return {**extras, OWN: own.raw().arrays()} if isinstance(own, Tuned) else extras
+
+    def _accuracies_before(self, data: ClientData) -> dict[str, float]:
+        """Those of the pair that serves until now; none if there is none."""
+        pair = serving(self.store, self._slots)
+        if pair is None:
             return {}
-        extractor = Extractor(installed.extractor, installed.manifest)
-        return _accuracies(pair.head, self._features(extractor), data, names)
+        extractor = Extractor(pair.installed.extractor, pair.installed.manifest)
+        names = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
+        return _accuracies(pair.stored.head, self._features(extractor), data, names)
 
     def _features(self, extractor: Extractor) -> Callable[[Samples], NDArray[np.float32]]:
         return lambda samples: self._cache.features(extractor, samples.x)
 
-    def _made_by(self, extractor_sha256: str) -> artefact.Installed | None:
-        return find_installed(self._slots, extractor_sha256)
-
-
-def find_installed(slots: Slots, extractor_sha256: str) -> artefact.Installed | None:
-    """The installed release with this extractor, be it the current one or the one before."""
-    for installed in (slots.current(), slots.previous()):
-        if installed and installed.manifest.extractor.sha256 == extractor_sha256:
-            return installed
-    return None
+    def _report_rollback(self, release: int) -> None:
+        """What was to be said of a release that crashed too often is now that it did."""
+        for parcel in self.store.outbox():
+            if parcel.report.release == release:
+                report = replace(parcel.report, error="crash_loop", metrics={}, head="", extractor="")
+                self.store.keep(replace(parcel, report=report))
 
 
 def _accuracies(

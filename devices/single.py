@@ -117,7 +117,7 @@ def _worker(
         # read once: a full device trains on its images again and again
         return full_worker()(config.id, store, functools.lru_cache(1)(data), threads=config.threads)
     root = Path(config.root).read_bytes() if config.root else None
-    return HeadWorker(config.id, store, data, config.head, ChildFitter(), root=root)
+    return HeadWorker(config.id, store, data, config.head, ChildFitter(), root=root, share=config.uploads)
 
 
 def _wait(device: Device, runner: Runner, say: Say) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from devices.release import find_installed
+from devices.pair import serving
 from devices.store import Store
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER
@@ -16,15 +16,13 @@ def read(folder: Path) -> list[dict[str, object]]:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; expected a device's own folder (--dir); nothing to show")
     store, slots = Store(folder), Slots(folder / "release")
-    pair, current, memory = store.pair(), slots.current(), store.memory()
-    rows: dict[str, object] = {"folder": str(folder)}
+    pair, current, memory = serving(store, slots), slots.current(), store.memory()
+    rows: dict[str, object] = {"folder": str(folder), "serves": "nothing: no head fitted yet"}
     if pair:
-        served = find_installed(slots, pair.head.extractor)
-        rows["serves"] = f"release {pair.release}" if served else "nothing: the head's extractor is gone"
-        rows["head"] = f"{pair.head.kind}, extractor {pair.head.extractor[:12]}"
-        rows["accuracy on own test images"] = pair.parcel.report.metrics.get(PERSONAL_AFTER)
-    else:
-        rows["serves"] = "nothing: no head fitted yet"
+        head = pair.stored.head
+        rows["serves"] = f"release {pair.stored.release}"
+        rows["head"] = f"{head.kind}, extractor {head.extractor[:12]}"
+        rows["accuracy on own test images"] = pair.stored.parcel.report.metrics.get(PERSONAL_AFTER)
     if current:
         state = "not proved yet" if current.pending else "good"
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"

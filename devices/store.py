@@ -4,11 +4,11 @@
     FOLDER/outbox/ID.json                 reports not acknowledged yet, each with its
     FOLDER/outbox/ID.safetensors          blob, if it has one; the .json is written last and makes both valid
     FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last three of a task
-    FOLDER/head.safetensors               the personal head, the release and extractor it belongs to, and the report on it
+    FOLDER/heads/SHA256.safetensors       the personal head for the extractor of this hash, its release, and the report on its fit
     FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.features` keep
 
 Every file is written whole or not at all, and everything that repeats after a cut gives the same result: personal parts enter a
-round as they left the round before it, and the head's file carries the report that its fit must still deliver.
+round as they left the round before it, and a head's file carries the report that its fit must still deliver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +41,8 @@ OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
-    """The head a device serves, with its release; the head names its extractor. `parcel` is the report on this fit."""
+class StoredHead:
+    """A head, which names its extractor, with the release it was fitted for; `parcel` is the report on the fit."""
 
     head: Head
     release: int
@@ -89,16 +89,12 @@ class Store:
     # outbox
 
     def outbox(self) -> list[Parcel]:
-        """Reports that wait for an acknowledgement; the last fit's too, if its process ended before the report was put here."""
+        """Reports that wait for an acknowledgement; those of fits whose process ended before they were put here, too."""
         files = sorted((self.folder / "outbox").glob("*.json"))
         parcels = [parcel for file in files if (parcel := _decoded(file, Parcel))]
-        pair = self.pair()
-        if pair and pair.parcel.report.id not in {
-            *self.memory().done,
-            *(parcel.report.id for parcel in parcels),
-        }:
-            parcels.append(pair.parcel)
-        return parcels
+        memory = self.memory()
+        known = {*memory.done, *memory.given_up, *(parcel.report.id for parcel in parcels)}
+        return [*parcels, *(stored.parcel for stored in self.heads() if stored.parcel.report.id not in known)]
 
     def keep(self, parcel: Parcel, blob: bytes | None = None) -> None:
         """Puts a report, and the blob that it describes, into the outbox. Raises ArtefactError for a full disk."""
@@ -141,16 +137,17 @@ class Store:
     def _generations(self, task: str) -> list[Path]:
         return sorted((self.folder / "own" / task).glob("*.safetensors"))
 
-    # the head
+    # heads
 
-    def pair(self) -> Pair | None:
-        """The head that serves; None if there is none, or its file cannot be used."""
+    def head(self, extractor_sha256: str) -> StoredHead | None:
+        """The head for this extractor; None if there is none, or its file cannot be used."""
         try:
-            with safe_open(self.folder / "head.safetensors", "numpy") as file:
+            with safe_open(self._head_file(extractor_sha256), "numpy") as file:
                 words = file.metadata()
                 arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             head = heads.from_arrays(arrays, words)
-            return Pair(head, int(words["release"]), msgspec.json.decode(words["parcel"], type=Parcel))
+            head.require(extractor_sha256)
+            return StoredHead(head, int(words["release"]), msgspec.json.decode(words["parcel"], type=Parcel))
         except (
             OSError,
             SafetensorError,
@@ -162,15 +159,33 @@ class Store:
         ):
             return None
 
-    def keep_pair(self, pair: Pair) -> None:
-        """Replaces the head, its release and its report in one step. Raises ArtefactError for a full disk."""
-        parcel = msgspec.json.encode(pair.parcel).decode()
-        words = {**pair.head.describe(), "release": str(pair.release), "parcel": parcel}
-        self._write("head.safetensors", save(pair.head.to_arrays(), words))
+    def heads(self) -> list[StoredHead]:
+        """All heads, in the order of their releases."""
+        files = (self.folder / "heads").glob("*.safetensors")
+        return sorted(
+            filter(None, (self.head(file.stem) for file in files)), key=lambda stored: stored.release
+        )
+
+    def keep_head(self, stored: StoredHead, extractors: Collection[str] = ()) -> None:
+        """Puts a head in the place of the one for the same extractor, in one step; drops those for none of `extractors`.
+
+        Raises ArtefactError for a full disk.
+        """
+        parcel = msgspec.json.encode(stored.parcel).decode()
+        words = {**stored.head.describe(), "release": str(stored.release), "parcel": parcel}
+        file = self._head_file(stored.head.extractor)
+        self._write(f"heads/{file.name}", save(stored.head.to_arrays(), words))
+        for other in file.parent.glob("*.safetensors"):
+            if other != file and other.stem not in extractors:
+                other.unlink(missing_ok=True)
 
     def revoke(self) -> None:
-        """Removes the head."""
-        (self.folder / "head.safetensors").unlink(missing_ok=True)
+        """Removes all heads."""
+        for file in (self.folder / "heads").glob("*.safetensors"):
+            file.unlink(missing_ok=True)
+
+    def _head_file(self, extractor_sha256: str) -> Path:
+        return self.folder / "heads" / f"{extractor_sha256}.safetensors"
 
     def _write(self, name: str, payload: bytes) -> None:
         with reporting(name):

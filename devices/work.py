@@ -54,10 +54,6 @@ class Worker(ABC):
         """Does it; `material` is what was fetched for it: metadata files by name, or a broadcast. May raise anything."""
 
     @abstractmethod
-    def release_is_good(self) -> None:
-        """The server took the report on the current release."""
-
-    @abstractmethod
     def revoke(self) -> None:
         """The personal head is to be forgotten."""
 

@@ -392,13 +392,6 @@ def test_a_release_is_refreshed_fetched_installed_fitted_and_reported() -> None:
     assert isinstance(state, DeviceState) and (state.status, state.release) == ("ready", 3)
 
 
-def test_an_accepted_head_marks_its_release_as_good_and_a_rejected_one_does_not() -> None:
-    assert the(effects.Forget, head_device_reporting().hear(Ack("rel-3", "accepted"))).good_release
-    assert not the(
-        effects.Forget, head_device_reporting().hear(Ack("rel-3", "rejected", "who are you"))
-    ).good_release
-
-
 def test_a_head_that_is_being_fitted_is_reported_though_a_newer_release_is_wanted() -> None:
     device = Device().up()
     device.hear(serve())

@@ -17,7 +17,7 @@ from PIL import Image
 from broker.mosquitto import Mosquitto
 from devices.outbox import Parcel
 from devices.predict import Predictor
-from devices.store import Pair, Store
+from devices.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
     head = heads.fit("logistic", z, Y, 2, unit_norm=False, extractor=manifest.extractor.sha256)
     parcel = Parcel("toy", 1, Report("rel-1", "head", "boot", 12, {"personal.test_acc.after": 1.0}), 60)
-    Store(tmp_path / "pi").keep_pair(Pair(head, 1, parcel))
+    Store(tmp_path / "pi").keep_head(StoredHead(head, 1, parcel))
     return tmp_path / "pi"
 
 
@@ -59,11 +59,11 @@ def test_the_pair_predicts_names_and_probabilities(folder: Path) -> None:
 
 
 def test_a_head_is_not_used_with_another_extractor(folder: Path) -> None:
-    store = Store(folder)
-    pair = store.pair()
-    assert pair
-    other = heads.from_arrays(pair.head.to_arrays(), {**pair.head.describe(), "extractor": "f" * 64})
-    store.keep_pair(Pair(other, 1, pair.parcel))
+    (file,) = (folder / "heads").iterdir()
+    (stored,) = Store(folder).heads()
+    other = heads.from_arrays(stored.head.to_arrays(), {**stored.head.describe(), "extractor": "f" * 64})
+    Store(folder).keep_head(StoredHead(other, 1, stored.parcel))
+    (folder / "heads" / f"{'f' * 64}.safetensors").rename(file)
     with pytest.raises(InputError, match="no personal model"):
         Predictor(folder)
 

@@ -14,7 +14,7 @@ import pytest
 
 from devices.effects import Memory
 from devices.outbox import Parcel
-from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Pair, Store
+from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store, StoredHead
 from edge_fl import heads
 from edge_fl.errors import InputError
 from edge_fl.heads import Head
@@ -28,14 +28,14 @@ def parcel(id: str, **changes: object) -> Parcel:
     return Parcel("t", 3, Report(id, "update", "boot-1", 7, **changes), 60.0)  # type: ignore[arg-type]
 
 
-def head() -> Head:
+def head(sha256: str = SHA) -> Head:
     z = np.eye(4, dtype=np.float32)
-    return heads.fit("nearest", z, np.array([0, 1, 2, 2]), 5, unit_norm=True, extractor=SHA)
+    return heads.fit("nearest", z, np.array([0, 1, 2, 2]), 5, unit_norm=True, extractor=sha256)
 
 
 def test_a_new_folder_is_empty(tmp_path: Path) -> None:
     store = Store(tmp_path / "new")
-    assert (store.memory(), store.outbox(), store.own("t", 1), store.pair()) == (Memory(), [], None, None)
+    assert (store.memory(), store.outbox(), store.own("t", 1), store.heads()) == (Memory(), [], None, [])
     assert not (tmp_path / "new").exists()
 
 
@@ -89,17 +89,24 @@ def test_only_the_last_generations_and_tasks_stay(tmp_path: Path) -> None:
 
 def test_a_head_comes_back_with_its_release_and_its_report(tmp_path: Path) -> None:
     store, z = Store(tmp_path), np.eye(4, dtype=np.float32)
-    store.keep_pair(Pair(head(), 3, parcel("rel-3")))
-    found = Store(tmp_path).pair()
+    store.keep_head(StoredHead(head(), 3, parcel("rel-3")))
+    found = Store(tmp_path).head(SHA)
     assert found and (found.release, found.parcel, found.head.extractor) == (3, parcel("rel-3"), SHA)
-    assert np.array_equal(found.head.logits(z), head().logits(z))
+    assert np.array_equal(found.head.logits(z), head().logits(z)) and store.head("b" * 64) is None
     store.revoke()
-    assert store.pair() is None
+    assert store.heads() == []
+
+
+def test_only_the_heads_of_installed_extractors_stay(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for release, sha256 in enumerate(("a" * 64, "b" * 64, "c" * 64), start=1):
+        store.keep_head(StoredHead(head(sha256), release, parcel(f"rel-{release}")), {"b" * 64, "c" * 64})
+    assert [stored.release for stored in store.heads()] == [2, 3]
 
 
 def test_a_head_whose_report_did_not_reach_the_outbox_still_reports(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.keep_pair(Pair(head(), 3, parcel("rel-3")))
+    store.keep_head(StoredHead(head(), 3, parcel("rel-3")))
     assert store.outbox() == [parcel("rel-3")]
     store.remember(Memory(done=("rel-3",)))
     assert store.outbox() == []
@@ -108,12 +115,12 @@ def test_a_head_whose_report_did_not_reach_the_outbox_still_reports(tmp_path: Pa
 @pytest.mark.parametrize("damage", [b"", b"half", b"\xff" * 100])
 def test_damaged_files_count_as_missing(tmp_path: Path, damage: bytes) -> None:
     store = Store(tmp_path)
-    store.keep_pair(Pair(head(), 3, parcel("rel-3")))
+    store.keep_head(StoredHead(head(), 3, parcel("rel-3")))
     store.remember(Memory(version=7))
     store.keep(parcel("t-3-0"))
-    for file in ("head.safetensors", "memory.json", "outbox/t-3-0.json"):
+    for file in (f"heads/{SHA}.safetensors", "memory.json", "outbox/t-3-0.json"):
         (tmp_path / file).write_bytes(damage)
-    assert (store.memory(), store.outbox(), store.pair()) == (Memory(), [], None)
+    assert (store.memory(), store.outbox(), store.heads()) == (Memory(), [], [])
 
 
 def test_a_folder_belongs_to_one_agent(tmp_path: Path) -> None:
@@ -126,14 +133,14 @@ def test_a_folder_belongs_to_one_agent(tmp_path: Path) -> None:
 WRITER = """
 import sys, itertools
 from pathlib import Path
-from devices.store import Pair, Store
+from devices.store import Store, StoredHead
 from tests.devices.test_store import head, parcel
 store = Store(Path(sys.argv[1]))
 print("ready", flush=True)
 for n in itertools.count():
     store.keep_own("t", n, 0, b"%012d" % n * 1000)
     store.keep(parcel(f"t-{n}-0"), b"%012d" % n * 1000)
-    store.keep_pair(Pair(head(), n, parcel(f"rel-{n}")))
+    store.keep_head(StoredHead(head(), n, parcel(f"rel-{n}")))
     store.forget(f"t-{n}-0")
 """
 
@@ -152,6 +159,5 @@ def test_a_kill_at_any_moment_leaves_no_half_file(tmp_path: Path, after_s: float
         blob = store.blob(waiting.report.id)
         assert blob is None or len(blob) == 12_000
     assert all(len(file.read_bytes()) == 12_000 for file in (tmp_path / "own" / "t").iterdir())
-    pair = store.pair()
-    assert pair is None or pair.parcel.report.id == f"rel-{pair.release}"
+    assert all(stored.parcel.report.id == f"rel-{stored.release}" for stored in store.heads())
     assert not list(tmp_path.rglob("*.part"))
