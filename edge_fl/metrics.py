@@ -50,6 +50,11 @@ def accuracy(predicted: NDArray[Any], y: NDArray[Any]) -> float:
     return float(np.mean(predicted == y)) if len(y) else float("nan")
 
 
+def afterwards(found: Mapping[str, float]) -> dict[str, float]:
+    """An evaluation that was made when everything was over: what says `before` personalisation is after it."""
+    return {name.replace(".before", ".after"): value for name, value in found.items()}
+
+
 def per_class_recall(predicted: NDArray[Any], y: NDArray[Any], classes: int) -> NDArray[np.float64]:
     """Share of each class's samples that are found, [classes]; NaN for a class without samples."""
     seen = np.bincount(y, minlength=classes)

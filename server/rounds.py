@@ -17,6 +17,7 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
+from edge_fl.metrics import afterwards
 from server import cohort as cohorts
 from server.fleets.fleet import ClientId, Fleet
 
@@ -114,7 +115,7 @@ def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[Cl
 def close(
     method: Method, fleet: Fleet, shared: Parts, round: int
 ) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
-    """The closing steps on every client: personalise, then finalise -> (shared parts, metrics before and after by client)."""
+    """The closing steps: personalise on every client, then finalise -> (shared parts, metrics before and after both by client)."""
     clients = fleet.clients()
     metrics: dict[ClientId, Mapping[str, float]] = {}
 
@@ -126,10 +127,13 @@ def close(
             yield update
 
     updates = noted()
-    shared = steps.finalise(method, shared, updates)
+    closed = steps.finalise(method, shared, updates)
     for _ in updates:
         pass
-    return shared, metrics
+    if closed is not shared:  # clients predict with something else now
+        for client, found in evaluate(method, fleet, closed, round).items():
+            metrics[client] = {**metrics.get(client, {}), **afterwards(found)}
+    return closed, metrics
 
 
 def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[Update]:

@@ -19,6 +19,7 @@ from edge_fl.methods.fedbn import FedBN
 from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
 from edge_fl.methods.fedcrl import FedCRL
+from edge_fl.methods.fedetf import FedETF
 from edge_fl.methods.fedper import FedPer
 from edge_fl.methods.fedprox import FedProx
 from edge_fl.methods.fedrep import FedRep
@@ -31,6 +32,7 @@ from edge_fl.methods.moon import MOON
 from edge_fl.methods.perfedavg import PerFedAvg
 from edge_fl.methods.pfedme import PFedMe
 from edge_fl.methods.repper import RepPer
+from edge_fl.methods.spherefed import SphereFed
 from edge_fl.models import build_net
 
 METHODS: dict[str, type[Method]] = {
@@ -50,6 +52,8 @@ METHODS: dict[str, type[Method]] = {
     "fed-rod": FedRoD,
     "fedcp": FedCP,
     "fedbn": FedBN,
+    "fedetf": FedETF,
+    "spherefed": SphereFed,
     "repper": RepPer,
     "fedcrc": FedCRC,
     "fedcrl": FedCRL,

@@ -1,0 +1,84 @@
+"""FedETF: Z. Li, X. Shang, R. He, T. Lin, C. Wu, "No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic
+and Fixed Classifier", ICCV 2023. The head is a simplex equiangular tight frame that nobody trains; the rest learns to meet it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from edge_fl.config import OptimiserConfig
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.fixed import FRAME
+from edge_fl.learn.losses import balanced_cross_entropy, cross_entropy, unit
+from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.part import shared
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import PERSONAL, HeadTier, Method
+
+
+@dataclass(frozen=True)
+class FedETF(Method):
+    """Shared extractor, projection and scale; the frame, which everybody draws from the seed, is the head."""
+
+    scale: float = hyper(10.0, "what the learnt scale s starts from; 1 for ResNets", low=1e-3, source="[C]")
+    alternations: int = hyper(20, "closing rounds of frame, then projection; 0: none", low=0, source="[C]")
+    ft_epochs: int = hyper(3, "epochs of each of the two", low=0, source="[C]")
+    frame_lr: float = hyper(0.1, "learning rate of a client's own frame", low=0, source="[C]")
+    projection_lr: float = hyper(0.05, "and of its projection, momentum 0.9", low=0, source="[C]")
+
+    title: ClassVar = "FedETF"
+    citation: ClassVar = "Li et al., ICCV 2023"
+    family: ClassVar = "global model, fixed head"
+    has_global: ClassVar = True
+    unit_norm: ClassVar = True
+    parts: ClassVar = {"extractor": shared(), **FRAME, "scale": shared()}
+    exports: ClassVar = ("extractor", "projection")
+    sends: ClassVar = (*exports, "scale")
+    head_tier: ClassVar = HeadTier("native", "an own copy of the frame", extras=("head", "scale"))
+    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.04, momentum=0.9, weight_decay=5e-4)
+
+    def init_shared(self) -> Parts:
+        return {**super().init_shared(), "scale": {"s": torch.tensor(self.scale)}}
+
+    def broadcast(self, shared: Parts, client: str) -> Parts:
+        return {name: shared[name] for name in self.sends}
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, frame, counts = self.net, self.net.head.init(), data.counts
+
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            mu = unit(net.projection(w["projection"], net.extractor(w["extractor"], batch.x)))
+            return balanced_cross_entropy(w["scale"]["s"] * net.head(frame, mu), batch.y, counts, batch.mask)
+
+        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        """Another local update, then frame and projection in turn on what its extractor gives."""
+        net, w = self.net, {**self.local_update(down, own, data)[0], "head": self.net.head.init()}
+
+        def loss(tuned: Parts, batch: Batch) -> Tensor:
+            mu = unit(net.projection({**w, **tuned}["projection"], batch.x))
+            logits = w["scale"]["s"] * net.head({**w, **tuned}["head"], mu)
+            return cross_entropy(logits, batch.y, batch.mask)
+
+        z = data.features(net.extractor, w["extractor"])
+        turns = {"head": Sgd(self.frame_lr), "projection": Sgd(self.projection_lr, 5e-4, momentum=0.9)}
+        for turn, (name, opt) in product(range(self.alternations), turns.items()):
+            w |= fit(loss, {name: w[name]}, z, stage=f"{name}.{turn}", epochs=self.ft_epochs, optimiser=opt)
+        return {}, {**own, **tree.prefixed(PERSONAL, w)}
+
+    def features(self, parts: Parts, x: Tensor) -> Tensor:
+        return unit(self.net.projection.frozen(parts["projection"], super().features(parts, x)))
+
+    def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
+        parts = {"head": self.net.head.init(), **parts, **tree.unprefixed(PERSONAL, dict(parts))}
+        return super().classify(parts, x, head)

@@ -1,0 +1,79 @@
+"""SphereFed: X. Dong, S. Q. Zhang, A. Li, H. T. Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022. Features of length 1
+learn to meet the orthonormal rows of a head that nobody trains; at the end sums from all clients give the best head in closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from edge_fl.config import OptimiserConfig
+from edge_fl.learn import tree
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.fixed import orthonormal_head
+from edge_fl.learn.losses import masked_mean, one_hot, unit
+from edge_fl.learn.mean import Update
+from edge_fl.learn.part import shared
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class SphereFed(Method):
+    """Shared extractor; everybody draws the head from the seed, so that it travels only when it has been calibrated."""
+
+    ridge: float = hyper(1e-3, "λ of the closing calibration", low=1e-12, source="[D]")
+
+    title: ClassVar = "SphereFed"
+    citation: ClassVar = "Dong et al., ECCV 2022"
+    family: ClassVar = "global model, fixed head"
+    has_global: ClassVar = True
+    unit_norm: ClassVar = True
+    parts: ClassVar = {"extractor": shared(), "head": shared(orthonormal_head), "sums": shared()}
+    sends: ClassVar = ("extractor", "sums")
+    head_tier: ClassVar = HeadTier(
+        "native", "nothing, or an own ridge head", extras=("head",), uploads=("sums",)
+    )
+    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.1, momentum=0.5)
+    deviations: ClassVar = "the loss is the mean over samples and classes"
+
+    def broadcast(self, shared: Parts, client: str) -> Parts:
+        calibrated = not tree.same(shared["head"], self.net.head.init())
+        return {name: shared[name] for name in ("extractor", "head") if calibrated or name == "extractor"}
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, head = self.net, self.net.head.init()
+
+        def loss(f: Params, batch: Batch) -> Tensor:
+            logits = net.head.frozen(head, unit(net.extractor(f, batch.x)))
+            return masked_mean(((logits - one_hot(batch.y, net.classes)) ** 2).mean(1), batch.mask)
+
+        f = fit(loss, down["extractor"], data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        return {"extractor": f}, own
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        z = data.mapped(lambda x: self.features(down, x)).x.to(torch.float64)
+        labels = one_hot(data.y, self.net.classes).to(torch.float64)
+        sums = {"gram": z.T @ z, "moment": z.T @ labels}  # A_i and B_i
+        return {"sums": tree.map(Tensor.float, sums)}, own
+
+    def finalise(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        sums = [update.parts["sums"] for update in updates if "sums" in update.parts]
+        if not sums:
+            return shared
+        gram, moment = (torch.stack([one[key] for one in sums]).double().sum(0) for key in ("gram", "moment"))
+        ridge = self.ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        weight = torch.linalg.solve(gram + ridge, moment).T.float().contiguous()
+        return {**shared, "head": {"weight": weight}}
+
+    def features(self, parts: Parts, x: Tensor) -> Tensor:
+        return unit(super().features(parts, x))
+
+    def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
+        return super().classify({"head": self.net.head.init(), **parts}, x, head)
