@@ -25,21 +25,25 @@ class Quadratic(FedALA):
         return 0.5 * (head["w"] - 0.25) ** 2
 
 
-def learnt(rounds: int, weight: float = 1.0) -> float:
-    usual = toy.method("fedala", toy.flat_net())
+def learnt(
+    rounds: int, weight: float = 1.0, theirs: float = 1.0, rate: float = 1.0, batch_size: int = 8
+) -> float:
+    usual = toy.method("fedala", toy.flat_net(), weights_lr=rate)
     method = Quadratic(**{field.name: getattr(usual, field.name) for field in fields(usual)})
     own: Parts = {
         "personal_head": {"w": torch.tensor(0.0)},
         "weights": {"w": torch.tensor(weight)},
         "history": {"rounds": torch.tensor(rounds)},
     }
-    down = {"extractor": method.net.extractor.init(), "head": {"w": torch.tensor(1.0)}}
-    return float(method._learn_weights(down, own, toy.batches())["w"])
+    down = {"extractor": method.net.extractor.init(), "head": {"w": torch.tensor(theirs)}}
+    return float(method._learn_weights(down, own, toy.batches(batch_size=batch_size))["w"])
 
 
 def test_on_a_quadratic_the_weight_goes_to_the_minimum_and_stays() -> None:
     assert learnt(2) == pytest.approx(0.25)
     assert learnt(2, weight=0.25) == pytest.approx(0.25)
+    # one batch, from 1 by 0.2 * (2 - 0.25) * (2 - 0)
+    assert learnt(2, theirs=2.0, rate=0.2, batch_size=64) == pytest.approx(0.3)
     assert learnt(0) == 1.0  # the first participation takes w as it comes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -23,6 +25,11 @@ def test_attention_and_mixtures_have_the_worked_out_values() -> None:
     models = [{"head": {"w": w.float()}} for w in SCALARS]
     mixed = [float(parts["head"]["w"]) for parts in attention.mixtures(models, weights)]
     assert mixed == pytest.approx([0.368250, 0.668752, 2.962998], abs=1e-6)
+
+
+def test_attention_starts_from_alpha_over_sigma_and_fades_with_sigma() -> None:
+    weights = attention.by_distance(SCALARS[[0, 2]], alpha=2.0, sigma=9.0)
+    assert float(weights[0, 1]) == pytest.approx(2 / 9 * math.exp(-1))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_fl.learn import tree
+from edge_fl.learn.fit import fit
 from edge_fl.methods import steps
 from tests.edge_fl.methods import toy
 
@@ -48,3 +49,13 @@ def test_before_fine_tuning_the_personal_model_is_the_global_one() -> None:
     assert steps.predict(run.method, down, run.own["c1"], x).equal(
         steps.predict_global(run.method, run.shared, x)
     )
+
+
+def test_a_frozen_extractor_is_in_inference_behaviour() -> None:
+    method = toy.method("fedbabu", ft_scope="head")
+    shared = toy.federate(method).shared
+    _, own = steps.personalise(method, steps.broadcast(method, shared, "c0"), {}, toy.batches(round=2))
+    z = toy.batches(round=2).features(method.net.extractor, shared["extractor"])
+    optimiser = toy.Sgd(method.ft_lr, momentum=0.9)
+    head = fit(method.head_loss, shared["head"], z, stage="ft", epochs=method.ft_epochs, optimiser=optimiser)
+    assert own["tuned_head"]["weight"].allclose(head["weight"], atol=1e-6)

@@ -9,6 +9,7 @@ from tests.edge_fl.methods import toy
 def test_the_extractor_is_never_sent_and_differs_by_client() -> None:
     run = toy.federate(toy.method("lg-fedavg"))
     assert all(update.parts.keys() == {"head"} for updates in run.updates for update in updates.values())
+    assert all(shared.keys() == {"head"} for shared in run.history)
     assert not tree.same(run.own["c0"]["extractor"], run.own["c4"]["extractor"])
 
 
