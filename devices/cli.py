@@ -19,8 +19,8 @@ from edge_fl.cli import App, Format, FormatOption, is_quiet, say, show_table
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from devices.device import Connect
     from devices.outcome import Progress
+    from devices.rim import Connect
     from devices.runner import Runner
     from edge_fl.wire.endpoint import Endpoint
 

@@ -13,56 +13,26 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
 from devices import agent, effects, events, fetch, outbox, state
 from devices.fetch import Download, FetchLimits, Gathering
 from devices.outbox import Outbox
+from devices.rim import Admitted, Connect, Happening, Rim
 from devices.state import AgentState, Limits, Phase
 from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.wire.blob import Assembly, digest, split
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Report, decode, encode
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Listener, Packet, Transport
-from edge_fl.wire.transport import Event as TransportEvent
+from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
 
 log = logging.getLogger(__name__)
 
 HEARD = frozenset({"server_state", "round", "want", "cmd", "ack"})
-Job = Callable[[], events.Event]
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """It is this device's turn to fetch."""
-
-
-Happening = TransportEvent | events.Event | Admitted
-
-
-class Connect(Protocol):
-    """Makes a client of a broker: `partial(MqttTransport, endpoint)`, or `partial(InMemoryTransport, broker)`."""
-
-    def __call__(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...
-
-
-class Rim(Protocol):
-    """What a device needs of its runner."""
-
-    def now_s(self) -> float: ...
-
-    def submit(self, device: Device, job: Job) -> None: ...
-
-    def deliver(self, device: Device, event: Happening) -> None: ...
-
-    def enter(self, device: Device) -> None: ...
-
-    def leave(self) -> None: ...
 
 
 class Device:

@@ -14,21 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from devices import canary, device, state
-from devices.device import Connect, Device
+from devices.device import Device
 from devices.features import max_opset
 from devices.head import ChildFitter
 from devices.outcome import DeviceOutcome, Progress, outcome, progress
 from devices.release import HeadWorker
+from devices.rim import Connect
 from devices.runner import Runner
 from devices.state import Limits
 from devices.store import Store
-from devices.work import Data, Worker
+from devices.work import MakeWorker, Worker
 from edge_fl import capability
 from edge_fl.capability import Tier
 from edge_fl.config import DataConfig, InputSpec
@@ -41,12 +41,6 @@ from edge_fl.seeds import generator
 from edge_fl.wire.topics import Topics, checked
 
 PREFIX = "sim-"
-
-
-class FullFactory(Protocol):
-    """Makes the worker of a full device: `devices.full.FullWorker`."""
-
-    def __call__(self, device: str, store: Store, data: Data, *, limits: Limits) -> Worker: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,7 @@ def run_fleet(
     config: FleetConfig,
     connect: Connect,
     *,
-    full_worker: FullFactory | None = None,
+    full_worker: MakeWorker | None = None,
     tell: Callable[[Progress], None] | None = None,
     on_start: Callable[[Runner], None] | None = None,
     every_s: float = 0.5,
@@ -197,7 +191,7 @@ def _maker(
     dataset: Dataset,
     split: Split,
     fitter: ChildFitter,
-    full_worker: FullFactory | None,
+    full_worker: MakeWorker | None,
 ) -> Callable[[int], Device]:
     """What makes device i."""
     ids = names(len(split.clients))

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from devices import events
-from devices.device import Admitted, Connect, Device, Happening, Job
+from devices.device import Device
+from devices.rim import Admitted, Connect, Happening, Job
 
 log = logging.getLogger(__name__)
 

@@ -6,17 +6,19 @@ import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+
+from msgspec.structs import replace
 
 from devices import device, features
 from devices.config import DeviceConfig
 from devices.data import DataReport, Need, load
-from devices.device import Connect, Device
+from devices.device import Device
 from devices.head import ChildFitter
 from devices.release import HeadWorker
+from devices.rim import Connect
 from devices.runner import Runner
 from devices.store import Store
-from devices.work import Data, Worker
+from devices.work import Data, MakeWorker, Worker
 from edge_fl import capability
 from edge_fl.capability import Tier
 from edge_fl.config import InputSpec
@@ -29,14 +31,8 @@ TRY_S = 15.0
 Say = Callable[[str], None]
 
 
-class FullFactory(Protocol):
-    """Makes the worker of a full device: `devices.full.FullWorker`."""
-
-    def __call__(self, device: str, store: Store, data: Data, *, threads: int) -> Worker: ...
-
-
 def run_device(
-    config: DeviceConfig, connect: Connect, runner: Runner, full_worker: Callable[[], FullFactory], say: Say
+    config: DeviceConfig, connect: Connect, runner: Runner, full_worker: Callable[[], MakeWorker], say: Say
 ) -> None:
     """Runs the device until `runner` is stopped. `full_worker` is asked for only when the tier is full, because torch comes with it.
 
@@ -76,8 +72,7 @@ def measure(config: DeviceConfig, say: Say) -> Capability:
         raise ConfigError(
             f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory; nothing was started"
         )
-    notes = [*can.notes, *(found.notes if found else [])]
-    return Capability(**{**{name: getattr(can, name) for name in can.__struct_fields__}, "notes": notes})
+    return replace(can, notes=[*can.notes, *(found.notes if found else [])])
 
 
 def data_of(config: DeviceConfig) -> Data:
@@ -110,14 +105,23 @@ def _load(config: DeviceConfig, need: Need) -> tuple[ClientData, DataReport]:
 
 
 def _worker(
-    config: DeviceConfig, can: Capability, store: Store, full_worker: Callable[[], FullFactory]
+    config: DeviceConfig, can: Capability, store: Store, full_worker: Callable[[], MakeWorker]
 ) -> Worker:
     data = data_of(config)
     if can.tier == "full":
         # read once: a full device trains on its images again and again
         return full_worker()(config.id, store, functools.lru_cache(1)(data), threads=config.threads)
-    root = Path(config.root).read_bytes() if config.root else None
+    root = _read_root(Path(config.root)) if config.root else None
     return HeadWorker(config.id, store, data, config.head, ChildFitter(), root=root, share=config.uploads)
+
+
+def _read_root(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); expected the root of signed releases; nothing was started"
+        ) from error
 
 
 def _wait(device: Device, runner: Runner, say: Say) -> None:

@@ -10,6 +10,7 @@ import errno
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from devices.effects import Job
 from devices.events import Event, Failed, Finished
@@ -32,6 +33,14 @@ Data = Callable[[tuple[str, ...], InputSpec], ClientData]
 
 HOPELESS = frozenset({"canary_failed", "unsupported_opset", "refused", "unsupported_tier"})
 """Failure words of artefacts that trying again does not change."""
+
+
+class MakeWorker(Protocol):
+    """Makes the worker of a full device: `devices.full.FullWorker`, handed down from the command line because torch comes with it."""
+
+    def __call__(
+        self, device: str, store: Store, data: Data, *, threads: int = 1, limits: Limits = LIMITS
+    ) -> Worker: ...
 
 
 class Worker(ABC):

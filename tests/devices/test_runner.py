@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from devices.device import Connect, Device, start
+from devices.device import Device, start
 from devices.events import DataChanged
 from devices.fetch import FetchLimits
 from devices.head import fit_here
 from devices.predict import Predictor
 from devices.release import HeadWorker
+from devices.rim import Connect
 from devices.state import Limits
 from devices.store import Store
 from edge_fl import metrics
