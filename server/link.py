@@ -85,8 +85,10 @@ class Link:
         self._fresh: list[Callable[[], None]] = []
         self._waiting: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
         self._born = threading.Event()
+        self._steady = True  # the first connection still stands
         self._lost = ""
         self._commands = 0
+        self._handlers["server_state"].append(self._meet)
         self._thread = threading.Thread(target=self._receive, name="edge-fl-server", daemon=True)
         self._aside = ThreadPoolExecutor(1, "edge-fl-aside")
         self._errands: set[str] = set()
@@ -167,7 +169,7 @@ class Link:
         except DeadlineError as error:
             log.warning("goodbye: %s", error)
         finally:
-            transport.close(clean=not self._lost)
+            transport.close()
             self._aside.shutdown(cancel_futures=True)
             self._waiting.put(None)
             self._thread.join(self._limits.drain_s)
@@ -202,14 +204,18 @@ class Link:
                 self._hear(event)
             case Connected():
                 self._be_born(fresh=not (event.session_present and self._born.is_set()))
-            case Disconnected(reason, final) if final or "taken over" in reason.lower():
-                self._end(reason)
+            case Disconnected(reason, final=True):
+                self._end(f"the broker ended the connection ({reason})")
             case Disconnected(reason):
+                self._steady = False
                 log.warning("server: connection lost (%s); trying again", reason)
 
     def _be_born(self, *, fresh: bool) -> None:
         if (transport := self.transport) is None:
             return
+        transport.subscribe(
+            self.topics.server_state()
+        )  # first, so that a newer server's state is read before ours replaces it
         transport.publish(self._state(online=True))
         if fresh:
             transport.subscribe(self.topics.up())
@@ -226,11 +232,24 @@ class Link:
         except Exception:
             log.exception("server: %s failed", name)
 
+    def _meet(self, heard: Heard) -> None:
+        """Another server's state. The newer one has the lease; since both have one name and throw each other out, the older must yield."""
+        other = heard.message
+        if not isinstance(other, ServerState) or (other.epoch, other.boot) <= (self.epoch, self.boot):
+            return
+        if (
+            self._steady and not other.online
+        ):  # it stood there before us, but came too late to be read at the start
+            self.epoch = other.epoch + 1
+            self.publish(self._state(online=True))
+        else:
+            self._end(f"another server (boot {other.boot}, epoch {other.epoch}) took over")
+
     def _end(self, reason: str) -> None:
-        """Another server took over, or the broker refuses us: whoever waits is told by `check`."""
-        self._lost = f"the broker ended the connection ({reason})"
+        """It is over for good: whoever waits is told by `check`. The will stays unsaid, it would speak for the other server too."""
+        self._lost = reason
         if self.transport:
-            self.transport.close(clean=False)
+            self.transport.close()
 
     def _hear(self, packet: Packet) -> None:
         try:

@@ -99,11 +99,44 @@ def test_takeover_ends_the_first_server_which_says_so(bench):
     second = Link(bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
     second.open()
     assert second.epoch == bench.link.epoch + 1
-    with pytest.raises(ConnectError, match="another client took this name over"):
+    with pytest.raises(ConnectError, match=r"another (client|server)"):
         for _ in range(500):
             bench.link.check()
             bench.eventually(lambda: False, 0.01)
     assert decode(bench.retained()["srv/state"], ServerState).boot == second.boot
+    second.close()
+
+
+def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
+    early = stage.connect("early", None, lambda event: None)
+    link = Link(stage.connect, "main", limits=links.Limits(settle_s=0.05))
+    link.open()
+    old = ServerState(False, "old", 7)
+    early.publish(Packet(stage.topics.server_state(), encode(old), retain=True))
+    assert stage.eventually(lambda: decode(stage.retained()["srv/state"], ServerState).epoch == 8)
+    link.check()
+    link.close()
+    early.close()
+
+
+@pytest.mark.broker
+def test_takeover_over_a_real_broker_is_no_war_of_reconnects(real_bench):
+    second = Link(real_bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
+    second.open()
+
+    def is_over():
+        try:
+            real_bench.link.check()
+        except ConnectError as error:
+            return "took over" in str(error)
+        return False
+
+    assert real_bench.eventually(is_over, 20)
+    real_bench.device("d1")
+    assert real_bench.eventually(
+        lambda: decode(real_bench.retained()["srv/state"], ServerState).boot == second.boot
+    )
+    second.check()
     second.close()
 
 
