@@ -76,6 +76,15 @@ def weighted_mean(
     return {**shared, **averaged}
 
 
+def mixture(uploads: Iterable[Params], weights: Iterable[float]) -> Params:
+    """Uploads of equal names added up by weights of sum 1; those of weight 0 are left out."""
+    mean = Mean()
+    for params, weight in zip(uploads, weights, strict=True):
+        if weight > 0:
+            mean.add(params, float(weight))
+    return mean.value() or {}
+
+
 def lerp(old: Params, new: Params, keep: float | Tensor) -> Params:
     """keep * old + (1 - keep) * new, literally, so that keep = 1 leaves every bit of old (F13); integer buffers are taken from new."""
     return {n: keep * t + (1.0 - keep) * new[n] if t.is_floating_point() else new[n] for n, t in old.items()}
@@ -86,6 +95,14 @@ def prototypes(features: Batches) -> Params:
     member = one_hot(features.y, features.classes)
     count = member.sum(0)
     return {"mean": member.T @ features.x / count.clamp(min=1)[:, None], "count": count}
+
+
+def spread(features: Batches) -> Params:
+    """How features z [N, d] lie around their classes: V [] and H [C, d] with H[c] = π_c μ_c (FedPAC)."""
+    known, number = prototypes(features), (features.y >= 0).sum()  # a label below 0 is padding
+    h = known["count"][:, None] * known["mean"] / number
+    squared = torch.where(features.y >= 0, (features.x**2).sum(1), 0.0).sum() / number
+    return {"V": ((squared - (h**2).sum()) / number).clamp(min=0), "H": h}
 
 
 def no_prototypes(classes: int, dim: int) -> Params:

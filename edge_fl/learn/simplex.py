@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,3 +35,15 @@ def minimise(quadratic: NDArray[np.float64]) -> NDArray[np.float64] | None:
     weights = np.where(weights < NEGLIGIBLE, 0.0, weights)
     normalised: NDArray[np.float64] = weights / weights.sum()
     return normalised
+
+
+def mixtures(
+    variance: NDArray[np.float64], means: NDArray[np.float64]
+) -> Iterator[NDArray[np.float64] | None]:
+    """For each of N clients the weights of all N heads that promise it the least error, or None (FedPAC Eq. 11).
+
+    `variance` [N] and `means` [N, K] describe the features: how much a head errs by variance, and how far clients are apart (bias).
+    """
+    for mine in means:
+        apart = mine - means
+        yield minimise(np.diag(variance) + apart @ apart.T)

@@ -20,6 +20,7 @@ from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
 from edge_fl.methods.fedcrl import FedCRL
 from edge_fl.methods.fedetf import FedETF
+from edge_fl.methods.fedpac import FedPAC
 from edge_fl.methods.fedper import FedPer
 from edge_fl.methods.fedprox import FedProx
 from edge_fl.methods.fedrep import FedRep
@@ -54,6 +55,7 @@ METHODS: dict[str, type[Method]] = {
     "fedbn": FedBN,
     "fedetf": FedETF,
     "spherefed": SphereFed,
+    "fedpac": FedPAC,
     "repper": RepPer,
     "fedcrc": FedCRC,
     "fedcrl": FedCRL,
