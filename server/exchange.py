@@ -18,8 +18,16 @@ from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import Mode, Report
 from server.judge import Expected, RefusedError, check_report, parts_of
 
-KINDS: dict[Mode, str] = {"train": "update", "personalise": "personal", "evaluate": "evaluation"}
+KINDS: dict[Mode, str] = {
+    "train": "update",
+    "personalise": "personal",
+    "evaluate": "evaluation",
+    "serve": "head",
+}
 SMALLEST_CHUNK_BYTES = 1024  # what an empty chunk is counted as, so that their number is bounded too
+
+
+Flaw = Callable[[Parts, Report], str]  # what is wrong with parts that have the right names, or nothing
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,13 @@ class Exchange:
         cohort: Collection[str],
         expected: Expected,
         samples: Callable[[str], int] = lambda device: 0,
+        flaw: Flaw = lambda parts, report: "",
     ) -> None:
         self.id, self.task, self.round, self.mode = id, task, round, mode
         self.cohort = frozenset(cohort)
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.settled: dict[str, Verdict] = {}
-        self._expected, self._samples = expected, samples
+        self._expected, self._samples, self._flaw = expected, samples, flaw
         self._uploads: dict[str, _Upload] = {}
 
     def take_report(self, device: str, report: Report) -> Verdict | None:
@@ -116,6 +125,8 @@ class Exchange:
             return None
         try:
             parts = parts_of(upload.assembly.join(), self._expected)
+            if flaw := self._flaw(parts, upload.report):
+                raise RefusedError("parts", flaw)
         except RefusedError as refusal:
             return self._settle(Answer(device, upload.report, refusal=str(refusal)), refusal.reason)
         except ArtefactError as error:

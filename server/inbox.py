@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from edge_fl.wire.messages import Ack, Report
+from server.contributions import Contributions
 from server.exchange import Exchange, Verdict
 from server.link import Heard, Link
 
@@ -21,7 +22,9 @@ REMEMBERED = 100_000
 ACK_EXPIRY_S = 3600
 STALE = "stale_round"
 
-HeadHandler = Callable[[str, Report], str]  # (device, report) -> why it is rejected, "" to accept it
+HeadHandler = Callable[
+    [str, Report], Verdict | None
+]  # (device, report) -> the answer, None while chunks are missing
 
 
 class Inbox:
@@ -32,7 +35,8 @@ class Inbox:
         self._open: dict[str, Exchange] = {}
         self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._lock = threading.Lock()
-        self._on_head: HeadHandler = lambda device, report: STALE
+        self._on_head: HeadHandler = lambda device, report: Verdict(report.id, "rejected", STALE)
+        self._contributions: Contributions | None = None
         self.counts: Counter[str] = Counter()
         link.on("rpt", self._report)
         link.on("blob", self._chunk)
@@ -47,9 +51,9 @@ class Inbox:
         with self._lock:
             self._open.pop(exchange.id, None)
 
-    def on_head(self, handler: HeadHandler) -> None:
-        """Who takes the reports of fitted heads."""
-        self._on_head = handler
+    def on_head(self, handler: HeadHandler, contributions: Contributions) -> None:
+        """Who takes the reports of fitted heads, and the chunks that come with them."""
+        self._on_head, self._contributions = handler, contributions
 
     def _report(self, heard: Heard) -> None:
         report, device = heard.message, heard.address.device
@@ -64,8 +68,7 @@ class Inbox:
         if (device, report.id) in self._accepted:
             return Verdict(report.id, "duplicate")
         if report.kind == "head":
-            reason = self._on_head(device, report)
-            return Verdict(report.id, "rejected" if reason else "accepted", reason)
+            return self._on_head(device, report)
         exchange = self._open.get(report.id)
         if exchange is None or path != (exchange.task, str(exchange.round)):
             return Verdict(report.id, "rejected", STALE)
@@ -76,11 +79,16 @@ class Inbox:
     def _chunk(self, heard: Heard) -> None:
         device, (id, index) = heard.address.device, heard.address.path
         with self._lock:
-            exchange = self._open.get(id)
-            if exchange is None or device not in exchange.cohort or not isinstance(heard.message, bytes):
+            exchange, heads, payload = self._open.get(id), self._contributions, heard.message
+            if not isinstance(payload, bytes):
+                verdict = None
+            elif exchange and device in exchange.cohort:
+                verdict = exchange.take_chunk(device, int(index), payload)
+            elif heads and heads.is_open(id):
+                verdict = heads.take_chunk(device, id, int(index), payload)
+            else:
                 self.counts["stray chunk"] += 1
-                return
-            verdict = exchange.take_chunk(device, int(index), heard.message)
+                verdict = None
             self._note(device, verdict)
         self._answer(device, verdict)
 
@@ -97,6 +105,6 @@ class Inbox:
         if verdict is None:
             return
         if verdict.reason:
-            log.warning("report %s of %s: rejected, %s", verdict.id, device, verdict.reason)
+            log.warning("report %s of %s: %s, %s", verdict.id, device, verdict.status, verdict.reason)
         ack = Ack(verdict.id, verdict.status, verdict.reason)
         self._link.say(self._link.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)

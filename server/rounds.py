@@ -7,8 +7,9 @@ Whether the fleet is simulated here or made of devices behind a broker makes no 
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_fl.config import CohortConfig
@@ -49,6 +50,10 @@ class RoundResult:
     bytes_up: int = 0
 
 
+Beside = Callable[[], Sequence[Update]]
+"""Updates of some parts only, by ascending client, from devices that are in no cohort: head-only ones."""
+
+
 class Broadcasts(Mapping[ClientId, Parts]):
     """What each client of a cohort receives, computed when it is asked for, so that a cohort costs no memory.
 
@@ -74,9 +79,17 @@ class Broadcasts(Mapping[ClientId, Parts]):
 
 
 def run(
-    method: Method, fleet: Fleet, plan: Plan, shared: Parts | None = None, first: int = 1
+    method: Method,
+    fleet: Fleet,
+    plan: Plan,
+    shared: Parts | None = None,
+    first: int = 1,
+    beside: Beside = lambda: (),
 ) -> Iterator[RoundResult]:
-    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer."""
+    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer.
+
+    What `beside` gives when a round begins joins that round's aggregate without being of its cohort.
+    """
     shared = steps.start(method) if shared is None else shared
     for number in range(first, plan.rounds + 1):
         started = time.monotonic()
@@ -88,7 +101,7 @@ def run(
         downs = Broadcasts(now, shared, cohort)
         answered: dict[ClientId, int] = {}
         updates = _noting(in_order(fleet.train(number, now, downs), cohort), answered)
-        shared = steps.aggregate(now, shared, updates)
+        shared = steps.aggregate(now, shared, _joined(updates, beside()))
         for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
             pass
         if len(answered) < cohorts.quorum(len(cohort), plan.cohort):
@@ -113,7 +126,7 @@ def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[Cl
 
 
 def close(
-    method: Method, fleet: Fleet, shared: Parts, round: int
+    method: Method, fleet: Fleet, shared: Parts, round: int, beside: Sequence[Update] = ()
 ) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
     """The closing steps: personalise on every client, then finalise -> (shared parts, metrics before and after both by client)."""
     clients = fleet.clients()
@@ -127,7 +140,7 @@ def close(
             yield update
 
     updates = noted()
-    closed = steps.finalise(method, shared, updates)
+    closed = steps.finalise(method, shared, _joined(updates, beside))
     for _ in updates:
         pass
     if closed is not shared:  # clients predict with something else now
@@ -152,6 +165,11 @@ def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[
     for client in due[position:]:
         if client in waiting:
             yield waiting.pop(client)
+
+
+def _joined(updates: Iterator[Update], beside: Sequence[Update]) -> Iterator[Update]:
+    """Both, by ascending client."""
+    return heapq.merge(updates, beside, key=lambda update: update.client)
 
 
 def _noting(updates: Iterator[Update], answered: dict[ClientId, int]) -> Iterator[Update]:

@@ -21,6 +21,7 @@ from edge_fl.config import Recipe, Source, TaskSpec
 from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
 from edge_fl.errors import ConfigError
+from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
 from edge_fl.methods.method import Method
@@ -35,6 +36,7 @@ from server.inbox import Inbox
 from server.ledger import Ledger
 from server.link import Connect, Link
 from server.progress import Progress
+from server.release import export
 from server.release.rollout import Rollout
 from server.results import Results
 from server.roster import Roster
@@ -112,7 +114,7 @@ def run(order: Order) -> Path:
         )
         with results, Progress(recipe.rounds) as progress:
             progress.say(
-                f"run {results.id}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
+                f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
             )
             _run(work, server, results, progress, saved, order.home)
     return results.path
@@ -127,6 +129,8 @@ def prepare(recipe: Recipe) -> Work:
     device = "cpu" if recipe.device == "auto" and study is None else simulate.torch_device(recipe.device)
     method = build_method(spec)
     method.net.to(device)
+    if recipe.release.heads:
+        export.require_exportable(method)
     return Work(recipe, dataset, study, spec, method, device)
 
 
@@ -152,7 +156,15 @@ def _run(
     if work.method.exports:
         repository = Repository(home / recipe.broker.fleet)
         rollout = Rollout(
-            server.link, server.roster, server.inbox, server.wants, repository, task, work.spec, ledger.note
+            server.link,
+            server.roster,
+            server.inbox,
+            server.wants,
+            repository,
+            task,
+            work.spec,
+            ledger.note,
+            work.device,
         )
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
@@ -198,10 +210,16 @@ def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
         shared = result.shared
         _remember(run, result)
         if result.round < recipe.rounds and _is_due(result.round, recipe.release.every):
-            _release(run, method.at(result.round), shared, result.round)
-    run.progress.busy("closing steps on every client")
+            collect = not method.head_tier.closes
+            _release(run, method.at(result.round), shared, result.round, collect=collect)
     last = method.at(max(recipe.rounds, 1))
-    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds)
+    if (
+        method.head_tier.closes and run.rollout
+    ):  # heads on the final extractor have their say in the closing step
+        _release(run, last, shared, recipe.rounds, collect=True)
+        _wait_for_heads(run, say=True)
+    run.progress.busy("closing steps on every client")
+    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds, _beside(run))
     run.ledger.measure(closing)
     if run.rollout:
         _release(run, last, shared, recipe.rounds)
@@ -211,7 +229,7 @@ def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
 def _rounds(run: Run, shared: Parts, first: int) -> Iterator[RoundResult]:
     """The round loop, before each of whose rounds there are devices enough."""
     plan = _plan(run.work)
-    results = rounds.run(run.work.method, run.fleet, plan, shared, first)
+    results = rounds.run(run.work.method, run.fleet, plan, shared, first, lambda: _beside(run))
     for _ in range(first, plan.rounds + 1):
         _wait_for_devices(run)
         yield next(results)
@@ -236,11 +254,16 @@ def _remember(run: Run, result: RoundResult) -> None:
     run.progress.round(result)
 
 
-def _release(run: Run, method: Method, shared: Parts, round: int) -> None:
+def _beside(run: Run) -> list[Update]:
+    """What head-only devices have sent back since this was last asked."""
+    return run.rollout.contributions.take() if run.rollout else []
+
+
+def _release(run: Run, method: Method, shared: Parts, round: int, *, collect: bool = False) -> None:
     if run.rollout is None:
         return
     _wait_for_heads(run, say=False)
-    manifest = run.rollout.release(method, shared, round)
+    manifest = run.rollout.release(method, shared, round, collect=collect)
     method.net.to(run.work.device)  # the export took it to the CPU
     atomic.write(
         run.results.artefacts / f"release-{manifest.release}.json",

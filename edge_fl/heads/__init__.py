@@ -1,24 +1,58 @@
 """Personal heads by name: fitted on a client's own features with scikit-learn or NumPy, used with NumPy alone (METHODS.md section 5).
 
-To add a head: one final class and one line in HEADS.
+To add a head: one final class and one line in HEADS. A release may bring a plan and extras for the linear head of its method: then a
+device that is set to `logistic`, the usual setting, gets that head (WAYS) instead; the other kinds stay what its owner chose.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
 from edge_fl.heads.constant import Constant
-from edge_fl.heads.head import Array, Head, Lesson
+from edge_fl.heads.ensemble import Ensemble
+from edge_fl.heads.gated import Gated
+from edge_fl.heads.head import Array, Extras, Head, Lesson
 from edge_fl.heads.linear import Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
+from edge_fl.heads.plan import PLAIN, HeadPlan, Way
+from edge_fl.heads.tuned import Tuned, mix, ridge, tune
 
-__all__ = ["HEADS", "Constant", "Head", "Logistic", "Mlp", "Nearest", "Svm", "fit", "from_arrays"]
+__all__ = [
+    "HEADS",
+    "KINDS",
+    "WAYS",
+    "Constant",
+    "Ensemble",
+    "Gated",
+    "Head",
+    "HeadPlan",
+    "Logistic",
+    "Mlp",
+    "Nearest",
+    "Svm",
+    "Tuned",
+    "fit",
+    "from_arrays",
+    "lesson",
+]
 
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Constant)}
+KINDS: dict[str, type[Head]] = HEADS | {head.kind: head for head in (Tuned, Gated, Ensemble)}
+"""Every kind there is; those that are not in HEADS need a release that brings what they are made from."""
+
+WAYS: dict[Way, Callable[[Lesson], Head]] = {
+    "own": Logistic.fit,
+    "tuned": lambda lesson: Tuned.of(lesson, tune(lesson)),
+    "mixed": lambda lesson: Tuned.of(lesson, mix(lesson)),
+    "ridge": lambda lesson: Tuned.of(lesson, ridge(lesson)),
+    "gated": Gated.fit,
+    "ensemble": Ensemble.fit,
+}
+"""How a method's own head is found."""
 
 
 def fit(
@@ -31,27 +65,49 @@ def fit(
     extractor: str = "",
     seed: int = 0,
     balanced: bool = False,
+    plan: HeadPlan = PLAIN,
+    extras: Extras | None = None,
 ) -> Head:
     """A head of this kind on features z [n, d] with class ids y [n] out of 0..classes-1; with one class only, a constant head.
 
     `extractor` is the sha256 of what made z, and `unit_norm` whether it makes features of length 1. The order of the samples does not
-    matter. Raises ConfigError for an unknown kind and DataError for features or labels that cannot be used.
+    matter. Raises ConfigError for an unknown kind, DataError for features or labels that cannot be used, ArtefactError for extras that do
+    not fit the plan.
     """
     if kind not in HEADS:
         raise ConfigError(f"head {kind!r} is unknown{nearest(kind, HEADS)}; no head was fitted")
+    found = lesson(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
+    if kind == Logistic.kind and plan.way != "own":
+        return WAYS[plan.way](found)
+    return (HEADS[kind] if len(found.present) > 1 else Constant).fit(found)
+
+
+def lesson(
+    z: Array,
+    y: Array,
+    classes: int,
+    unit_norm: bool,
+    extractor: str,
+    seed: int,
+    balanced: bool,
+    plan: HeadPlan,
+    extras: Extras,
+) -> Lesson:
+    """What `fit` and `shares` work on, the samples in an order that does not depend on theirs. Raises DataError."""
     z, y = np.asarray(z, np.float32), np.asarray(y)
     _require_fittable(z, y, classes)
     order = sorted(
         range(len(y)),
         key=lambda row: (int(y[row]), hashlib.blake2b(z[row].tobytes(), digest_size=16).digest()),
     )
-    lesson = Lesson(z[order], y[order].astype(np.int64), classes, extractor, unit_norm, seed, balanced)
-    return (HEADS[kind] if len(lesson.present) > 1 else Constant).fit(lesson)
+    return Lesson(
+        z[order], y[order].astype(np.int64), classes, extractor, unit_norm, seed, balanced, plan, extras
+    )
 
 
 def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Head:
     """The head whose `to_arrays()` and `describe()` these are. Raises ArtefactError for anything else."""
-    kind = HEADS.get(metadata.get("kind", ""))
+    kind = KINDS.get(metadata.get("kind", ""))
     if kind is None or not metadata.get("classes", "").isascii() or not metadata.get("classes", "").isdigit():
         raise ArtefactError(
             f"head file: described as {dict(metadata)}, expected kind, classes and extractor; not used"

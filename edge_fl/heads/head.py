@@ -7,23 +7,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, DataError
+from edge_fl.heads.plan import PLAIN, HeadPlan
 
 Array = NDArray[Any]
 Features = NDArray[np.float32]
+Extras = Mapping[str, Mapping[str, Array]]
+"""Shared parts that came with the extractor, by name: {"head": {"weight": ..., "bias": ...}}."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
     """What a head is fitted to: features z float32 [n, d] (n >= 1) with class ids y int64 [n] out of `classes`, in canonical order.
 
-    `unit_norm`: every z has length 1. `balanced`: every class that occurs counts the same, however many samples it has.
+    `unit_norm`: every z has length 1. `balanced`: every class that occurs counts the same, however many samples it has. `plan` and
+    `extras` are what the release says and brings for heads of its method.
     """
 
     z: Features
@@ -33,6 +37,8 @@ class Lesson:
     unit_norm: bool
     seed: int
     balanced: bool
+    plan: HeadPlan = PLAIN
+    extras: Extras = field(default_factory=dict)
 
     @property
     def present(self) -> NDArray[np.int64]:

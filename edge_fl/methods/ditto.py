@@ -31,7 +31,13 @@ class Ditto(Method):
     family: ClassVar = "personal models beside a global one"
     has_global: ClassVar = True
     parts: ClassVar = {"extractor": shared(), "head": shared(), **PERSONAL_MODEL}
-    head_tier: ClassVar = HeadTier("adapted", "head, pulled towards the global head", extras=("head",))
+    head_tier: ClassVar = HeadTier(
+        "adapted",
+        "head, pulled towards the global head",
+        extras=("head",),
+        way="tuned",
+        numbers={"pull": "lam"},
+    )
     deviations: ClassVar = "v first, then w; official code interleaves them by batch, with the same anchor"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

@@ -37,7 +37,13 @@ class FedALA(Method):
         **{"extractor": shared(), "head": shared(), "personal_head": personal(like="head")},
         **{"weights": personal(), "history": personal()},  # W; how often the client took part
     }
-    head_tier: ClassVar = HeadTier("adapted", "weights W on the head, then the head", extras=("head",))
+    head_tier: ClassVar = HeadTier(
+        "adapted",
+        "weights W on the head, then the head",
+        extras=("head",),
+        way="mixed",
+        numbers={"mixing": "weights_lr"},
+    )
 
     def init_own(self, client: str) -> Parts:
         own = super().init_own(client)

@@ -40,7 +40,13 @@ class FedBABU(Method):
     family: ClassVar = "shared extractor"
     has_global: ClassVar = True
     parts: ClassVar = {"extractor": shared(), "head": shared()}
-    head_tier: ClassVar = HeadTier("native", "head, fine-tuned from its random start", extras=("head",))
+    head_tier: ClassVar = HeadTier(
+        "native",
+        "head, fine-tuned from its random start",
+        extras=("head",),
+        way="tuned",
+        numbers={"epochs": "ft_epochs", "lr": "ft_lr", "momentum": 0.9, "weight_decay": 0.0, "min_steps": 0},
+    )
 
     def broadcast(self, shared: Parts, client: str) -> Parts:
         return {"extractor": shared["extractor"]}

@@ -41,7 +41,11 @@ class FedCRC(Method):
         "head": personal(),
     }
     head_tier: ClassVar = HeadTier(
-        "native", "head (stage 2), global head (stage 3)", extras=("global_head",), uploads=("global_head",)
+        "native",
+        "head (stage 2), global head (stage 3)",
+        extras=("global_head",),
+        uploads={"global_head": "taught_head"},
+        start="global_head",
     )
     deviations: ClassVar = (
         "personal heads start as the global one; the frozen extractor runs in inference behaviour"

@@ -29,7 +29,13 @@ class FedRoD(Method):
     family: ClassVar = "shared extractor, two heads"
     has_global: ClassVar = True
     parts: ClassVar = {"extractor": shared(), "head": shared(), "personal_head": personal(like="head")}
-    head_tier: ClassVar = HeadTier("native", "personal head beside the frozen generic one", extras=("head",))
+    head_tier: ClassVar = HeadTier(
+        "native",
+        "personal head beside the frozen generic one",
+        extras=("head",),
+        way="tuned",
+        numbers={"times": 2.0},  # both heads are linear and start equal: together they are one
+    )
     deviations: ClassVar = "linear personal head, no hypernetwork"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

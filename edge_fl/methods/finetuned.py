@@ -37,7 +37,13 @@ class FineTuned(Method):
     citation: ClassVar = "fine-tuning as in Jing et al., arXiv:2204.11841"
     family: ClassVar = "global model, then tuned"
     parts: ClassVar = {}
-    head_tier: ClassVar = HeadTier("native", "head, which is the fine-tuning itself", extras=("head",))
+    head_tier: ClassVar = HeadTier(
+        "native",
+        "head, which is the fine-tuning itself",
+        extras=("head",),
+        way="tuned",
+        numbers={"epochs": "ft_epochs", "lr": "ft_lr", "momentum": 0.9, "weight_decay": 0.0, "min_steps": 0},
+    )
 
     def __post_init__(self) -> None:
         for name in DECLARED:

@@ -25,13 +25,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.errors import MethodError
+from edge_fl.heads.plan import Share, Way
+from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
@@ -58,13 +60,20 @@ class HeadTier:
     """What a head-only device does under a method (METHODS.md 6.2).
 
     kind: "native" (a stage of the method itself), "adapted" (a documented reduction) or "none" (no shared extractor: refused).
-    `extras` names the shared parts that travel beside the extractor; `uploads` the parts that a device may send back.
+    `extras` names the shared parts that travel beside the extractor, `start` the one among them that is a linear head to start from;
+    `uploads` the parts that a device may send back, and how it finds each (`edge_fl.heads.shares`). They join the next `aggregate`, or
+    with `closes` the method's `finalise`. `way` is how the linear head is found (`edge_fl.heads.WAYS`), `numbers` the plan's numbers by
+    the hyper-parameters that give them, or as they are.
     """
 
     kind: str = "adapted"
     trains: str = "head"
     extras: tuple[str, ...] = ()
-    uploads: tuple[str, ...] = ()
+    uploads: Mapping[str, Share] = field(default_factory=dict)
+    start: str = "head"
+    way: Way = "own"
+    numbers: Mapping[str, str | float] = field(default_factory=dict)
+    closes: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,18 @@ class Method(ABC):
 
     def init_own(self, client: str) -> Parts:
         """Initial personal parts of a client: the same on all clients unless a method salts by `client` (METHODS.md G11)."""
-        personal = {name: spec.start for name, spec in self.parts.items() if not spec.travels}
-        networks = {name: self.net.parts[name].init() for name in personal if name in self.net.parts}
-        numbers = {name: {key: torch.tensor(value) for key, value in start.items()} for name, start in personal.items() if start}
-        return {**networks, **numbers}
+        own: Parts = {}
+        for name, spec in self.parts.items():
+            if spec.travels:
+                continue
+            if name in self.net.parts:
+                own[name] = self.net.parts[name].init()
+            elif spec.state_of:
+                trained = tree.parameters({part: self.net.parts[part].init() for part in spec.state_of})
+                own[name] = tree.flat(self.optimiser.init(trained))
+            elif spec.start:
+                own[name] = {key: torch.tensor(value) for key, value in spec.start.items()}
+        return own
 
     # one round
 
@@ -174,6 +191,10 @@ class Method(ABC):
     def sent(self) -> tuple[str, ...]:
         """Names of the parts that a client may send."""
         return self.sends or self.travelling()
+
+    def resumed(self, kept: Params, w: Parts) -> Any:
+        """The state of an optimiser of w, from how a client keeps it."""
+        return tree.shaped(kept, self.optimiser.init(tree.parameters(w)))
 
     def loss(self, parts: Parts, batch: Batch) -> Tensor:
         """The plain training loss: cross-entropy of head on extractor."""

@@ -37,7 +37,13 @@ class PerFedAvg(Method):
     family: ClassVar = "global model, then tuned"
     has_global: ClassVar = True
     parts: ClassVar = {"extractor": shared(), "head": shared()}
-    head_tier: ClassVar = HeadTier("adapted", "head, `adapt_steps` of size α", extras=("head",))
+    head_tier: ClassVar = HeadTier(
+        "adapted",
+        "head, `adapt_steps` of size α",
+        extras=("head",),
+        way="tuned",
+        numbers={"epochs": "adapt_steps", "lr": "alpha", "momentum": 0.0, "weight_decay": 0.0, "batches": 1},
+    )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         inner = Sgd(self.alpha)

@@ -38,7 +38,13 @@ class PFedMe(Method):
     family: ClassVar = "personal models beside a global one"
     has_global: ClassVar = True
     parts: ClassVar = {"extractor": shared(), "head": shared(), **PERSONAL_MODEL, "history": personal()}
-    head_tier: ClassVar = HeadTier("adapted", "head, pulled towards the global head", extras=("head",))
+    head_tier: ClassVar = HeadTier(
+        "adapted",
+        "head, pulled towards the global head",
+        extras=("head",),
+        way="tuned",
+        numbers={"pull": "lam", "lr": "inner_lr", "momentum": 0.0},
+    )
     deviations: ClassVar = "no weight decay on θ (0.001 in code only); w takes θ's BatchNorm statistics"
 
     def init_own(self, client: str) -> Parts:

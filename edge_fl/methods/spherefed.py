@@ -38,7 +38,13 @@ class SphereFed(Method):
     parts: ClassVar = {"extractor": shared(), "head": shared(orthonormal_head), "sums": shared()}
     sends: ClassVar = ("extractor", "sums")
     head_tier: ClassVar = HeadTier(
-        "native", "nothing, or an own ridge head", extras=("head",), uploads=("sums",)
+        "native",
+        "nothing, or an own ridge head",
+        extras=("head",),
+        uploads={"sums": "ridge_sums"},
+        way="ridge",
+        numbers={"ridge": "ridge"},
+        closes=True,
     )
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.1, momentum=0.5)
     deviations: ClassVar = "the loss is the mean over samples and classes"

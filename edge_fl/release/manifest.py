@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
+from edge_fl.heads.plan import HeadPlan
 from edge_fl.wire.blob import Blob
 
 ExtraName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}\Z")]
@@ -33,6 +34,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """One release: the extractor and, apart from it, the small extra parts that heads of this method use.
 
     `unit_norm` says that features have length 1; `classes` gives class ids their names; a head is valid for one `extractor.sha256`.
+    `heads` says how the method finds heads from the extras, and the only parts that a device may send back.
     """
 
     release: Annotated[int, Meta(ge=1)]
@@ -50,6 +52,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     canary: Canary
     min_onnxruntime: Annotated[str, Meta(pattern=r"^\d{1,4}(\.\d{1,4}){0,2}\Z")] = "1.17"
     extras: Annotated[dict[ExtraName, Blob], Meta(max_length=16)] = {}
+    heads: HeadPlan = HeadPlan()
 
 
 class Entry(Struct, frozen=True):

@@ -22,6 +22,7 @@ from edge_fl.errors import ArtefactError, MethodError
 from edge_fl.learn.tree import Parts, to_arrays, to_device
 from edge_fl.methods import METHODS, steps
 from edge_fl.methods.method import Method
+from edge_fl.methods.tiers import head_plan
 from edge_fl.release.manifest import Canary, Manifest, canary_images
 from edge_fl.seeds import seed_for
 from edge_fl.wire import blob, tensors
@@ -93,9 +94,19 @@ def run(payload: bytes, images: np.ndarray) -> np.ndarray:
 
 
 def release(
-    method: Method, shared: Parts, spec: TaskSpec, *, number: int, task: str, round: int
+    method: Method,
+    shared: Parts,
+    spec: TaskSpec,
+    *,
+    number: int,
+    task: str,
+    round: int,
+    collect: bool = False,
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The manifest of a release and the payloads it names, by sha256: the extractor, and each extra part apart from it."""
+    """The manifest of a release and the payloads it names, by sha256: the extractor, and each extra part apart from it.
+
+    With `collect` the manifest lets head-only devices send back what the method can use.
+    """
     exported = export(method, shared)
     extras = {
         name: tensors.pack(to_arrays({name: shared[name]}))
@@ -119,6 +130,7 @@ def release(
         ir=IR_VERSION,
         canary=_canary(exported.onnx, spec, number),
         extras=described,
+        heads=head_plan(method, spec.method.batch_size, collect=collect),
     )
     payloads: Mapping[str, bytes] = {described[name].sha256: payload for name, payload in extras.items()}
     return manifest, {extractor.sha256: exported.onnx, **payloads}

@@ -18,6 +18,8 @@ from edge_fl.methods.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import Report, Request
+from server.contributions import Contributions
+from server.exchange import Verdict
 from server.inbox import Inbox
 from server.link import Heard, Link
 from server.release import export
@@ -43,6 +45,7 @@ class Rollout:
         task: str,
         spec: TaskSpec,
         heard: Callable[[str, Report], None] = lambda device, report: None,
+        torch_device: str = "cpu",
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
@@ -54,7 +57,8 @@ class Rollout:
         self._change = threading.Condition()
         self._publishing = threading.Lock()
         self._reassert()
-        inbox.on_head(self._take)
+        self.contributions = Contributions(roster, self._count, torch_device)
+        inbox.on_head(self._take, self.contributions)
         link.on("req", self._asked)
         link.on_fresh_broker(self._reassert)
         roster.on_change(self._offer)
@@ -64,12 +68,16 @@ class Rollout:
         """The release that heads are to serve now."""
         return self._current
 
-    def release(self, method: Method, shared: Parts, round: int) -> Manifest:
-        """Exports, publishes and offers one release. Raises ArtefactError when the export misses parity, MethodError without one."""
+    def release(self, method: Method, shared: Parts, round: int, *, collect: bool = False) -> Manifest:
+        """Exports, publishes and offers one release; with `collect`, devices may send back what the method can use.
+
+        Raises ArtefactError when the export misses parity, MethodError without one.
+        """
         number = self._repository.next_release()
         manifest, payloads = export.release(
-            method, shared, self._spec, number=number, task=self._task, round=round
+            method, shared, self._spec, number=number, task=self._task, round=round, collect=collect
         )
+        self.contributions.open(f"rel-{number}", manifest, method)
         with self._publishing:
             self._publisher.publish(manifest, payloads)
         with self._change:
@@ -104,13 +112,19 @@ class Rollout:
                 now.id, "serve", task=self._task, round=current.round, id=id, release=current.release
             )
 
-    def _take(self, device: str, report: Report) -> str:
-        """Why a report of a head does not count, or nothing."""
+    def _take(self, device: str, report: Report) -> Verdict | None:
+        """The answer to a report of a head; None while parts that come with it are on their way."""
         manifest = self._known.get(report.release)
         if manifest is None:
-            return "unknown_release"
+            return Verdict(report.id, "rejected", "unknown_release")
         if not report.error and report.extractor != manifest.extractor.sha256:
-            return "extractor"
+            return Verdict(report.id, "rejected", "extractor")
+        if report.blob and not report.error:
+            return self.contributions.take_report(device, report)
+        self._count(device, report)
+        return Verdict(report.id, "accepted")
+
+    def _count(self, device: str, report: Report) -> None:
         self._heard(device, report)
         if report.error:
             log.warning("%s: release %d: %s", device, report.release, report.error)
@@ -118,7 +132,6 @@ class Rollout:
             if self._current and report.release == self._current.release:
                 self._reported.add(device)
             self._change.notify_all()
-        return ""
 
     def _asked(self, heard: Heard) -> None:
         """A device misses metadata, or chunks of a release, that the broker should have."""

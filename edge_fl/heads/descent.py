@@ -1,0 +1,119 @@
+"""Stochastic descent on a linear head, in NumPy: what the methods' head stages have in common (METHODS.md 6.2).
+
+The loss is cross-entropy towards soft targets t, whose rows need not add up to 1: its slope in the logits is p * sum(t) - t, which covers
+labels (t one-hot) and labels plus a teacher (t = one-hot + teacher's probabilities: cross-entropy and KL, F4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.errors import ArtefactError, RunError
+from edge_fl.heads.head import Array, Features, Lesson
+from edge_fl.heads.plan import HeadPlan
+from edge_fl.seeds import generator
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A linear head: weight [C, d] and bias [C], or no bias at all. Arrays under torch's names are what travels."""
+
+    weight: Features
+    bias: Features | None
+
+    def logits(self, z: Features) -> Features:
+        logits = z @ self.weight.T
+        return logits if self.bias is None else logits + self.bias
+
+    def arrays(self) -> dict[str, Array]:
+        """As a shared part."""
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+
+    def times(self, factor: float) -> Weights:
+        return Weights(
+            self.weight * np.float32(factor), None if self.bias is None else self.bias * np.float32(factor)
+        )
+
+
+def received(lesson: Lesson, name: str) -> Weights:
+    """The linear head that came as the extra `name`; prototypes are one, that of the nearest. Raises ArtefactError for anything else."""
+    arrays: Mapping[str, Array] = lesson.extras.get(name, {})
+    if arrays.keys() == {"mean", "count"}:
+        arrays = {"weight": arrays["mean"], "bias": -0.5 * np.square(arrays["mean"]).sum(axis=1)}
+    expected = {"weight": (lesson.classes, lesson.z.shape[1]), "bias": (lesson.classes,)}
+    wrong = {key: list(array.shape) for key, array in arrays.items() if array.shape != expected.get(key)}
+    if "weight" not in arrays or wrong:
+        raise ArtefactError(
+            f"extra {name!r}: {wrong or 'no weight'}, expected a head {expected}; no head was fitted",
+            "manifest",
+        )
+    bias = arrays.get("bias")
+    return Weights(arrays["weight"].astype(np.float32), None if bias is None else bias.astype(np.float32))
+
+
+def probabilities(logits: Features) -> Features:
+    """Softmax over the last axis; a logit of -inf is probability 0."""
+    exponents = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares: Features = exponents / exponents.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def one_hot(lesson: Lesson) -> Features:
+    """Labels as targets [n, C]."""
+    return np.eye(lesson.classes, dtype=np.float32)[lesson.y]
+
+
+def batches(samples: int, plan: HeadPlan, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Rows of every step."""
+    rng, size = generator(seed, "head"), min(plan.batch_size, samples)
+    per_epoch = -(-samples // size)
+    epochs = plan.epochs if plan.batches else max(plan.epochs, -(-plan.min_steps // per_epoch))
+    order = rng.permutation(samples)
+    for _ in range(epochs):
+        order = order if plan.batches else rng.permutation(samples)
+        for start in range(0, samples, size)[: plan.batches or None]:
+            yield order[start : start + size]
+
+
+def descend(
+    start: Weights,
+    lesson: Lesson,
+    targets: Features | None = None,
+    given: Features | None = None,
+    **changes: float,
+) -> Weights:
+    """`start` after SGD on features z towards `targets` [n, C] (default: the labels), by `lesson.plan` with `changes`.
+
+    `given` [n, C] are logits that are added but not trained. The pull is an implicit step, stable for any weight. Raises RunError.
+    """
+    plan = replace_plan(lesson.plan, **changes)
+    targets = one_hot(lesson) if targets is None else targets
+    given = np.zeros_like(targets) if given is None else given
+    held = [start.weight.copy(), *([] if start.bias is None else [start.bias.copy()])]
+    anchor, speed = [layer.copy() for layer in held], [np.zeros_like(layer) for layer in held]
+    lr, shrink = np.float32(plan.lr), np.float32(1 / (1 + plan.lr * plan.pull))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rows in batches(len(lesson.z), plan, lesson.seed):
+            z, wanted = lesson.z[rows], targets[rows]
+            p = probabilities(z @ held[0].T + sum(held[1:], given[rows]))
+            error = (p * wanted.sum(axis=1, keepdims=True) - wanted) / np.float32(len(rows))
+            for layer, velocity, origin, slope in zip(
+                held, speed, anchor, (error.T @ z, error.sum(axis=0)), strict=False
+            ):
+                velocity *= np.float32(plan.momentum)
+                velocity += slope + np.float32(plan.weight_decay) * layer
+                layer -= lr * velocity
+                if plan.pull:
+                    layer += (1 - shrink) * (origin - layer)
+    if not all(np.isfinite(layer).all() for layer in held):
+        raise RunError("head: descent gave NaN or Infinity; not used (lower the learning rate?)")
+    return Weights(held[0], held[1] if len(held) > 1 else None)
+
+
+def replace_plan(plan: HeadPlan, **changes: float) -> HeadPlan:
+    """The plan with some numbers exchanged."""
+    return HeadPlan(**{**{name: getattr(plan, name) for name in plan.__struct_fields__}, **changes})

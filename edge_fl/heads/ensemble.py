@@ -1,0 +1,61 @@
+"""The ensemble of DualFed: a personal MLP and the frozen global classifier vote with their probabilities (Eq. 5).
+
+The MLP stands for projector and personal classifier, which a head-only device trains on features without the contrastive term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self, final
+
+import numpy as np
+
+from edge_fl.heads.descent import probabilities, received
+from edge_fl.heads.head import Features, Head, Lesson
+from edge_fl.heads.mlp import Mlp
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ensemble(Head):
+    """The arrays of an MLP head, and theirs [C, d], theirs_bias [C] of the global classifier."""
+
+    hidden_weights: Features
+    hidden_bias: Features
+    weights: Features
+    bias: Features
+    mean: Features
+    std: Features
+    theirs: Features
+    theirs_bias: Features
+
+    kind: ClassVar[str] = "ensemble"
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **Mlp.shapes,
+        "theirs": ("C", "d"),
+        "theirs_bias": ("C",),
+    }
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        theirs = received(lesson, lesson.plan.start)
+        bias = np.zeros(lesson.classes, np.float32) if theirs.bias is None else theirs.bias
+        return cls(
+            lesson.classes,
+            lesson.extractor,
+            **Mlp.fit(lesson).to_arrays(),
+            theirs=theirs.weight,
+            theirs_bias=bias,
+        )
+
+    @property
+    def mlp(self) -> Mlp:
+        """The personal half."""
+        return Mlp(self.classes, self.extractor, **{name: getattr(self, name) for name in Mlp.shapes})
+
+    def logits(self, z: Features) -> Features:
+        """Logarithms of the mean of both probabilities."""
+        ours, theirs = probabilities(self.mlp.logits(z)), probabilities(z @ self.theirs.T + self.theirs_bias)
+        logits: Features = np.log((ours + theirs) / 2 + np.float32(1e-30))
+        return logits

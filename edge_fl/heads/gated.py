@@ -1,0 +1,94 @@
+"""The gated head of FedCP: a frozen policy decides, feature by feature, what the personal head sees and what the frozen global one.
+
+Only the personal head is trained here, by descent from the global one; policy and global head are the release's extras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, final
+
+import numpy as np
+
+from edge_fl.errors import ArtefactError
+from edge_fl.heads.descent import Weights, descend, probabilities, received
+from edge_fl.heads.head import Array, Features, Head, Lesson, require_features
+
+POLICY = "policy"
+EPSILON = 1e-5  # of torch's LayerNorm
+NAMES = {"0.weight": "inner", "0.bias": "inner_bias", "1.weight": "gain", "1.bias": "shift"}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Gated(Head):
+    """weights, bias of the personal head; theirs, theirs_bias of the global one; context v [d]; the policy d -> 2d -> (2, d)."""
+
+    weights: Features
+    bias: Features
+    theirs: Features
+    theirs_bias: Features
+    context: Features
+    inner: Features
+    inner_bias: Features
+    gain: Features
+    shift: Features
+
+    kind: ClassVar[str] = "gated"
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weights": ("C", "d"),
+        "bias": ("C",),
+        "theirs": ("C", "d"),
+        "theirs_bias": ("C",),
+        "context": ("d",),
+        "inner": ("e", "d"),
+        "inner_bias": ("e",),
+        "gain": ("e",),
+        "shift": ("e",),
+    }
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        """The personal head on ours * z; the global head's logits on the rest are part of the prediction, and of the loss."""
+        theirs, policy = received(lesson, lesson.plan.start), _policy(lesson)
+        bias = np.zeros(lesson.classes, np.float32) if theirs.bias is None else theirs.bias
+        context = theirs.weight.sum(axis=0)
+        start = cls(
+            lesson.classes, lesson.extractor, theirs.weight, bias, theirs.weight, bias, context, **policy
+        )
+        ours, rest = start.gates(lesson.z)
+        given = ((rest * lesson.z) @ theirs.weight.T + bias).astype(np.float32)
+        found = descend(Weights(theirs.weight, bias), replace(lesson, z=ours * lesson.z), given=given)
+        assert found.bias is not None
+        return cls(
+            lesson.classes, lesson.extractor, found.weight, found.bias, theirs.weight, bias, context, **policy
+        )
+
+    def gates(self, z: Features) -> tuple[Features, Features]:
+        """What of each feature goes to the personal head and what to the global one; they add up to 1 (Eqs. 4 to 6)."""
+        x = (
+            z * self.context / max(float(np.linalg.norm(self.context)), 1e-12)
+        ) @ self.inner.T + self.inner_bias
+        mean, variance = x.mean(axis=1, keepdims=True), x.var(axis=1, keepdims=True)
+        x = np.maximum((x - mean) / np.sqrt(variance + EPSILON) * self.gain + self.shift, 0)
+        shares = probabilities(x.reshape(len(z), 2, -1).transpose(0, 2, 1).astype(np.float32))
+        return shares[..., 0], shares[..., 1]
+
+    def logits(self, z: Features) -> Features:
+        require_features(z, len(self.context), self.kind)
+        ours, rest = self.gates(z)
+        personal = (ours * z) @ self.weights.T + self.bias
+        logits: Features = (personal + (rest * z) @ self.theirs.T + self.theirs_bias).astype(np.float32)
+        return logits
+
+
+def _policy(lesson: Lesson) -> dict[str, Array]:
+    arrays, d = lesson.extras.get(POLICY, {}), lesson.z.shape[1]
+    expected = {"0.weight": (2 * d, d), "0.bias": (2 * d,), "1.weight": (2 * d,), "1.bias": (2 * d,)}
+    if {name: array.shape for name, array in arrays.items()} != expected:
+        raise ArtefactError(
+            f"extra {POLICY!r}: holds {', '.join(arrays)}, expected {expected}; no head was fitted",
+            "manifest",
+        )
+    return {NAMES[name]: array.astype(np.float32) for name, array in arrays.items()}

@@ -1,0 +1,90 @@
+"""The tuned head: linear on raw features, and found from the head that came with the release, as the method's own stage finds it.
+
+`tune` goes down from the received head (fine-tuning; Ditto and pFedMe with a pull towards it; Fed-RoD, whose personal head on top of the
+frozen generic one adds up to one linear head; FedETF's copy of the frame). `mix` first learns how much of the received head to take
+(FedALA); `ridge` is SphereFed's closed form on this device's samples alone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self, final
+
+import numpy as np
+
+from edge_fl.heads.descent import Weights, batches, descend, one_hot, probabilities, received, replace_plan
+from edge_fl.heads.head import Features, Lesson, untouched
+from edge_fl.heads.linear import Linear
+
+OWN, SCALE = (
+    "own",
+    "scale",
+)  # the head that this device served until now, and a factor on logits, among the extras
+
+
+@final
+class Tuned(Linear):
+    """A linear head that knows all classes, seen or not; nothing is standardised."""
+
+    kind: ClassVar[str] = "tuned"
+
+    @classmethod
+    def fit(cls, lesson: Lesson) -> Self:
+        return cls.of(lesson, tune(lesson))
+
+    @classmethod
+    def of(cls, lesson: Lesson, found: Weights) -> Self:
+        """These weights as a head."""
+        bias = np.zeros(lesson.classes, np.float32) if found.bias is None else found.bias
+        everyone = np.arange(lesson.classes, dtype=np.int64)
+        return cls(lesson.classes, lesson.extractor, found.weight, bias, *untouched(lesson), everyone)
+
+    def raw(self) -> Weights:
+        """The weights as they travel."""
+        return Weights(self.weights, self.bias)
+
+
+def tune(lesson: Lesson) -> Weights:
+    """Descent from the received head; where a scale s came too, the head is s times what is trained (FedETF, Eq. 5)."""
+    scale = float(lesson.extras[SCALE]["s"]) if SCALE in lesson.extras else 1.0
+    start = received(lesson, lesson.plan.start).times(lesson.plan.times * scale)
+    return descend(start, lesson, lr=lesson.plan.lr * scale**2)
+
+
+def mix(lesson: Lesson) -> Weights:
+    """One epoch on the weights W in [0, 1], from 1, of theirs over ours (FedALA, Eq. 5), then descent; without ours just that."""
+    theirs = received(lesson, lesson.plan.start)
+    start = theirs if OWN not in lesson.extras else _mixed(lesson, theirs, received(lesson, OWN))
+    return descend(start, lesson)
+
+
+def _mixed(lesson: Lesson, theirs: Weights, ours: Weights) -> Weights:
+    mine, target = _layers(ours), one_hot(lesson)
+    gaps = [a - b for a, b in zip(_layers(theirs), mine, strict=True)]
+    shares = [np.ones_like(gap) for gap in gaps]
+    head = theirs
+    for rows in batches(len(lesson.z), replace_plan(lesson.plan, epochs=1, min_steps=0), lesson.seed):
+        z = lesson.z[rows]
+        error = (probabilities(head.logits(z)) - target[rows]) / np.float32(len(rows))
+        slopes = (error.T @ z, error.sum(axis=0))
+        for share, gap, slope in zip(shares, gaps, slopes, strict=True):
+            np.clip(share - np.float32(lesson.plan.mixing) * slope * gap, 0, 1, out=share)
+        head = Weights(*(own + share * gap for own, share, gap in zip(mine, shares, gaps, strict=True)))
+    return head
+
+
+def ridge(lesson: Lesson) -> Weights:
+    """(A + λI)^-1 B of this device's own sums (SphereFed, FFC); no bias."""
+    a, b = ridge_sums(lesson)
+    solved = np.linalg.solve(a.astype(np.float64) + lesson.plan.ridge * np.eye(len(a)), b.astype(np.float64))
+    return Weights(np.ascontiguousarray(solved.T, np.float32), None)
+
+
+def ridge_sums(lesson: Lesson) -> tuple[Features, Features]:
+    """A = Σ z zᵀ [d, d] and B = Σ z onehotᵀ [d, C]."""
+    z = lesson.z.astype(np.float64)
+    return (z.T @ z).astype(np.float32), (z.T @ one_hot(lesson)).astype(np.float32)
+
+
+def _layers(head: Weights) -> list[Features]:
+    bias = np.zeros(len(head.weight), np.float32) if head.bias is None else head.bias
+    return [head.weight, bias]
