@@ -47,8 +47,8 @@ PREFIX = "sim-"
 class FleetConfig:
     """What to simulate. `data.clients` is the number of devices, `full` of them train, the others fit `heads` in turn.
 
-    Ends after `duration_s`, or with `until_idle` once the server has gone and nothing is left to do, or nothing has happened for
-    `idle_s` since the first report was taken.
+    Ends after `duration_s`, or with `until_idle` once nothing is left to do and the server has gone, or nothing has happened for
+    `idle_s`; it waits for a server that never came.
     """
 
     data: DataConfig
@@ -169,7 +169,7 @@ class _Ending:
 
     def __init__(self, runner: Runner, config: FleetConfig) -> None:
         self._devices, self._config = runner.devices, config
-        self._seen = False
+        self._met_server = False
         self._busy_s = time.monotonic()
 
     def reached(self) -> bool:
@@ -178,11 +178,13 @@ class _Ending:
             return True
         if not self._config.until_idle:
             return False
-        self._seen = self._seen or any(found.acknowledged.total() for found in devices)
-        if not self._seen or not all(found.is_quiet or found.lost for found in devices):
+        online = any(found.state.server_online for found in devices)
+        self._met_server = self._met_server or online
+        taken = any(found.acknowledged.total() for found in devices)
+        waits = not taken and (online or not self._met_server)
+        if waits or not all(found.is_quiet or found.lost for found in devices):
             self._busy_s = now_s
-        gone = not any(found.state.server_online for found in devices)
-        return now_s - self._busy_s >= (1.0 if gone else self._config.idle_s)
+        return now_s - self._busy_s >= (1.0 if taken and not online else self._config.idle_s)
 
 
 def _maker(

@@ -115,6 +115,24 @@ def test_a_fleet_trains_installs_fits_reports_and_ends(broker: InMemoryBroker, t
     }
 
 
+def test_a_fleet_does_not_wait_for_a_server_that_went_away_without_a_word(
+    broker: InMemoryBroker, tmp_path: Path
+) -> None:
+    connect = partial(InMemoryTransport, broker)
+    server = ScriptedServer(connect)
+    server.online()
+    thread = threading.Thread(
+        target=run_fleet, args=(config(tmp_path, full=0), connect), kwargs={"every_s": 0.05}
+    )
+    thread.start()
+    server.wait_for("sim-005", "state", lambda state: state.status == "ready")
+    thread.join(1.0)
+    assert thread.is_alive(), "a server that is there may still want something"
+    server.transport.close(clean=False)
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 def test_a_head_only_fleet_is_stopped_from_outside(broker: InMemoryBroker, tmp_path: Path) -> None:
     runners = []
     settings = config(tmp_path, full=0, until_idle=False)
