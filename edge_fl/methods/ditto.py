@@ -13,10 +13,9 @@ from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import proximal
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
+from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Ditto(Method):
     citation: ClassVar = "Li et al., ICML 2021"
     family: ClassVar = "personal models beside a global one"
     has_global: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared(), **PERSONAL_MODEL}
+    parts: ClassVar = {**SHARED_MODEL, **PERSONAL_MODEL}
     head_tier: ClassVar = HeadTier(
         "adapted",
         "head, pulled towards the global head",

@@ -13,7 +13,7 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit, gradient, scan
-from edge_fl.learn.part import personal, shared
+from edge_fl.learn.part import history, personal, shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import HeadTier, Method
@@ -35,28 +35,22 @@ class FedALA(Method):
     vectorises: ClassVar = False
     parts: ClassVar = {
         **{"extractor": shared(), "head": shared(), "personal_head": personal(like="head")},
-        **{"weights": personal(), "history": personal()},  # W; how often the client took part
+        **{"weights": personal(), "history": history(rounds=0)},
     }
     head_tier: ClassVar = HeadTier(
-        "adapted",
-        "weights W on the head, then the head",
-        extras=("head",),
-        way="mixed",
-        numbers={"mixing": "weights_lr"},
+        "adapted", "weights W, then the head", ("head",), way="mixed", numbers={"mixing": "weights_lr"}
     )
 
     def init_own(self, client: str) -> Parts:
         own = super().init_own(client)
-        ones = tree.map(torch.ones_like, own["personal_head"])
-        return {**own, "weights": ones, "history": {"rounds": torch.tensor(0)}}
+        return {**own, "weights": tree.map(torch.ones_like, own["personal_head"])}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         weights = self._learn_weights(down, own, data)
-        head = tree.blend(weights, down["head"], own["personal_head"])  # Eq. 4
-        start = {"extractor": down["extractor"], "head": head}
+        start = {**down, "head": tree.blend(weights, down["head"], own["personal_head"])}  # Eq. 4
         w = fit(self.loss, start, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
-        history = tree.map(lambda rounds: rounds + 1, own["history"])
-        return w, {"personal_head": w["head"], "weights": weights, "history": history}
+        once_more = {"rounds": own["history"]["rounds"] + 1}
+        return w, {"personal_head": w["head"], "weights": weights, "history": once_more}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         return {}, {**own, "weights": self._learn_weights(down, own, data)}

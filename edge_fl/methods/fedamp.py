@@ -19,7 +19,7 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
+from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FedAMP(Method):
     title: ClassVar = "FedAMP"
     citation: ClassVar = "Huang et al., AAAI 2021"
     family: ClassVar = "personal models, mixed"
-    parts: ClassVar = {"extractor": shared(), "head": shared(), "mixed": shared(), **PERSONAL_MODEL}
+    parts: ClassVar = {**SHARED_MODEL, "mixed": shared(), **PERSONAL_MODEL}
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")
     deviations: ClassVar = "attention to others that adds up to more than 1 is scaled to 1"

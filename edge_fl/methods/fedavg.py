@@ -11,9 +11,8 @@ from torch import Tensor
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class FedAvg(Method):
     citation: ClassVar = "McMahan et al., AISTATS 2017"
     family: ClassVar = "global model"
     has_global: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared()}
+    parts: ClassVar = SHARED_MODEL
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

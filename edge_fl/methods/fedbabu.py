@@ -14,10 +14,9 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
 
 TUNED = "tuned_"
 SCOPES = {"full": ("extractor", "head"), "head": ("head",), "body": ("extractor",)}
@@ -39,7 +38,7 @@ class FedBABU(Method):
     citation: ClassVar = "Oh et al., ICLR 2022"
     family: ClassVar = "shared extractor"
     has_global: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared()}
+    parts: ClassVar = SHARED_MODEL
     head_tier: ClassVar = HeadTier(
         "native",
         "head, fine-tuned from its random start",

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import BatchNorm, HeadTier, Method
+from edge_fl.methods.method import SHARED_MODEL, BatchNorm, HeadTier, Method
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class FedBN(Method):
     title: ClassVar = "FedBN"
     citation: ClassVar = "Li et al., ICLR 2021"
     family: ClassVar = "global model, personal BatchNorm"
-    parts: ClassVar = {"extractor": shared(), "head": shared()}
+    parts: ClassVar = SHARED_MODEL
     batch_norm: ClassVar = BatchNorm.LOCAL_BN
     uniform: ClassVar = True
     head_tier: ClassVar = HeadTier("adapted", "head on averaged BatchNorm", extras=("head",))

@@ -46,11 +46,7 @@ class FedCP(Method):
         "context": personal(),
     }
     head_tier: ClassVar = HeadTier(
-        "adapted",
-        "personal head behind the frozen policy",
-        extras=("head", "policy"),
-        uploads={"head": "half_head"},
-        way="gated",
+        "adapted", "head behind the frozen policy", ("head", "policy"), {"head": "half_head"}, way="gated"
     )
 
     def init_own(self, client: str) -> Parts:

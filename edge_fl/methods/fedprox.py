@@ -12,10 +12,9 @@ from torch import Tensor
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import proximal
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class FedProx(Method):
     citation: ClassVar = "Li et al., MLSys 2020"
     family: ClassVar = "global model"
     has_global: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared()}
+    parts: ClassVar = SHARED_MODEL
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

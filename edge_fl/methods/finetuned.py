@@ -21,7 +21,16 @@ from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import HeadTier, Method
 
 TUNED = "tuned_"  # prefix of the personal copies
-DECLARED = ("title", "parts", "batch_norm", "uniform", "exports", "unit_norm", "has_global", "trains_everyone")
+DECLARED = (
+    "title",
+    "parts",
+    "batch_norm",
+    "uniform",
+    "exports",
+    "unit_norm",
+    "has_global",
+    "trains_everyone",
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,9 @@ class FineTuned(Method):
 
     inner: Method = field(kw_only=True)
     ft_epochs: int = hyper(10, "epochs of fine-tuning", low=0, source="RepPer [P]")
-    ft_lr: float = hyper(0.01, "learning rate of fine-tuning, momentum 0.9", low=0, source="unspecified in the paper [D]")
+    ft_lr: float = hyper(
+        0.01, "learning rate of fine-tuning, momentum 0.9", low=0, source="unspecified in the paper [D]"
+    )
     ft_scope: str = hyper("head", "what is tuned", choices=("head", "full"), source="RepPer [P]")
 
     title: ClassVar = "+FT"
@@ -51,7 +62,9 @@ class FineTuned(Method):
             object.__setattr__(self, name, f"{value}+FT" if name == "title" else value)
         super().__post_init__()
         if self.ft_scope == "full" and type(self.inner).features is not Method.features:
-            raise MethodError(f"method {self.title}: ft_scope = 'full', expected 'head' (features of its own); nothing was started")
+            raise MethodError(
+                f"method {self.title}: ft_scope = 'full', expected 'head' (features of its own); nothing was started"
+            )
 
     def at(self, round: int) -> Self:
         return replace(self, inner=self.inner.at(round))

@@ -39,11 +39,13 @@ from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.mean import PROTOTYPES, Update, no_prototypes, only_owned, weighted_mean
 from edge_fl.learn.optimiser import Optimiser, Sgd
-from edge_fl.learn.part import Net, PartSpec, personal
+from edge_fl.learn.part import Net, PartSpec, personal, shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods import hyper
 
+Numbers = Mapping[str, str | float]  # by name: as they are, or the hyper-parameter that gives them
 PERSONAL = "personal_"  # before a part's name: the client's own version of a part that it also receives
+SHARED_MODEL = {name: shared() for name in ("extractor", "head")}
 PERSONAL_MODEL = {f"{PERSONAL}{name}": personal(like=name) for name in ("extractor", "head")}
 
 
@@ -72,7 +74,7 @@ class HeadTier:
     uploads: Mapping[str, Share] = field(default_factory=dict)
     start: str = "head"
     way: Way = "own"
-    numbers: Mapping[str, str | float] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=dict)
     closes: bool = False
 
 

@@ -14,7 +14,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, model_contrast
-from edge_fl.learn.part import personal, projection, shared
+from edge_fl.learn.part import history, personal, projection, shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import HeadTier, Method
@@ -44,13 +44,10 @@ class MOON(Method):
         "head": shared(lambda net, method: nn.Linear(method.moon_proj or net.feature_dim, net.classes)),
         "previous_extractor": personal(like="extractor"),
         "previous_projection": personal(like="projection"),
-        "history": personal(),
+        "history": history(trained=0.0),
     }
     exports: ClassVar = ("extractor", "projection")
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
-
-    def init_own(self, client: str) -> Parts:
-        return {**super().init_own(client), "history": {"trained": torch.zeros(())}}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net = self.net
@@ -65,8 +62,8 @@ class MOON(Method):
             return error + self.mu * model_contrast(z, near, far, self.temperature, batch.mask)  # Eq. 4
 
         w = fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
-        history = {"history": tree.map(torch.ones_like, own["history"])}
-        return w, {**tree.prefixed(PREVIOUS, {name: w[name] for name in previous}), **history}
+        trained = {"history": tree.map(torch.ones_like, own["history"])}
+        return w, {**tree.prefixed(PREVIOUS, {name: w[name] for name in previous}), **trained}
 
     def features(self, parts: Parts, x: Tensor) -> Tensor:
         z = self.net.extractor.frozen(parts["extractor"], x)

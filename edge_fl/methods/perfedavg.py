@@ -14,12 +14,12 @@ from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import descend, gradient, scan
 from edge_fl.learn.optimiser import Leaves, Sgd
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method, Numbers
 
 ADAPTED = "adapted_"
+TIER: Numbers = {"epochs": "adapt_steps", "lr": "alpha", "momentum": 0.0, "weight_decay": 0.0, "batches": 1}
 Carry = tuple[Leaves, Parts, Leaves, Any, int]  # w, the model ahead, the slope there, optimiser state, turn
 
 
@@ -36,14 +36,8 @@ class PerFedAvg(Method):
     citation: ClassVar = "Fallah et al., NeurIPS 2020"
     family: ClassVar = "global model, then tuned"
     has_global: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared()}
-    head_tier: ClassVar = HeadTier(
-        "adapted",
-        "head, `adapt_steps` of size α",
-        extras=("head",),
-        way="tuned",
-        numbers={"epochs": "adapt_steps", "lr": "alpha", "momentum": 0.0, "weight_decay": 0.0, "batches": 1},
-    )
+    parts: ClassVar = SHARED_MODEL
+    head_tier: ClassVar = HeadTier("adapted", "`adapt_steps` of size α", ("head",), way="tuned", numbers=TIER)
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         inner = Sgd(self.alpha)

@@ -17,10 +17,12 @@ from edge_fl.learn.fit import descend, scan
 from edge_fl.learn.losses import proximal
 from edge_fl.learn.mean import Update, lerp, weighted_mean
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.part import personal, shared
+from edge_fl.learn.part import history
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
+from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method, Numbers
+
+TIER: Numbers = {"pull": "lam", "lr": "inner_lr", "momentum": 0.0}
 
 
 @dataclass(frozen=True)
@@ -37,18 +39,11 @@ class PFedMe(Method):
     citation: ClassVar = "Dinh et al., NeurIPS 2020"
     family: ClassVar = "personal models beside a global one"
     has_global: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared(), **PERSONAL_MODEL, "history": personal()}
+    parts: ClassVar = {**SHARED_MODEL, **PERSONAL_MODEL, "history": history(trained=0.0)}
     head_tier: ClassVar = HeadTier(
-        "adapted",
-        "head, pulled towards the global head",
-        extras=("head",),
-        way="tuned",
-        numbers={"pull": "lam", "lr": "inner_lr", "momentum": 0.0},
+        "adapted", "head, pulled to the global one", ("head",), way="tuned", numbers=TIER
     )
     deviations: ClassVar = "no weight decay on θ (0.001 in code only); w takes θ's BatchNorm statistics"
-
-    def init_own(self, client: str) -> Parts:
-        return {**super().init_own(client), "history": {"trained": torch.zeros(())}}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         def step(carry: tuple[Parts, Parts, Any], batch: Batch) -> tuple[Parts, Parts, Any]:
