@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge_fl import metrics
 from edge_fl.config import MethodConfig, Recipe
@@ -13,6 +13,16 @@ from server.compare.table import BYTES_DOWN, BYTES_UP, SECONDS, UNTIL_BYTES, Row
 
 MEGABYTE = 1e6
 Write = Callable[[Spread, int], str]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, the number of `table` under it, how that is written, and what it means."""
+
+    heading: str
+    number: str
+    write: Write
+    meaning: str
 
 
 def percent(value: Spread, seeds: int) -> str:
@@ -33,21 +43,21 @@ def plain(value: Spread, seeds: int) -> str:
 
 
 PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
-COLUMNS: tuple[tuple[str, str, Write, str], ...] = (
-    ("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
-    ("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the closing personalisation"),
-    ("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
-    ("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
-    ("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
-    ("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
-    ("local only", metrics.LOCAL_ONLY, percent, "'after' of the same clients under Local"),
-    ("unseen", metrics.UNSEEN_TEST, percent, "the global model, as it is, on clients that never trained"),
-    ("std", f"{metrics.PERSONAL_AFTER}.std", percent, "of 'after' over clients"),
-    ("worst tenth", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the worst tenth of the clients"),
-    ("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
-    ("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
-    ("MB to target", UNTIL_BYTES, megabytes, "both, over all rounds until the mean accuracy reaches the target"),
-    ("seconds", SECONDS, plain, "of the whole run on one thread"),
+COLUMNS = (
+    Column("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
+    Column("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the closing personalisation"),
+    Column("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
+    Column("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
+    Column("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
+    Column("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
+    Column("local only", metrics.LOCAL_ONLY, percent, "'after' of the same clients under Local"),
+    Column("unseen", metrics.UNSEEN_TEST, percent, "the global model, as it is, on clients that never trained"),
+    Column("std", f"{metrics.PERSONAL_AFTER}.std", percent, "of 'after' over clients"),
+    Column("worst tenth", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the worst tenth of the clients"),
+    Column("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
+    Column("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
+    Column("MB to target", UNTIL_BYTES, megabytes, "both, over all rounds until the mean accuracy reaches the target"),
+    Column("seconds", SECONDS, plain, "of the whole run on one thread"),
 )  # fmt: skip
 
 
@@ -91,11 +101,9 @@ def conditions(recipe: Recipe) -> str:
 
 
 def _sheet(rows: Sequence[Row], cells: Sequence[Cell]) -> Sheet:
-    shown = [column for column in COLUMNS if _is_worth_showing(column[1], rows)]
+    shown = [column for column in COLUMNS if _is_worth_showing(column.number, rows)]
     seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
-    body = [
-        [row.method, *(_cell(row, number, write, seeds) for _, number, write, _ in shown)] for row in rows
-    ]
+    body = [[row.method, *(_cell(row, column, seeds) for column in shown)] for row in rows]
     failures = [
         f"{row.method} FAILED with seed {seed}: {reason}"
         for row in rows
@@ -103,16 +111,16 @@ def _sheet(rows: Sequence[Row], cells: Sequence[Cell]) -> Sheet:
     ]
     over = f"mean±std over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"{conditions(cells[0].recipe)}; {over}"
-    headings = ["method", *(heading for heading, *_ in shown)]
+    headings = ["method", *(column.heading for column in shown)]
     return Sheet(title, headings, body, [*_unequal(cells, cells[0].recipe), *failures])
 
 
 def _legend(found: Sequence[Sheet], target: float | None) -> Iterator[str]:
     yield "Accuracies are in per cent, means over clients after the last round, unless said otherwise:"
     headings = {heading for sheet in found for heading in sheet.headings}
-    for heading, number, _, meaning in COLUMNS:
-        if heading in headings:
-            yield f"- {heading}: {meaning} ({number})"
+    for column in COLUMNS:
+        if column.heading in headings:
+            yield f"- {column.heading}: {column.meaning} ({column.number})"
     if target is not None:
         yield f"- the target is {target:.0%}"
 
@@ -131,11 +139,11 @@ def _is_worth_showing(number: str, rows: Sequence[Row]) -> bool:
     return bool(found)
 
 
-def _cell(row: Row, number: str, write: Write, seeds: int) -> str:
+def _cell(row: Row, column: Column, seeds: int) -> str:
     if not row.numbers:
         return "failed"
-    value = row.numbers.get(number)
-    return write(value, seeds) if value and value.count else "-"
+    value = row.numbers.get(column.number)
+    return column.write(value, seeds) if value and value.count else "-"
 
 
 def _count(number: int, what: str) -> str:
