@@ -37,6 +37,8 @@ def building(seed: int = 0) -> Iterator[None]:
 class Part:
     """One named part of a network; `norm` names every BatchNorm tensor in it, `norm_statistics` only the running ones.
 
+    `linear` says that it is one linear layer and nothing else.
+
     `layers` holds the names of each layer's tensors, first layer first; a BatchNorm belongs to the layer before it.
     """
 
@@ -48,6 +50,7 @@ class Part:
         self._training = respect_padding(module.train())
         self._slots = {id(m): _slots(m) for m in (self._training, self._inference)}
         self.norm, self.norm_statistics = _norm_names(module)
+        self.linear = type(module) is nn.Linear and module.bias is not None
         self.layers = _layers(module)
 
     def init(self, salt: str = "") -> Params:
@@ -142,13 +145,15 @@ class PartSpec:
 
     `build(net, method)` gives the module, in place of the net's own of that name if there is one; None for the net's own parts and for
     statistics such as prototypes. `like` names the part of the same shape whose initial values it shares (METHODS.md G11); `like`
-    without `build` is that very network with parameters of its own. `start` holds the numbers that a part without a network starts from.
+    without `build` is that very network with parameters of its own. `start` holds the numbers that a part without a network starts from,
+    `state_of` names the parts whose optimiser it keeps.
     """
 
     travels: bool
     build: Callable[..., nn.Module] | None = None
     like: str = ""
     start: Mapping[str, float] = field(default_factory=dict)
+    state_of: tuple[str, ...] = ()
 
 
 def shared(build: Callable[..., nn.Module] | None = None, like: str = "") -> PartSpec:
@@ -164,6 +169,11 @@ def personal(build: Callable[..., nn.Module] | None = None, like: str = "") -> P
 def history(**start: float) -> PartSpec:
     """Numbers that a client remembers from one participation to the next, and what they are before its first."""
     return PartSpec(False, start=start)
+
+
+def optimiser_state(*parts: str) -> PartSpec:
+    """The state of an optimiser that trains `parts`, kept from round to round (the exception to METHODS.md G8)."""
+    return PartSpec(False, state_of=parts)
 
 
 def linear_head(net: Net, method: object = None) -> nn.Module:

@@ -26,8 +26,8 @@ def map(fn: Callable[..., Tensor], tree: T, *others: Any) -> T:
     result: Any = tree
     if isinstance(tree, Tensor):
         result = fn(tree, *others)
-    elif isinstance(tree, Mapping):
-        result = {key: map(fn, tree[key], *(other[key] for other in others)) for key in tree}
+    elif isinstance(tree, dict):
+        result = {key: map(fn, item, *[other[key] for other in others]) for key, item in tree.items()}
     elif isinstance(tree, tuple):
         result = tuple(map(fn, item, *rest) for item, *rest in zip(tree, *others, strict=True))
     return result  # type: ignore[no-any-return]
@@ -42,7 +42,13 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tenso
     """All tensors of a tree of dicts by their path of names."""
     if isinstance(tree, Tensor):
         return {path: tree}
-    return {p: t for key in tree for p, t in leaves(tree[key], (*path, key)).items()}
+    found: dict[tuple[str, ...], Tensor] = {}
+    for key, item in tree.items():
+        if isinstance(item, Tensor):
+            found[*path, key] = item
+        else:
+            found |= leaves(item, (*path, key))
+    return found
 
 
 def parameters(tree: Any) -> dict[tuple[str, ...], Tensor]:
@@ -57,8 +63,8 @@ def has_buffers(tree: Any) -> bool:
 
 def replaced(tree: T, values: Mapping[tuple[str, ...], Tensor], path: tuple[str, ...] = ()) -> T:
     """The tree with some leaves exchanged; the dicts are new, the other leaves are shared."""
-    if isinstance(tree, Mapping):
-        return {key: replaced(tree[key], values, (*path, key)) for key in tree}  # type: ignore[return-value]
+    if isinstance(tree, dict):
+        return {key: replaced(item, values, (*path, key)) for key, item in tree.items()}  # type: ignore[return-value]
     return values.get(path, tree)  # type: ignore[return-value]
 
 
@@ -96,6 +102,28 @@ def where(flag: Tensor, then: T, otherwise: T) -> T:
 def blend(weights: T, one: T, other: T) -> T:
     """weights * one + (1 - weights) * other, element by element: `one` to the bit where the weight is 1."""
     return map(lambda w, a, b: w * a + (1 - w) * b, weights, one, other)
+
+
+def flat(tree: Any, name: str = "") -> Params:
+    """Any tree as one part, each tensor under the names on the way to it; so a client can keep an optimiser's state."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+    return {path: t for key, value in items for path, t in flat(value, f"{name}|{_word(key)}").items()}
+
+
+def shaped(params: Params, like: T, name: str = "") -> T:
+    """The inverse of `flat`, for a tree of the same structure as `like`."""
+    result: Any = params.get(name)
+    if isinstance(like, Mapping):
+        result = {key: shaped(params, value, f"{name}|{_word(key)}") for key, value in like.items()}
+    elif isinstance(like, tuple):
+        result = tuple(shaped(params, value, f"{name}|{number}") for number, value in enumerate(like))
+    return result  # type: ignore[no-any-return]
+
+
+def _word(key: Any) -> str:
+    return "|".join(key) if isinstance(key, tuple) else str(key)
 
 
 def to_device(tree: T, device: torch.device | str) -> T:

@@ -24,6 +24,7 @@ from edge_fl.methods.fedpac import FedPAC
 from edge_fl.methods.fedper import FedPer
 from edge_fl.methods.fedprox import FedProx
 from edge_fl.methods.fedrep import FedRep
+from edge_fl.methods.fedrir import FedRIR
 from edge_fl.methods.fedrod import FedRoD
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.methods.lgfedavg import LGFedAvg
@@ -59,6 +60,7 @@ METHODS: dict[str, type[Method]] = {
     "repper": RepPer,
     "fedcrc": FedCRC,
     "fedcrl": FedCRL,
+    "fedrir": FedRIR,
 }
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")  # listed by name; any other method with shared extractor and head takes +ft too
 

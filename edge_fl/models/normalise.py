@@ -8,6 +8,16 @@ from torch import Tensor, nn
 from edge_fl.config import InputSpec
 
 
+def normalised(x: Tensor, input: InputSpec) -> Tensor:
+    """(x - mean) / std per channel, [N, C, H, W]."""
+    return (x - constant(input.mean, x)) / constant(input.std, x)
+
+
+def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Mean or std of an input for every channel of images `like` [N, C, H, W]: [C, 1, 1]."""
+    return like.new_tensor(values).expand(like.shape[1]).reshape(-1, 1, 1)
+
+
 class Normalised(nn.Module):
     """(x - mean) / std per channel, then the extractor; the constants are not state, so they are never averaged or sent."""
 
