@@ -41,6 +41,8 @@ def accept(turn: Turn, want: Want | None) -> None:
         if want.version > state.memory.version and want.id in state.memory.given_up:
             turn.reconsider(want.id)
         turn.remember(version=want.version)
+        if state.want and state.want.why == state.why:
+            turn.set(why="")
         due_s = math.inf if want.mode in ("serve", "rest") else turn.now_s + want.deadline_s
         turn.set(want=want, want_due_s=due_s, tries=0, not_before_s=-math.inf)
         if state.work and state.work.want.id != want.id and state.work.activity != "fitting":
@@ -81,7 +83,9 @@ def _begin_training(turn: Turn, want: Want) -> None:
 
 
 def _begin_nothing(turn: Turn, want: Want) -> None:
-    """Rest is what is wanted."""
+    """Rest is what is wanted; if the server says why, the device says so too."""
+    if want.why:
+        turn.set(why=want.why)
 
 
 def _begin_refit(turn: Turn) -> None:

@@ -1,7 +1,8 @@
 """Parts that head-only devices send back with their reports: judged like any update, kept until a round's aggregate takes them.
 
 An update made of them holds only what the release asked for, so that its samples weigh in those parts' sums and never in the extractor's.
-What belongs to a release that is not the current one counts no longer. A refused upload does not make its report a bad one.
+What comes too late for one aggregate joins the next; what comes for a release that is not the current one counts no longer. A refused
+upload does not make its report a bad one.
 """
 
 from __future__ import annotations
@@ -40,10 +41,9 @@ class Contributions:
         self._lock = threading.Lock()
 
     def open(self, id: str, manifest: Manifest, method: Method) -> None:
-        """From now on uploads with the report `id` on this release count, and those before it no longer."""
+        """From now on uploads with the report `id`, on this release, are taken, and those on the one before no longer."""
         flaw, expected = partial(_flaw, manifest), expected_from(manifest, method)
         with self._lock:
-            self._waiting = {}
             self._exchange = Exchange(
                 id, manifest.task, manifest.round, "serve", (), expected, self._samples, flaw
             )

@@ -7,7 +7,6 @@ Whether the fleet is simulated here or made of devices behind a broker makes no 
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class Plan:
 class RoundResult:
     """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated.
 
-    `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the cohort together, without any framing.
+    `beside` are devices of no cohort whose parts joined. `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the cohort together, without any framing.
     """
 
     round: int
@@ -48,10 +47,11 @@ class RoundResult:
     metrics: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
+    beside: tuple[ClientId, ...] = ()
 
 
 Beside = Callable[[], Sequence[Update]]
-"""Updates of some parts only, by ascending client, from devices that are in no cohort: head-only ones."""
+"""Updates of some parts only, by ascending client, from devices that are in no cohort: head-only ones. Asked after the cohort's."""
 
 
 class Broadcasts(Mapping[ClientId, Parts]):
@@ -88,7 +88,7 @@ def run(
 ) -> Iterator[RoundResult]:
     """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer.
 
-    What `beside` gives when a round begins joins that round's aggregate without being of its cohort.
+    What `beside` gives once the cohort has answered joins the round's aggregate.
     """
     shared = steps.start(method) if shared is None else shared
     for number in range(first, plan.rounds + 1):
@@ -101,7 +101,9 @@ def run(
         downs = Broadcasts(now, shared, cohort)
         answered: dict[ClientId, int] = {}
         updates = _noting(in_order(fleet.train(number, now, downs), cohort), answered)
-        shared = steps.aggregate(now, shared, _joined(updates, beside()))
+        others: list[ClientId] = []
+        updates = _joined(updates, beside, others)
+        shared = steps.aggregate(now, shared, updates)
         for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
             pass
         if len(answered) < cohorts.quorum(len(cohort), plan.cohort):
@@ -113,7 +115,9 @@ def run(
         metrics = evaluate(now, fleet, shared, number) if due else {}
         seconds = time.monotonic() - started
         traffic = sum(downs.bytes.values()), sum(answered.values())
-        yield RoundResult(number, shared, tuple(cohort), tuple(answered), seconds, metrics, *traffic)
+        yield RoundResult(
+            number, shared, tuple(cohort), tuple(answered), seconds, metrics, *traffic, tuple(others)
+        )
 
 
 def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[ClientId, Mapping[str, float]]:
@@ -126,7 +130,7 @@ def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[Cl
 
 
 def close(
-    method: Method, fleet: Fleet, shared: Parts, round: int, beside: Sequence[Update] = ()
+    method: Method, fleet: Fleet, shared: Parts, round: int, beside: Beside = lambda: ()
 ) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
     """The closing steps: personalise on every client, then finalise -> (shared parts, metrics before and after both by client)."""
     clients = fleet.clients()
@@ -140,7 +144,7 @@ def close(
             yield update
 
     updates = noted()
-    closed = steps.finalise(method, shared, _joined(updates, beside))
+    closed = steps.finalise(method, shared, _joined(updates, beside, []))
     for _ in updates:
         pass
     if closed is not shared:  # clients predict with something else now
@@ -167,9 +171,12 @@ def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[
             yield waiting.pop(client)
 
 
-def _joined(updates: Iterator[Update], beside: Sequence[Update]) -> Iterator[Update]:
-    """Both, by ascending client."""
-    return heapq.merge(updates, beside, key=lambda update: update.client)
+def _joined(updates: Iterator[Update], beside: Beside, noted: list[ClientId]) -> Iterator[Update]:
+    """The cohort's updates, then the others', noting whose these are."""
+    yield from updates
+    for update in beside():
+        noted.append(update.client)
+        yield update
 
 
 def _noting(updates: Iterator[Update], answered: dict[ClientId, int]) -> Iterator[Update]:

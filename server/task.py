@@ -37,6 +37,7 @@ from server.ledger import Ledger
 from server.link import Connect, Link
 from server.progress import Progress
 from server.release import export
+from server.release.refusal import Refusal
 from server.release.rollout import Rollout
 from server.results import Results
 from server.roster import Roster
@@ -168,6 +169,7 @@ def _run(
         )
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
+        Refusal(server.roster, server.wants, task, work.method.title)
     limits = Limits(deadline_s=recipe.cohort.deadline_s)
     devices = MqttFleet(
         server.link,
@@ -219,7 +221,8 @@ def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
         _release(run, last, shared, recipe.rounds, collect=True)
         _wait_for_heads(run, say=True)
     run.progress.busy("closing steps on every client")
-    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds, _beside(run))
+    beside = (lambda: _beside(run)) if method.head_tier.closes else (lambda: [])
+    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds, beside)
     run.ledger.measure(closing)
     if run.rollout:
         _release(run, last, shared, recipe.rounds)
@@ -307,6 +310,7 @@ def _record(result: RoundResult, summaries: dict[str, Summary]) -> dict[str, obj
         "round": result.round,
         "asked": len(result.asked),
         "answered": len(result.answered),
+        "heads": len(result.beside),
         "seconds": round(result.seconds, 3),
         **{name: msgspec.to_builtins(summary) for name, summary in summaries.items()},
     }

@@ -38,7 +38,11 @@ class FedPAC(Method):
     sends: ClassVar = ("extractor", "head", "prototypes", "spread")
     parts: ClassVar = dict.fromkeys((*sends, "combined"), shared())
     head_tier: ClassVar = HeadTier(
-        "native", "head", ("head", "prototypes"), ("head", "prototypes", "statistics")
+        "native",
+        extras=("head", "prototypes"),
+        uploads={"head": "fitted_head", "prototypes": "class_means", "spread": "spread"},
+        way="tuned",
+        numbers={"lr": "head_lr", "momentum": 0.5, "epochs": 1},
     )
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.01, momentum=0.5, weight_decay=5e-4)
     deviations: ClassVar = "a client that never took part gets the mean of the heads"

@@ -56,7 +56,7 @@ class Want(Struct, frozen=True):
     """dn/want, retained: the desired state of one device; only the latest (highest `version`) matters.
 
     mode "serve" names a `release` to run; "train", "personalise" and "evaluate" name task, round and the broadcast `down` to start
-    from; "rest" asks for nothing.
+    from; "rest" asks for nothing, and `why` says why where that is news (a failure word, as in `DeviceState.why`).
     """
 
     version: Count
@@ -67,6 +67,7 @@ class Want(Struct, frozen=True):
     down: Blob | None = None
     release: Count = 0
     deadline_s: Annotated[float, Meta(gt=0, le=86400)] = 120.0
+    why: Text = ""
 
 
 class Command(Struct, frozen=True):

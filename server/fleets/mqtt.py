@@ -183,11 +183,14 @@ class MqttFleet:
     def _collect(self, exchange: Exchange, until: float) -> Iterator[Update]:
         waiting = set(exchange.cohort)
         try:
-            while waiting and self._is_open(exchange) and (left := until - time.monotonic()) > 0:
+            while waiting and self._is_open(exchange):
                 self._link.check()
+                left = max(until - time.monotonic(), 0.0)
                 try:
                     answer = exchange.answers.get(timeout=min(left, POLL_S))
                 except queue.Empty:
+                    if not left:  # and nothing more has come while whoever asked did something else
+                        break
                     if all(self._roster.gone_for(device) > self._limits.lost_s for device in waiting):
                         break
                     continue

@@ -1,0 +1,160 @@
+"""A whole run in one process: the real server, real agents of both tiers, a broker, and somebody who writes down every packet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from devices.device import Device, start
+from devices.full import FullWorker
+from devices.head import fit_here
+from devices.release import HeadWorker
+from devices.runner import Runner
+from devices.state import Limits
+from devices.store import Store
+from edge_fl.config import (
+    CohortConfig,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimiserConfig,
+    Recipe,
+    ReleaseConfig,
+)
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.seeds import generator
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.messages import Capability
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
+from server import task
+from server.link import Connect
+from server.results import Results
+
+QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
+TOPICS = Topics("main")
+
+
+def data_of(client: str, samples: int = 20) -> ClientData:
+    """Images of a client, 4x4: a class is a brightness."""
+    rng = generator(7, "test.data", client=client)
+
+    def some(count: int) -> Samples:
+        y = rng.integers(0, 3, count)
+        return Samples(
+            (80 * y[:, None, None, None] + rng.integers(0, 60, (count, 1, 4, 4))).astype("uint8"), y
+        )
+
+    return ClientData(some(samples), some(4), some(8))
+
+
+@dataclass
+class Site:
+    """A broker; `packets` is everything that devices said on it, as (topic, payload)."""
+
+    connect: Any
+    folder: Path
+    packets: list[tuple[str, bytes]] = field(default_factory=list)
+    devices: dict[str, Device] = field(default_factory=dict)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Writes down what devices say."""
+
+        def hear(event: object) -> None:
+            if isinstance(event, Packet) and event.payload:
+                self.packets.append((event.topic, event.payload))
+
+        sniffer: Connect = self.connect
+        transport = sniffer("sniffer", None, hear)
+        transport.wait_connected(10)
+        transport.subscribe(f"{TOPICS.root}/d/+/up/#")
+        yield
+        transport.close()
+
+    @contextmanager
+    def fleet(self, full: tuple[str, ...], heads: dict[str, str], **options: Any) -> Iterator[None]:
+        """Agents alive: full devices, and head-only ones with their kind of head."""
+        runner = Runner(workers=2)
+        for name in (*full, *heads):
+            data = data_of(name)
+            store = Store(self.folder / name)
+            worker = (
+                HeadWorker(
+                    name,
+                    store,
+                    lambda c, i, d=data: d,
+                    heads[name],
+                    fit_here,  # type: ignore[misc]
+                    check=lambda installed: None,
+                    limits=QUICK,
+                    **options,
+                )
+                if name in heads
+                else FullWorker(name, store, lambda c, i, d=data: d, limits=QUICK)  # type: ignore[misc]
+            )
+            can = Capability(
+                "head" if name in heads else "full", "test", "3", samples=20, head=heads.get(name, "")
+            )
+            self.devices[name] = start(name, TOPICS, can, worker, limits=QUICK)
+            runner.add(self.devices[name], self.connect)
+        thread = threading.Thread(target=partial(runner.run, deadline_s=110), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            runner.stop()
+            thread.join(30)
+
+    def run(
+        self, method: str, rounds: int = 3, *, edit: Callable[[Recipe], Recipe] = lambda r: r, **options: Any
+    ) -> Results:
+        """One run of the server to its end."""
+        data = data_of("everybody", 60).train
+        np.savez(self.folder / "toy.npz", x=data.x, y=data.y)
+        recipe = Recipe(
+            name="toy",
+            seed=1,
+            rounds=rounds,
+            source="fleet",
+            evaluate_every=0,
+            data=DataConfig("toy", str(self.folder), clients=3, beta=5.0),
+            model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
+            method=MethodConfig(method, 1, 8, OptimiserConfig("sgd", 0.05), options),
+            cohort=CohortConfig(min_devices=2, wait_s=10.0, deadline_s=30.0),
+            release=ReleaseConfig(every=1, wait_s=20.0, heads=0),
+        )
+        order = task.Order(edit(recipe), self.connect, self.folder / "runs", self.folder / "home")
+        return Results.open(task.run(order))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Over a broker in memory."""
+    broker = InMemoryBroker()
+    site = Site(partial(InMemoryTransport, broker), tmp_path)
+    with ExitStack() as stack:
+        stack.enter_context(site.listening())
+        yield site
+    broker.close()
+
+
+@pytest.fixture
+def real_site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
+    """Over a mosquitto of its own."""
+    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+        site = Site(partial(MqttTransport, broker.endpoint), tmp_path)
+        with site.listening():
+            yield site

@@ -1,0 +1,101 @@
+"""Head-only and full devices under one run: each method does on both tiers what METHODS.md 6.2 says, and nothing else leaves a device."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from edge_fl.config import ReleaseConfig
+from edge_fl.errors import MethodError
+from edge_fl.learn.tree import same
+from edge_fl.methods import METHODS, find
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import Assembly
+from edge_fl.wire.messages import Report, decode
+from server import checkpoint
+from tests.mixed.conftest import TOPICS, Site, data_of
+
+FULL = ("d1", "d2")
+HEADS = {"h1": "logistic", "h2": "svm"}
+ABLE = sorted(name for name, method in METHODS.items() if method.head_tier.kind != "none")
+
+
+def sent(site: Site, device: str) -> list[tuple[Report, dict[str, Any]]]:
+    """The reports of a device as they were on the wire, each with its parts."""
+    chunks: dict[str, dict[int, bytes]] = {}
+    found = {}
+    for topic, payload in site.packets:
+        address = TOPICS.parse(topic)
+        if address.device != device:
+            continue
+        if address.kind == "blob":
+            chunks.setdefault(address.path[0], {})[int(address.path[1])] = payload
+        elif address.kind == "rpt":
+            report = decode(payload, Report)
+            found[report.id] = report
+    return [(report, _parts(report, chunks.get(report.id, {}))) for report in found.values()]
+
+
+def _parts(report: Report, chunks: dict[int, bytes]) -> dict[str, Any]:
+    if report.blob is None:
+        return {}
+    assembly = Assembly(report.blob)
+    for index, payload in chunks.items():
+        assembly.add(index, payload)
+    return tensors.unpack(assembly.join())
+
+
+def require_nothing_private(site: Site) -> None:
+    """No image, list of labels or feature matrix of any device is in any packet; every blob holds declared parts only."""
+    for name in (*FULL, *HEADS):
+        data = data_of(name)
+        whole = b"".join(payload for topic, payload in site.packets if f"/d/{name}/" in topic)
+        for row in data.train.x:
+            assert row.tobytes() not in whole
+        for kind in ("int64", "int32", "uint8", "float32"):
+            assert data.train.y.astype(kind).tobytes() not in whole
+        assert json.dumps(data.train.y.tolist()).replace(" ", "").encode() not in whole
+
+
+def check_run(site: Site, name: str, **options: Any) -> None:
+    tier = find(name).head_tier
+    rounds = 3 if tier.uploads and not tier.closes else 1  # what comes too late for round 2 joins round 3
+    with site.fleet(FULL, HEADS):
+        results = site.run(name, rounds, **options)
+    assert results.state().state == "completed"
+    rows = results.rounds()
+    assert all(row["answered"] == 2 for row in rows)
+    for head in HEADS:
+        reports = sent(site, head)
+        assert {report.kind for report, _ in reports} == {"head"}
+        assert not [report.error for report, _ in reports if report.error]
+        assert len(reports) == (rounds if not tier.closes else 2)
+        parts = {part for _, held in reports for part in held}
+        assert parts <= set(tier.uploads)
+        last = max(reports, key=lambda item: item[0].release)
+        assert not last[1]
+    if tier.uploads:
+        assert any(held for _, held in sent(site, "h1"))
+        if not tier.closes:
+            assert rows[-1]["heads"] + rows[-2]["heads"] >= 2
+    for full in FULL:
+        for report, parts in sent(site, full):
+            assert parts.keys() <= {f"{p}{end}" for p in find(name).parts for end in ("", ".export")} | {
+                "change"
+            }
+            assert not [p for p in parts if p in find(name).parts and not find(name).parts[p].travels]
+    require_nothing_private(site)
+
+
+@pytest.mark.parametrize("name", [*ABLE, "fedavg+ft", "fedprox+ft"])
+def test_a_mixed_fleet_runs_under_every_method_that_allows_it(site: Site, name: str) -> None:
+    check_run(site, name)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("name", ["fedcrc", "fedcrl", "repper", "spherefed"])
+def test_a_mixed_fleet_runs_over_a_real_broker(real_site: Site, name: str) -> None:
+    check_run(real_site, name)
