@@ -45,9 +45,10 @@ class RefusedError(EdgeFLError):
 def expected_of(method: Method, *, whole: bool) -> Expected:
     """What clients of a method may send; `whole` asks for every exported part, as after a local update."""
     networks: dict[str, Signature] = {}
+    start = method.init_shared()  # where some layers are personal, not the whole network
     for part in method.sent():
         if part in method.net.parts:
-            travels, _ = norm.separated(method, {part: method.net.parts[part].init()})
+            travels, _ = norm.separated(method, {part: start.get(part, method.net.parts[part].init())})
             networks |= {name: tensors.signature({name: array}) for name, array in to_arrays(travels).items()}
     statistics = frozenset(method.sent()) - networks.keys()
     size = sum(8 * math.prod(shape) for signature in networks.values() for _, shape in signature.values())

@@ -39,6 +39,7 @@ class FedAMP(Method):
     citation: ClassVar = "Huang et al., AAAI 2021"
     family: ClassVar = "personal models, mixed"
     parts: ClassVar = {**SHARED_MODEL, "mixed": shared(), **PERSONAL_MODEL}
+    sends: ClassVar = ("extractor", "head")
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")
     deviations: ClassVar = "attention to others that adds up to more than 1 is scaled to 1"

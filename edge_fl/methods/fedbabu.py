@@ -39,6 +39,7 @@ class FedBABU(Method):
     family: ClassVar = "shared extractor"
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
+    sends: ClassVar = ("extractor",)
     head_tier: ClassVar = HeadTier(
         "native",
         "head, fine-tuned from its random start",

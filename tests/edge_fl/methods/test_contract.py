@@ -28,7 +28,7 @@ from edge_fl.methods import METHODS, names, norm, steps
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
-from server import rounds
+from server import judge, rounds
 from server.fleets.sequential import SequentialFleet
 from server.release import export
 from server.rounds import Plan
@@ -113,15 +113,27 @@ def test_two_rounds_run_and_leave_every_input_as_it_was(name: str) -> None:
 @every_method
 def test_nothing_personal_travels(name: str) -> None:
     method, run = toy.method(name), ran(name)
-    shared = set(method.travelling())
+    shared, sent = set(method.travelling()), set(method.sent())
     exports = {part + norm.EXPORT for part in shared if norm.kept(method, part)}
     for downs, updates in zip(run.downs, run.updates, strict=True):
         for down in downs.values():
             assert down.keys() <= shared
             assert not any(norm.kept(method, part) & params.keys() for part, params in down.items())
         for update in updates.values():
-            assert update.parts.keys() <= shared | exports
+            assert update.parts.keys() <= sent | exports
             assert not any(norm.kept(method, part) & params.keys() for part, params in update.parts.items())
+
+
+@every_method
+def test_what_it_sends_is_what_the_server_takes(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    expected = judge.expected_of(method, whole=True)
+    for update in run.updates[1].values():
+        taken = judge.parts_of(tensors.pack(to_arrays(update.parts)), expected)
+        assert fingerprint(taken) == fingerprint(update.parts)
+    stranger = {"nobody": {"w": np.zeros(1, np.float32)}}
+    with pytest.raises(judge.RefusedError, match="nobody"):
+        judge.parts_of(tensors.pack(stranger), expected)
 
 
 @every_method

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from edge_fl.learn import tree
 from edge_fl.methods import steps
+from edge_fl.wire import tensors
+from server import judge
 from tests.edge_fl.methods import toy
 
 
@@ -32,3 +34,10 @@ def test_a_batchnorm_goes_with_the_layer_before_it() -> None:
         "extractor.convolutions.5",
         "extractor.linear",
     }
+
+
+def test_an_update_of_some_layers_is_what_the_server_takes() -> None:
+    method = toy.method("fedper", personal_layers=2)
+    sent = toy.federate(method, rounds=1).updates[0]["c0"].parts
+    taken = judge.parts_of(tensors.pack(tree.to_arrays(sent)), judge.expected_of(method, whole=True))
+    assert tree.same(taken, sent)
