@@ -20,6 +20,7 @@ from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
 from edge_fl.methods.fedcrl import FedCRL
 from edge_fl.methods.fedetf import FedETF
+from edge_fl.methods.fedkd import FedKD
 from edge_fl.methods.fedpac import FedPAC
 from edge_fl.methods.fedper import FedPer
 from edge_fl.methods.fedprox import FedProx
@@ -57,6 +58,7 @@ METHODS: dict[str, type[Method]] = {
     "fedetf": FedETF,
     "spherefed": SphereFed,
     "fedpac": FedPAC,
+    "fedkd": FedKD,
     "repper": RepPer,
     "fedcrc": FedCRC,
     "fedcrl": FedCRL,

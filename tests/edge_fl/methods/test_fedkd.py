@@ -1,0 +1,153 @@
+"""FedKD: a student that travels thin, a teacher that stays (METHODS.md 4.20). Ranks and factors themselves: test_lowrank.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from edge_fl.learn import tree
+from edge_fl.learn.lowrank import LEFT
+from edge_fl.learn.mean import Update
+from edge_fl.learn.optimiser import Sgd
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import steps
+from edge_fl.methods.method import Method
+from tests.edge_fl.methods import toy
+
+STUDENT = ("extractor", "head")
+
+
+def distance(a: Parts, b: Parts) -> float:
+    leaves = tree.leaves(b)
+    return max(float((t.double() - leaves[path].double()).abs().max()) for path, t in tree.leaves(a).items())
+
+
+def student(parts: Parts) -> Parts:
+    return {name: parts[name] for name in STUDENT}
+
+
+def trained(method: Method, client: str = "c0") -> tuple[Parts, Parts, Parts]:
+    """(what the client received, the change it made, its personal parts) of round 1."""
+    down, own = steps.broadcast(method, steps.start(method), client), steps.start_own(method, client)
+    up, new = method.local_update(down, own, toy.batches(client))
+    return down, up, new
+
+
+def test_only_the_students_change_travels_up_and_the_student_down() -> None:
+    run = toy.federate(toy.method("fedkd"))
+    assert all(u.parts.keys() == {"change"} for updates in run.updates for u in updates.values())
+    assert all(down.keys() == set(STUDENT) for downs in run.downs for down in downs.values())
+    sent = {name for u in run.updates[0].values() for name in u.parts["change"]}
+    assert not any("personal" in name or "alignment" in name for name in sent)
+
+
+def test_teachers_differ_and_start_as_the_student_alignments_differ_from_the_start() -> None:
+    method = toy.method("fedkd")
+    first, second = (steps.start_own(method, client) for client in ("c0", "c1"))
+    assert tree.same(first["personal_extractor"], steps.start(method)["extractor"])
+    assert not tree.same(first["alignment"], second["alignment"])
+    run = toy.federate(method)
+    assert not tree.same(run.own["c0"]["personal_head"], run.own["c1"]["personal_head"])
+
+
+def test_one_step_goes_down_the_whole_loss() -> None:
+    """Teacher, student and alignment move at once against one gradient, that of the weights 1/(CE_t + CE_s) included."""
+    method = toy.method("fedkd", toy.flat_net(), max_norm=0.0)
+    down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
+    own = {**own, "personal_head": tree.map(lambda t: 1.5 * t, own["personal_head"])}
+    data = toy.batches(batch_size=64)
+    up, new = method.local_update(down, own, data)
+    w = tree.map(lambda t: t.clone().requires_grad_(), {**down, **own})
+    net, x = method.net, data.x.float() / 255
+    z_s, z_t = net.extractor(w["extractor"], x), net.extractor(w["personal_extractor"], x)
+    s, t = net.head(w["head"], z_s), net.head(w["personal_head"], z_t)
+    task = F.cross_entropy(s, data.y) + F.cross_entropy(t, data.y)
+    both = [
+        F.kl_div(F.log_softmax(a, 1), F.softmax(b, 1), reduction="batchmean") for a, b in ((s, t), (t, s))
+    ]
+    hidden = F.mse_loss(z_t, z_s @ w["alignment"]["weight"].T)
+    (task + (both[0] + both[1] + 2 * hidden) / task).backward()
+    expected = tree.map(lambda p: -0.05 * p.grad, w)
+    found = {**tree.shaped(up["change"], down), **{n: tree.map(torch.sub, new[n], own[n]) for n in own}}
+    assert distance(expected, found) < 1e-6
+    other = replace(method, detach_weight=True).local_update(down, own, data)[1]
+    assert not tree.same(other, new)
+
+
+def test_gradients_are_clipped_to_a_joint_norm() -> None:
+    method = toy.method("fedkd", toy.flat_net(), max_norm=0.01, optimiser=Sgd(1.0))
+    down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
+    up, new = method.local_update(down, own, toy.batches(batch_size=64))  # one step
+    moved = [*tree.leaves(up).values(), *tree.leaves(tree.map(torch.sub, new, own)).values()]
+    assert torch.stack([(t**2).sum() for t in moved]).sum().sqrt() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("compress", ["update", "parameters"])
+def test_all_the_energy_gives_the_plain_mean_of_students(compress: str) -> None:
+    method = toy.method("fedkd", energy=1.0, last_energy=1.0, compress=compress)
+    run = toy.federate(method, rounds=1)
+    down, students = run.downs[0]["c0"], []
+    for client in run.clients:
+        up = trained(toy.method("fedkd"), client)[1]["change"]
+        students.append(tree.map(torch.add, down, tree.shaped(up, down)))
+    for path, tensor in tree.parameters(student(run.shared)).items():
+        mean = torch.stack([tree.leaves(s)[path] for s in students]).mean(0)
+        assert torch.allclose(tensor, mean, atol=1e-5), path
+
+
+def test_less_energy_is_less_to_send_and_never_more_than_the_student() -> None:
+    method = toy.method("fedkd")
+    down, up, _ = trained(method)
+    whole = tree.size_bytes(down)
+    sizes = [tree.size_bytes(replace(method, energy=t).pack(up)) for t in (0.5, 0.95, 1.0)]
+    assert sizes[0] < sizes[1] <= sizes[2] <= whole
+    assert any(name.endswith(LEFT) for name in replace(method, energy=0.5).pack(up)["change"])
+
+
+@pytest.mark.parametrize("compress", ["update", "parameters"])
+def test_the_server_makes_the_mean_change_thin_too(compress: str) -> None:
+    """At next to no energy every matrix moves by rank 1, whoever moved it."""
+    method = toy.method("fedkd", toy.flat_net(), energy=0.0, last_energy=0.0, compress=compress)
+    run = toy.federate(method, rounds=1)
+    before, after = (run.history[n]["extractor"]["extractor.linear.weight"] for n in (0, 1))
+    change = after - before if compress == "update" else after
+    assert torch.linalg.matrix_rank(change, rtol=1e-4) == 1
+
+
+def test_clients_count_equally() -> None:
+    method = toy.method("fedkd", energy=1.0, last_energy=1.0)
+    _, up, _ = trained(method)
+    shared = steps.start(method)
+    one, other = (
+        method.aggregate(shared, [Update("a", n, up), Update("b", 1, tree.map(torch.zeros_like, up))])
+        for n in (1, 99)
+    )
+    assert tree.same(one, other)
+
+
+@pytest.mark.parametrize("compress", ["update", "parameters"])
+def test_a_student_that_nobody_changed_stays(compress: str) -> None:
+    method = toy.method("fedkd", energy=1.0, compress=compress)
+    shared = steps.start(method)
+    for updates in ([], [Update("a", 3, {})]):
+        assert distance(method.aggregate(shared, updates), shared) < 1e-5
+
+
+def test_energy_rises_from_round_to_round_to_its_last_value() -> None:
+    method = toy.method("fedkd", rounds=10)
+    assert method.at(1).energy == pytest.approx(0.953)
+    assert method.at(10).energy == pytest.approx(0.98)
+    assert method.at(50).energy == pytest.approx(0.98)
+
+
+def test_clients_predict_with_their_teacher_and_the_global_model_is_the_student() -> None:
+    run = toy.federate(toy.method("fedkd"))
+    net, own, x = run.method.net, run.own["c0"], run.images("c0")
+    z = net.extractor.frozen(own["personal_extractor"], x)
+    assert torch.equal(run.predict("c0"), net.head.frozen(own["personal_head"], z))
+    z = net.extractor.frozen(run.shared["extractor"], x)
+    found = steps.predict_global(run.method, run.shared, x)
+    assert torch.equal(found, net.head.frozen(run.shared["head"], z))
