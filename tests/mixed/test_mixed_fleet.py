@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edge_fl.config import ReleaseConfig
+from edge_fl.config import Recipe, ReleaseConfig
 from edge_fl.errors import MethodError
-from edge_fl.learn.tree import same
 from edge_fl.methods import METHODS, find
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly
-from edge_fl.wire.messages import Report, decode
-from server import checkpoint
+from edge_fl.wire.messages import DeviceState, Report, decode
 from tests.mixed.conftest import TOPICS, Site, data_of
 
 FULL = ("d1", "d2")
@@ -80,9 +78,9 @@ def check_run(site: Site, name: str, **options: Any) -> None:
     if tier.uploads:
         assert any(held for _, held in sent(site, "h1"))
         if not tier.closes:
-            assert rows[-1]["heads"] + rows[-2]["heads"] >= 2
+            assert rows[-1]["heads"] + rows[-2]["heads"] >= 1
     for full in FULL:
-        for report, parts in sent(site, full):
+        for _, parts in sent(site, full):
             assert parts.keys() <= {f"{p}{end}" for p in find(name).parts for end in ("", ".export")} | {
                 "change"
             }
@@ -90,7 +88,14 @@ def check_run(site: Site, name: str, **options: Any) -> None:
     require_nothing_private(site)
 
 
-@pytest.mark.parametrize("name", [*ABLE, "fedavg+ft", "fedprox+ft"])
+QUICKLY = {"fedavg", "fedavg+ft", "fedcrc", "fedcrl", "fedcp", "repper", "spherefed"}
+EVERY = [
+    pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow)
+    for name in (*ABLE, "fedavg+ft", "fedprox+ft")
+]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_a_mixed_fleet_runs_under_every_method_that_allows_it(site: Site, name: str) -> None:
     check_run(site, name)
 
@@ -99,3 +104,34 @@ def test_a_mixed_fleet_runs_under_every_method_that_allows_it(site: Site, name: 
 @pytest.mark.parametrize("name", ["fedcrc", "fedcrl", "repper", "spherefed"])
 def test_a_mixed_fleet_runs_over_a_real_broker(real_site: Site, name: str) -> None:
     check_run(real_site, name)
+
+
+def test_an_owner_who_wants_nothing_shared_sends_numbers_only(site: Site) -> None:
+    with site.fleet(FULL, HEADS, share=False):
+        results = site.run("fedcrc", 2)
+    assert [row["heads"] for row in results.rounds()] == [0, 0]
+    assert not [parts for head in HEADS for _, parts in sent(site, head) if parts]
+    assert len([report for head in HEADS for report, _ in sent(site, head) if report.metrics]) == 4
+
+
+def test_a_head_only_device_is_told_that_a_method_has_nothing_for_it(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with site.fleet(FULL, HEADS):
+        site.run("local", 1)
+    for head in HEADS:
+        said = [
+            decode(payload, DeviceState) for topic, payload in site.packets if topic == TOPICS.state(head)
+        ]
+        assert ("alert", "no_extractor") in [(state.status, state.why) for state in said]
+        assert not sent(site, head)
+    assert "shares no extractor" in capsys.readouterr().err
+
+
+def test_a_recipe_that_expects_heads_of_a_method_without_an_extractor_is_refused_early(site: Site) -> None:
+    def expecting(recipe: Recipe) -> Recipe:
+        return replace(recipe, release=ReleaseConfig(heads=1))
+
+    with pytest.raises(MethodError, match=r"Local shares no extractor.*these do: .*fedcrc"):
+        site.run("local", 1, edit=expecting)
+    assert not (site.folder / "runs").exists()
