@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.head import HeadLoss
 from edge_fl.learn.masked import padding
 from edge_fl.learn.optimiser import Leaves, Optimiser
 
@@ -44,8 +45,8 @@ def fit_from(
 
     def step(carry: tuple[P, Any], batch: Batch) -> tuple[P, Any]:
         params, state = carry
-        stepped, state = optimiser.advance(tree.parameters(params), gradient(loss, params, batch), state)
-        return tree.replaced(params, stepped), state
+        optimiser.advance(tree.parameters(params), gradient(loss, params, batch), state)
+        return carry
 
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
 
@@ -64,8 +65,8 @@ def fit_measuring(
     def step(carry: tuple[P, Any, Tensor, Tensor], batch: Batch) -> tuple[P, Any, Tensor, Tensor]:
         params, state, total, weights = carry
         grads, (number, weight) = measured_gradient(loss, params, batch)
-        stepped, state = optimiser.advance(tree.parameters(params), grads, state)
-        return tree.replaced(params, stepped), state, total + number * weight, weights + weight
+        optimiser.advance(tree.parameters(params), grads, state)
+        return params, state, total + number * weight, weights + weight
 
     zero = torch.zeros((), device=data.x.device)
     carry = (params, optimiser.init(tree.parameters(params)), zero, zero)
@@ -107,8 +108,9 @@ def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimise
 
 
 def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
-    """d loss / d params for every trainable leaf; zero where the loss does not depend on it."""
-    return measured_gradient(lambda p, b: (loss(p, b), ()), params, batch)[0]
+    """d loss / d params for every trainable leaf; zero where the loss does not depend on it. A loss may know its own."""
+    known = loss.gradient(params, batch) if isinstance(loss, HeadLoss) else None
+    return known or measured_gradient(lambda p, b: (loss(p, b), ()), params, batch)[0]
 
 
 def measured_gradient(

@@ -38,10 +38,12 @@ class Optimiser(ABC):
 
     def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
         """One step -> (params, state); nothing is changed in place."""
-        return self.advance(tree.clone(params), grads, tree.clone(state))
+        params, state = tree.clone(params), tree.clone(state)
+        self.advance(params, grads, state)
+        return params, state
 
     @abstractmethod
-    def advance(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
+    def advance(self, params: Leaves, grads: Leaves, state: Any) -> None:
         """`step` in place, for those who own `params` and `state`: without a second copy of either."""
 
     def _prepared(self, params: Leaves, grads: Leaves) -> Leaves:
@@ -64,10 +66,9 @@ class Sgd(Optimiser):
     def init(self, params: Leaves) -> Leaves:
         return {p: torch.zeros_like(t) for p, t in params.items()} if self.momentum else {}
 
-    def advance(self, params: Leaves, grads: Leaves, state: Leaves) -> tuple[Leaves, Leaves]:
+    def advance(self, params: Leaves, grads: Leaves, state: Leaves) -> None:
         for p, g in self._prepared(params, grads).items():
             params[p].add_(state[p].mul_(self.momentum).add_(g) if self.momentum else g, alpha=-self.lr)
-        return params, state
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,14 @@ class Adam(Optimiser):
         device = next(iter(params.values())).device if params else None
         return first, tree.clone(first), torch.zeros((), device=device)
 
-    def advance(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
+    def advance(self, params: Leaves, grads: Leaves, state: Any) -> None:
         first, second, count = state
-        count = count + 1
+        count.add_(1)
         rate, root = self.lr / (1 - self.beta1**count), torch.sqrt(1 - self.beta2**count)
         for p, g in self._prepared(params, grads).items():
             first[p].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
             second[p].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
             params[p].sub_(first[p] / second[p].sqrt().div_(root).add_(self.eps) * rate)
-        return params, (first, second, count)
 
 
 def optimiser(config: OptimiserConfig) -> Optimiser:

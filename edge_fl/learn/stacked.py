@@ -57,8 +57,7 @@ class Stacked(Batches):
                 active.unbind(),
                 strict=True,
             )
-            for step, (x, y, key, real, on) in enumerate(columns):
-                full, all_on = plan.full[step], plan.all_on[step]
+            for (x, y, key, real, on), full, all_on in zip(columns, plan.full, plan.all_on, strict=True):
                 yield Batch(
                     self._pixels(x), y, key, None if full else real, None if all_on else on, vectorised=True
                 )
@@ -94,22 +93,17 @@ def stack(members: Sequence[Batches]) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Plan:
-    """One epoch of K clients in S steps: `widths` [S] rows a step, `index` and `mask` [K, sum of widths], `active` [K, S]."""
+    """K clients side by side in S steps: `widths` [S] rows a step, `index` and `mask` [K, sum of widths], `active` [K, S].
+
+    `full` [S] says which steps have no padding, `all_on` [S] in which of them every client has a batch.
+    """
 
     widths: list[int]
     index: np.ndarray
     mask: np.ndarray
     active: np.ndarray
-
-    @property
-    def all_on(self) -> np.ndarray:
-        """Steps in which every client has a batch [S]."""
-        return np.asarray(self.active.all(0))
-
-    @property
-    def full(self) -> np.ndarray:
-        """Steps without padding [S]."""
-        return np.array([part.all() for part in np.split(self.mask, np.cumsum(self.widths)[:-1], axis=1)])
+    full: list[bool]
+    all_on: list[bool]
 
 
 def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
@@ -124,4 +118,11 @@ def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
         for start, batch in zip(starts, batches, strict=False):
             index[place, start : start + len(batch)] = batch
             mask[place, start : start + len(batch)] = 1
-    return Plan(widths.tolist(), index, mask, sizes > 0)
+    return Plan(
+        widths.tolist(),
+        index,
+        mask,
+        sizes > 0,
+        (sizes == widths).all(0).tolist(),
+        (sizes > 0).all(0).tolist(),
+    )

@@ -56,6 +56,11 @@ def parameters(tree: Any) -> dict[tuple[str, ...], Tensor]:
     return {p: t for p, t in leaves(tree).items() if not p[-1].startswith(BUFFER) and t.is_floating_point()}
 
 
+def buffers(params: Params) -> Params:
+    """The buffers of one part."""
+    return {name: t for name, t in params.items() if name.startswith(BUFFER)}
+
+
 def has_buffers(tree: Any) -> bool:
     """Whether any leaf is a buffer, that is, whether the part keeps running statistics."""
     return any(path[-1].startswith(BUFFER) for path in leaves(tree))
@@ -79,8 +84,14 @@ def merge(*trees: Parts) -> Parts:
 
 def split(parts: Parts, names: Mapping[str, frozenset[str]]) -> tuple[Parts, Parts]:
     """(the tensors that `names` lists by part, all others); `merge` is the inverse. A part without tensors is left out."""
-    inside = {name: {key: t for key, t in params.items() if key in names.get(name, ())} for name, params in parts.items()}
-    outside = {name: {key: t for key, t in params.items() if key not in inside[name]} for name, params in parts.items()}
+    inside = {
+        name: {key: t for key, t in params.items() if key in names.get(name, ())}
+        for name, params in parts.items()
+    }
+    outside = {
+        name: {key: t for key, t in params.items() if key not in inside[name]}
+        for name, params in parts.items()
+    }
     return {name: p for name, p in inside.items() if p}, {name: p for name, p in outside.items() if p}
 
 
@@ -133,12 +144,17 @@ def to_device(tree: T, device: torch.device | str) -> T:
 
 def to_arrays(parts: Parts) -> dict[str, dict[str, np.ndarray]]:
     """Parts as NumPy arrays, for `edge_fl.wire.tensors`."""
-    return {name: {key: t.detach().cpu().numpy() for key, t in params.items()} for name, params in parts.items()}
+    return {
+        name: {key: t.detach().cpu().numpy() for key, t in params.items()} for name, params in parts.items()
+    }
 
 
 def from_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> Parts:
     """The inverse of `to_arrays`; the tensors own their memory."""
-    return {name: {key: torch.from_numpy(np.array(a)) for key, a in params.items()} for name, params in arrays.items()}
+    return {
+        name: {key: torch.from_numpy(np.array(a)) for key, a in params.items()}
+        for name, params in arrays.items()
+    }
 
 
 def count(tree: Any) -> int:

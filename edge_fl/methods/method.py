@@ -36,6 +36,7 @@ from edge_fl.heads.plan import Share, Way
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
+from edge_fl.learn.head import HeadLoss
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.mean import PROTOTYPES, Update, no_prototypes, only_owned, weighted_mean
 from edge_fl.learn.optimiser import Optimiser, Sgd
@@ -181,8 +182,9 @@ class Method(ABC):
         return self.classify(parts, x)
 
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
-        """Logits [N, C] of the global model: the plain prediction, or None for methods that have none."""
-        return self.classify(shared, x) if self.has_global else None
+        """Logits [N, C] of the global model: the plain prediction by its head, or None for methods that have none."""
+        head = "global_head" if "global_head" in shared else "head"
+        return self.classify(shared, x, head) if self.has_global else None
 
     # what follows from the declarations
 
@@ -205,11 +207,7 @@ class Method(ABC):
 
     def fit_head(self, head: Params, z: Batches, *, stage: str, epochs: int, name: str = "head") -> Params:
         """A head after cross-entropy on features of a frozen extractor."""
-        part = self.net.parts[name]
-
-        def loss(h: Params, batch: Batch) -> Tensor:
-            return cross_entropy(part(h, batch.x), batch.y, batch.mask)
-
+        loss = HeadLoss(self.net.parts[name])
         return fit(loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
 
     def fit_extractor(self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head") -> Params:
@@ -221,9 +219,10 @@ class Method(ABC):
 
         return fit(loss, extractor, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
 
-    def head_loss(self, head: Params, batch: Batch) -> Tensor:
-        """The plain training loss of a head on features."""
-        return cross_entropy(self.net.head(head, batch.x), batch.y, batch.mask)
+    @property
+    def head_loss(self) -> HeadLoss:
+        """The plain training loss of the head on features."""
+        return HeadLoss(self.net.head)
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
         """The plain prediction: a head of the net's size on `features`."""
