@@ -213,9 +213,8 @@ class Link:
     def _be_born(self, *, fresh: bool) -> None:
         if (transport := self.transport) is None:
             return
-        transport.subscribe(
-            self.topics.server_state()
-        )  # first, so that a newer server's state is read before ours replaces it
+        # First, so that a newer server's state is read before ours replaces it.
+        transport.subscribe(self.topics.server_state())
         transport.publish(self._state(online=True))
         if fresh:
             transport.subscribe(self.topics.up())
@@ -237,9 +236,8 @@ class Link:
         other = heard.message
         if not isinstance(other, ServerState) or (other.epoch, other.boot) <= (self.epoch, self.boot):
             return
-        if (
-            self._steady and not other.online
-        ):  # it stood there before us, but came too late to be read at the start
+        if self._steady and not other.online:
+            # It stood there before us, but came too late to be read at the start.
             self.epoch = other.epoch + 1
             self.publish(self._state(online=True))
         else:

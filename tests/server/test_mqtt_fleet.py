@@ -121,6 +121,7 @@ def test_a_device_that_is_reborn_in_mid_round_still_answers(bench):
     def forgetful(mode, report, payload):
         tries.append(report.id)
         if len(tries) == 1:
+            reborn.send(bench.topics.want("d2"), b"", retain=True)  # the broker has lost it
             reborn.reboot("b2")
             return []
         return [(report, payload)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import csv
 import json
+import signal
 import threading
 from dataclasses import replace as changed
 
@@ -142,6 +143,14 @@ def test_a_missed_quorum_ends_the_run_as_failed(stage, order):
     assert not [topic for topic in stage.retained() if topic.startswith(("art/", "round/"))]
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C works as on a terminal, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_in_round_2(mode, report, payload):
     if mode == "train" and "-2-" in report.id:
         _thread.interrupt_main()
@@ -149,7 +158,7 @@ def interrupt_in_round_2(mode, report, payload):
     return [(report, payload)]
 
 
-def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, order):
+def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, order, ctrl_c):
     stage.device("d1"), stage.device("d2", tamper=interrupt_in_round_2)
     with pytest.raises(KeyboardInterrupt):
         task.run(order)
@@ -162,7 +171,7 @@ def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, order):
     assert not [topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("dn/want")]
 
 
-def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, order):
+def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, order, ctrl_c):
     order = with_recipe(order, method=method("fedrep"), rounds=3)
     stage.device("d1"), stage.device("d2")
     whole = task.run(order)
@@ -182,6 +191,17 @@ def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, ord
     assert same(ours.shared, theirs.shared)
     assert Results.open(stopped).state().state == "completed"
     assert Results.open(stopped).summary() == Results.open(whole).summary()
+
+
+def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(order):
+    order = with_recipe(order, source="simulated", method=method("fedrep"), rounds=3)
+    path = task.run(order)
+    last = path / "checkpoints" / "round-00003.safetensors"
+    tensors, summary = last.read_bytes(), Results.open(path).summary()
+    last.unlink()
+    task.run(changed(order, resume=path))
+    assert last.read_bytes() == tensors
+    assert Results.open(path).summary() == summary
 
 
 @pytest.mark.parametrize("source", ["simulated", "hybrid"])
