@@ -150,7 +150,9 @@ def test_a_report_sent_twice_counts_once_and_is_answered_twice(bench):
 
 def test_a_report_that_comes_again_after_its_round_is_a_duplicate_and_not_late(bench):
     sent = []
-    device = bench.device("d1", tamper=lambda mode, report, payload: sent.append((report, payload)) or sent[-1:])
+    device = bench.device(
+        "d1", tamper=lambda mode, report, payload: sent.append((report, payload)) or sent[-1:]
+    )
     bench.wait_for(full=1)
     one_round(bench, bench.spec("fedavg"))
     device.report("t1", 1, *sent[0])
