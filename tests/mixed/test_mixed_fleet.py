@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edge_fl.config import Recipe, ReleaseConfig
 from edge_fl.errors import MethodError
-from edge_fl.methods import METHODS, find
+from edge_fl.methods import METHODS, find, norm
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import DeviceState, Report, decode
@@ -81,10 +81,9 @@ def check_run(site: Site, name: str, **options: Any) -> None:
             assert rows[-1]["heads"] + rows[-2]["heads"] >= 1
     for full in FULL:
         for _, parts in sent(site, full):
-            assert parts.keys() <= {f"{p}{end}" for p in find(name).parts for end in ("", ".export")} | {
-                "change"
-            }
-            assert not [p for p in parts if p in find(name).parts and not find(name).parts[p].travels]
+            declared = find(name).parts
+            assert parts.keys() <= {*declared, *(part + norm.EXPORT for part in declared)}
+            assert all(declared[part.removesuffix(norm.EXPORT)].travels for part in parts)
     require_nothing_private(site)
 
 
