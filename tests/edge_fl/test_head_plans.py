@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,9 @@ from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.errors import ArtefactError, RunError
-from edge_fl.heads import HeadPlan, Tuned, descent, shares
+from edge_fl.heads import HeadPlan, Tuned, descent, linear, shares
 from edge_fl.heads.gated import Gated
-from edge_fl.heads.head import Lesson
+from edge_fl.heads.head import Lesson, standardisation
 
 RNG = np.random.default_rng(5)
 Z = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -163,6 +165,17 @@ def test_a_warm_start_ends_where_a_cold_one_does() -> None:
     cold, warm = fitted(plan(start="")), fitted(plan())
     shares_of = [descent.probabilities(head.logits(Z)) for head in (cold, warm)]
     assert warm.kind == "logistic" and np.allclose(*shares_of, atol=1e-3)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_warm_start_begins_with_the_received_head_s_decisions(classes: int) -> None:
+    known = heads.lesson(Z, Y % classes, 4, False, "", 0, False, plan(), EXTRAS)
+    model, (mean, std) = SimpleNamespace(), standardisation(known)
+    linear._start(model, known, mean, std)
+    decided = ((Z - mean) / std) @ model.coef_.T + model.intercept_
+    expected = (Z @ WEIGHT.T + BIAS)[:, :classes]
+    expected = expected[:, 1:] - expected[:, :1] if classes == 2 else expected
+    assert np.allclose(decided, expected, atol=1e-4) and model.classes_.tolist() == list(range(classes))
 
 
 def test_prototypes_are_a_head_to_start_from() -> None:
