@@ -11,6 +11,7 @@ from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.learn.part import Net
 from edge_fl.methods import hyper, steps
 from edge_fl.methods.ditto import Ditto
+from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.fedala import FedALA
 from edge_fl.methods.fedamp import FedAMP
 from edge_fl.methods.fedavg import FedAvg
@@ -20,9 +21,11 @@ from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
 from edge_fl.methods.fedcrl import FedCRL
 from edge_fl.methods.fedetf import FedETF
+from edge_fl.methods.fedgh import FedGH
 from edge_fl.methods.fedkd import FedKD
 from edge_fl.methods.fedpac import FedPAC
 from edge_fl.methods.fedper import FedPer
+from edge_fl.methods.fedproto import FedProto
 from edge_fl.methods.fedprox import FedProx
 from edge_fl.methods.fedrep import FedRep
 from edge_fl.methods.fedrir import FedRIR
@@ -58,11 +61,14 @@ METHODS: dict[str, type[Method]] = {
     "fedetf": FedETF,
     "spherefed": SphereFed,
     "fedpac": FedPAC,
+    "fedproto": FedProto,
+    "fedgh": FedGH,
     "fedkd": FedKD,
     "repper": RepPer,
     "fedcrc": FedCRC,
     "fedcrl": FedCRL,
     "fedrir": FedRIR,
+    "dualfed": DualFed,
 }
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")  # listed by name; any other method with shared extractor and head takes +ft too
 

@@ -155,10 +155,9 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     again = toy.federate(toy.method(name))
     assert fingerprint(again.shared) == fingerprint(ran(name).shared)
     assert fingerprint(again.own) == fingerprint(ran(name).own)
-    if tree.leaves(ran(name).shared):
-        assert fingerprint(steps.start(toy.method(name, toy.net(1)))) != fingerprint(
-            steps.start(toy.method(name))
-        )
+    first, other = toy.method(name), toy.method(name, toy.net(1))
+    starts = [{**steps.start(method), **steps.start_own(method, "c0")} for method in (first, other)]
+    assert fingerprint(starts[0]) != fingerprint(starts[1])
 
 
 @every_method

@@ -1,0 +1,68 @@
+"""FedProto: Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022. Clients keep their models and exchange class means of features only; a feature is drawn to its class's global mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy, masked_mean
+from edge_fl.learn.mean import Update, prototypes, weighted_mean
+from edge_fl.learn.part import personal, shared
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    """Only prototypes travel; a client predicts the class whose global prototype is nearest."""
+
+    lam: float = hyper(
+        1.0, "λ, weight of the distance to the prototypes; 0 is Local", low=0, source="[P]; 0.1 for CIFAR [C]"
+    )
+    weighted: bool = hyper(
+        False, "prototypes weigh by samples instead of equally by owners", source="equal in both codes [C]"
+    )
+    inference: str = hyper("prototype", "what decides", choices=("prototype", "head"), source="[P]")
+
+    title: ClassVar = "FedProto"
+    citation: ClassVar = "Tan et al., AAAI 2022"
+    family: ClassVar = "prototypes"
+    parts: ClassVar = {"prototypes": shared(), "extractor": personal(), "head": personal()}
+    exports: ClassVar = ()
+    head_tier: ClassVar = HeadTier("none")
+    deviations: ClassVar = "prototypes are the plain mean over owners; the paper's weights do not sum to 1"
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, known = self.net, down["prototypes"]
+
+        def loss(w: Parts, batch: Batch) -> Tensor:
+            z = net.extractor(w["extractor"], batch.x)
+            error = cross_entropy(net.head(w["head"], z), batch.y, batch.mask)
+            if self.lam == 0:
+                return error
+            distance = ((z - known["mean"][batch.y]) ** 2).mean(-1)  # Eq. 7
+            return error + self.lam * masked_mean(
+                torch.where(known["count"][batch.y] > 0, distance, 0.0), batch.mask
+            )
+
+        own = fit(loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
+        return {"prototypes": prototypes(data.features(net.extractor, own["extractor"]))}, own  # Eq. 3
+
+    def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        return weighted_mean(shared, updates, by_count=self.weighted)  # Eq. 6
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        known = parts["prototypes"]
+        if self.inference == "head" or not bool((known["count"] > 0).any()):
+            return self.classify(parts, x)
+        distance = torch.cdist(self.features(parts, x), known["mean"])  # Eq. 8
+        return torch.where(known["count"] > 0, -distance, torch.finfo(distance.dtype).min)
