@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_fl.config import InputSpec
+from edge_fl.learn import precision
 from edge_fl.learn.masked import respect_padding
 from edge_fl.learn.tree import BUFFER, Params
 from edge_fl.seeds import seed_for
@@ -79,7 +80,10 @@ class Part:
             for name, tensor in params.items():
                 for place, key in slots[name]:
                     place[key] = tensor
-            return module(x)  # type: ignore[no-any-return]
+            if (dtype := precision.current()) is None:
+                return module(x)  # type: ignore[no-any-return]
+            with torch.autocast(x.device.type, dtype):
+                return module(x).float()  # type: ignore[no-any-return]
         finally:
             for place, key, tensor in kept:
                 place[key] = tensor
@@ -188,6 +192,13 @@ def projection(net: Net, width: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(net.feature_dim, net.feature_dim), nn.ReLU(), nn.Linear(net.feature_dim, width)
     )
+
+
+def projector(net: Net, method: object = None) -> nn.Module:
+    """Features [N, d] -> [N, d]: Linear to d/2, ReLU, BatchNorm, Linear back to d, BatchNorm (DualFed)."""
+    dim, half = net.feature_dim, max(net.feature_dim // 2, 1)
+    inwards = [nn.Linear(dim, half), nn.ReLU(), nn.BatchNorm1d(half)]
+    return nn.Sequential(*inwards, nn.Linear(half, dim), nn.BatchNorm1d(dim))
 
 
 def _params(module: nn.Module) -> Params:

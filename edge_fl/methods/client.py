@@ -15,8 +15,9 @@ from edge_fl import metrics
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
 from edge_fl.learn.mean import Update
+from edge_fl.learn.precision import computing_in
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
+from edge_fl.methods import norm, steps
 from edge_fl.methods.method import Method
 
 GLOBAL = (metrics.GLOBAL_TEST, metrics.GLOBAL_VALIDATION)
@@ -34,6 +35,7 @@ class Client:
     batch_size: int
     run: int = 0
     device: str = "cpu"
+    precision: str = "fp32"
 
     def batches(self, round: int) -> Batches:
         """The training data as it is drawn in a round."""
@@ -42,7 +44,8 @@ class Client:
 
     def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """One local update -> (what goes up, the new personal parts)."""
-        up, own = steps.train(method, down, own, self.batches(round))
+        with computing_in(self.precision):
+            up, own = steps.train(method, down, own, self.batches(round))
         return Update(self.id, len(self.data.train), up), own
 
     def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
@@ -64,7 +67,8 @@ class Client:
         if personalised or method.predicts_early:
             note(AFTER if personalised else BEFORE, lambda x: steps.predict(method, down, own, x))
         if method.has_global:
-            note(GLOBAL, lambda x: steps.predict_global(method, down, x))
+            with_norm = norm.restored(down, own)  # what of BatchNorm does not travel is the client's here too
+            note(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
         return found
 
     def _tensors(self, samples: Samples) -> tuple[Tensor, Tensor]:

@@ -74,6 +74,3 @@ class FedCRC(Method):
             return {}, own
         z = data.features(self.net.extractor, down["extractor"])
         return {}, {"head": self.fit_head(own["head"], z, stage="s2", epochs=self.epochs)}
-
-    def predict_global(self, shared: Parts, x: Tensor) -> Tensor:
-        return self.classify(shared, x, "global_head")

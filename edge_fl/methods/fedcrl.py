@@ -45,11 +45,7 @@ class FedCRL(Method):
         "history": history(trained=0.0, misfit=-1.0),
     }
     head_tier: ClassVar = HeadTier(
-        "adapted",
-        "head, by cross-entropy",
-        extras=("prototypes",),
-        uploads={"prototypes": "class_means"},
-        start="prototypes",
+        "adapted", "head", ("prototypes",), {"prototypes": "class_means"}, "prototypes"
     )
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
     deviations: ClassVar = "weights are not clipped into [0, 1] (Alg. 1, l. 22): that would destroy them"

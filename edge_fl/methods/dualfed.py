@@ -1,0 +1,80 @@
+"""DualFed: G. Zhu, X. Liu, J. Niu, S. Tang, X. Wu, J. Zhang, "DualFed: Enjoying both Generalization and Personalization in Federated
+Learning via Hierarchical Representations", ACM MM 2024. Behind a personal projector, so that the encoder stays general, both heads vote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from edge_fl.config import OptimiserConfig
+from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import cross_entropy, supcon, unit
+from edge_fl.learn.part import linear_head, personal, projector, shared
+from edge_fl.learn.tree import Parts, buffers, merge
+from edge_fl.methods.hyper import hyper
+from edge_fl.methods.method import BatchNorm, HeadTier, Method
+
+
+@dataclass(frozen=True)
+class DualFed(Method):
+    """Shared encoder and global head; personal projector and head. Clients weigh the same."""
+
+    contrast: float = hyper(40.0, "λ, weight of the contrastive loss; 0: none", low=0, source="PACS [C]")
+    temperature: float = hyper(0.2, "τ of the contrastive loss", low=1e-3, source="PACS [C]")
+    ensemble: str = hyper("prob", "Eq. 5 [P]; personal: EV-P", choices=("prob", "logit", "personal"))
+    training: str = hyper("stages", "Table 4 has both", choices=("stages", "simultaneous"), source="[P]")
+    frozen_bn: str = hyper("eval", "BatchNorm in stage 2; train [C]", choices=("eval", "train"), source="[D]")
+
+    title: ClassVar = "DualFed"
+    citation: ClassVar = "Zhu et al., ACM MM 2024"
+    family: ClassVar = "shared extractor, two heads"
+    has_global: ClassVar = True
+    uniform: ClassVar = True
+    batch_norm: ClassVar = BatchNorm.LOCAL_STATS
+    parts: ClassVar = {
+        "extractor": shared(),
+        "global_head": shared(linear_head, like="head"),
+        "projector": personal(projector),
+        "head": personal(),
+    }
+    head_tier: ClassVar = HeadTier(
+        "adapted", "both heads", ("global_head",), {"global_head": "trained_head"}, "global_head", "ensemble"
+    )
+    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.01, momentum=0.5)
+    deviations: ClassVar = (
+        "probabilities vote (official code: logits); what is frozen is in inference behaviour"
+    )
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        net, w, together = self.net, {**down, **own}, self.training == "simultaneous"
+
+        def first(w: Parts, batch: Batch) -> Tensor:  # Eqs. 6 to 8, and 9 in the simultaneous variant
+            z = net.extractor(w["extractor"], batch.x)
+            u = net.projector(w["projector"], z)
+            contrast = self.contrast * supcon(unit(u), batch.y, self.temperature, batch.mask)
+            heads = [net.head(w["head"], u)]
+            heads += [net.global_head(w["global_head"], z)] if "global_head" in w else []
+            return sum((cross_entropy(logits, batch.y, batch.mask) for logits in heads), contrast)
+
+        def second(w2: Parts, batch: Batch) -> Tensor:  # Eq. 9
+            run = net.extractor if w2["extractor"] else net.extractor.frozen
+            z = run({**w["extractor"], **w2["extractor"]}, batch.x)
+            return cross_entropy(net.global_head(w2["global_head"], z), batch.y, batch.mask)
+
+        ours = w if together else {name: w[name] for name in ("extractor", *own)}
+        w |= fit(first, ours, data, stage="s1", epochs=self.epochs, optimiser=self.optimiser)
+        if not together:
+            statistics = buffers(w["extractor"]) if self.frozen_bn == "train" else {}
+            theirs = {"global_head": w["global_head"], "extractor": statistics}
+            w = merge(w, fit(second, theirs, data, stage="s2", epochs=self.epochs, optimiser=self.optimiser))
+        return {name: w[name] for name in down}, {name: w[name] for name in own}
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        z = self.features(parts, x)
+        p = self.net.head.frozen(parts["head"], self.net.projector.frozen(parts["projector"], z))
+        g = self.net.global_head.frozen(parts["global_head"], z)
+        return {"prob": p.softmax(1) + g.softmax(1), "logit": p + g, "personal": p}[self.ensemble]  # Eq. 5
