@@ -15,7 +15,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit_measuring
 from edge_fl.learn.losses import cross_entropy, prototype_contrast
-from edge_fl.learn.mean import lerp, prototypes
+from edge_fl.learn.mean import PROTOTYPES, lerp, prototypes
 from edge_fl.learn.part import history, personal, shared
 from edge_fl.learn.random import dropout, fold
 from edge_fl.learn.tree import Parts
@@ -44,9 +44,7 @@ class FedCRL(Method):
         "personal_extractor": personal(like="extractor"),
         "history": history(trained=0.0, misfit=-1.0),
     }
-    head_tier: ClassVar = HeadTier(
-        "adapted", "head", ("prototypes",), {"prototypes": "class_means"}, "prototypes"
-    )
+    head_tier: ClassVar = HeadTier("adapted", "head", (PROTOTYPES,), {PROTOTYPES: "class_means"}, PROTOTYPES)
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
     deviations: ClassVar = "weights are not clipped into [0, 1] (Alg. 1, l. 22): that would destroy them"
 
