@@ -36,7 +36,8 @@ class Plan:
 class RoundResult:
     """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated.
 
-    `beside` are devices of no cohort whose parts joined. `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the cohort together, without any framing.
+    `beside` are devices of no cohort whose parts joined. `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the
+    cohort together, without any framing.
     """
 
     round: int
