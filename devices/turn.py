@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -11,9 +11,10 @@ from devices import outbox
 from devices.effects import Effect, Publish, Remember
 from devices.outbox import Parcel
 from devices.state import AgentState
-from edge_fl.wire.messages import DeviceState
+from edge_fl.wire.messages import DeviceState, Log
 
 REMEMBERED_WANTS = 64
+LOG_EXPIRY_S = 60
 
 
 class Turn:
@@ -45,6 +46,10 @@ class Turn:
         sequence = state.sequence + 1
         status = DeviceState(state.status, state.boot, sequence, state.activity, state.release, state.why)
         self.publish(state.topics.state(state.device), status, retain=True)
+
+    def log(self, level: Literal["info", "warning"], text: str) -> None:
+        """A line for whoever watches the fleet; only what happens seldom is worth one."""
+        self.publish(self.state.topics.log(self.state.device), Log(level, text), expiry_s=LOG_EXPIRY_S)
 
     def remember(self, **changes: Any) -> None:
         """Changes what survives a restart."""

@@ -121,6 +121,7 @@ def fetched(turn: Turn, event: events.Fetched) -> None:
 def installed(turn: Turn, event: events.Installed) -> None:
     """The extractor runs here: fit a head on it."""
     if work := _at_work(turn):
+        turn.log("info", f"release {work.want.release} is installed")
         _fit(turn, work)
 
 
@@ -148,6 +149,7 @@ def failed(turn: Turn, event: events.Failed) -> None:
         return
     tries, limits = state.tries + 1, state.limits
     turn.set(why=event.reason, tries=tries)
+    turn.log("warning", f"{work.want.mode} for {work.want.id} failed, try {tries}: {event.reason}")
     if event.final or (tries >= limits.max_tries and work.want.mode != "serve"):
         _give_up(turn, work.want, event.reason)
     else:

@@ -9,6 +9,7 @@ The first release comes after round 1, so that heads serve something early, then
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from edge_fl.methods import build_method, steps
 from edge_fl.methods.method import Method
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.release.repository import Repository
+from edge_fl.wire.messages import Log
 from server import checkpoint, rounds, simulate
 from server.checkpoint import Checkpoint
 from server.fleets.fleet import Fleet
@@ -34,7 +36,7 @@ from server.fleets.mqtt import Limits, MqttFleet
 from server.fleets.union import UnionFleet
 from server.inbox import Inbox
 from server.ledger import Ledger
-from server.link import Connect, Link
+from server.link import Connect, Heard, Link
 from server.progress import Progress
 from server.release import export
 from server.release.refusal import Refusal
@@ -44,6 +46,10 @@ from server.roster import Roster
 from server.rounds import RoundResult
 from server.simulate import Study
 from server.wants import Wants, withdraw_leftovers
+
+log = logging.getLogger(__name__)
+
+LEVELS = logging.getLevelNamesMapping()
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ def prepare(recipe: Recipe) -> Work:
 def connected(connect: Connect, fleet: str, *, takeover: bool = False) -> Iterator[Server]:
     """A server that has the lease of a fleet; says goodbye at the end. Raises ConnectError."""
     link = Link(connect, fleet, takeover=takeover)
+    link.on("log", _device_says)
     server = Server(link, Roster(link), Inbox(link), Wants(link))
     try:
         link.open()
@@ -146,6 +153,11 @@ def connected(connect: Connect, fleet: str, *, takeover: bool = False) -> Iterat
         yield server
     finally:
         link.close()
+
+
+def _device_says(heard: Heard) -> None:
+    if isinstance(heard.message, Log):
+        log.log(LEVELS[heard.message.level.upper()], "%s: %s", heard.address.device, heard.message.text)
 
 
 def _run(
