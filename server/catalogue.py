@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
@@ -19,6 +20,8 @@ COLUMNS = {
     "head_only": "head-only devices",
     "citation": "citation",
 }
+BEGIN = "<!-- methods: written by `python -m server.catalogue`, checked by a test -->"
+END = "<!-- end of methods -->"
 INPUT, CLASSES = InputSpec(3, 32, 32), 10  # what bytes are counted for
 
 
@@ -96,3 +99,15 @@ def _hypers(name: str) -> list[str]:
 
 def _or(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else f"{value:g}"
+
+
+def readme(text: str) -> str:
+    """A README's text with the method table between its two markers as it should be now."""
+    before, _, rest = text.partition(f"{BEGIN}\n")
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    path = Path(__file__).parent.parent / "README.md"
+    path.write_text(readme(path.read_text()))

@@ -1,0 +1,44 @@
+"""The catalogue of methods: what the commands print, and what the README says, come from the methods' own declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_fl.errors import MethodError
+from edge_fl.methods import METHODS, names
+from server import catalogue
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_there_are_29_methods_each_with_its_citation() -> None:
+    rows = catalogue.rows()
+    assert [row["name"] for row in rows] == names()
+    assert len(rows) == 29
+    assert all(row["citation"] and row["family"] for row in rows)
+
+
+def test_the_readmes_table_is_the_methods_own() -> None:
+    text = README.read_text()
+    assert catalogue.readme(text) == text, "run `python -m server.catalogue`"
+
+
+def test_a_method_without_a_shared_extractor_is_refused_to_head_only_devices() -> None:
+    refused = {row["name"] for row in catalogue.rows() if row["head_only"] == "refused"}
+    assert refused == {"local", "lg-fedavg", "fedamp", "fedproto", "fedgh"}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_description_names_every_hyper_parameter_and_what_travels(name: str) -> None:
+    from edge_fl.methods.hyper import hypers
+
+    text = catalogue.describe(name)
+    assert all(f"  {hyper} = " in text for hyper in hypers(METHODS[name]))
+    assert "bytes" in text and "BatchNorm: " in text
+
+
+def test_an_unknown_method_is_named_with_the_nearest_known_one() -> None:
+    with pytest.raises(MethodError, match="fedrep"):
+        catalogue.describe("fedrepp")
