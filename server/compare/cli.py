@@ -72,7 +72,11 @@ def compare(
     )
     folder = out or Path("runs") / f"compare-{(recipe and Path(recipe).stem) or dataset or base.data.dataset}"
 
-    found = comparison.run(cells, folder, jobs, retry=retry)
+    try:
+        found = comparison.run(cells, folder, jobs, retry=retry)
+    except KeyboardInterrupt:
+        say(f"interrupted; the finished cells are in {folder}, and the same command goes on from there")
+        raise
     rows = table.rows(cells, found, target)
     drawn = sheets.sheets(rows, cells, target)
     comparison.save(folder, "table", drawn, comparison.table_records(rows))
