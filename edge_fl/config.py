@@ -20,6 +20,8 @@ from msgspec import Meta, Struct
 from edge_fl.errors import ConfigError, nearest
 
 Source = Literal["simulated", "fleet", "hybrid"]
+Engine = Literal["auto", "sequential", "pool", "vector", "ray"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Option = bool | int | float | str | list[bool | int | float | str]
 
@@ -119,13 +121,18 @@ class CompareConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
-    """One run, complete. `methods` says what changes when another method than [method] runs under it."""
+    """One run, complete. `methods` says what changes when another method than [method] runs under it.
+
+    `engine` says how simulated clients are trained (server/fleets), `precision` what networks compute in while they train there.
+    """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")] = "run"
     seed: Annotated[int, Meta(ge=0)] = 0
     rounds: Annotated[int, Meta(ge=0)] = 5
     source: Source = "simulated"
     device: str = "auto"
+    engine: Engine = "auto"
+    precision: Precision = "fp32"
     evaluate_every: Annotated[int, Meta(ge=0)] = 1
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

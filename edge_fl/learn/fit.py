@@ -134,10 +134,14 @@ def _vectorised_gradient(
     loss: Callable[[Any, Batch], tuple[Tensor, S]], params: Any, batch: Batch
 ) -> tuple[Leaves, S]:
     """`measured_gradient` under vmap, where torch.autograd.grad does not go; BatchNorm leaves padding out."""
+    leaves = tree.leaves(params)
+    held = tree.parameters(params)
+    fixed = {path: t for path, t in leaves.items() if path not in held}
 
-    def value(held: Leaves, fixed: Any) -> tuple[Tensor, S]:
+    def value(trained: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> tuple[Tensor, S]:
+        now = dict(zip((*held, *fixed), (*trained, *others), strict=True))
         with padding(batch.mask):
-            return loss(tree.replaced(fixed, held), batch)
+            return loss(tree.replaced(params, now), batch)
 
-    grads, told = torch.func.grad(value, has_aux=True)(tree.parameters(params), params)
-    return grads, tree.map(Tensor.detach, told)
+    grads, told = torch.func.grad(value, has_aux=True)(tuple(held.values()), tuple(fixed.values()))
+    return dict(zip(held, grads, strict=True)), tree.map(Tensor.detach, told)

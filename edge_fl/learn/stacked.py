@@ -118,11 +118,5 @@ def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
         for start, batch in zip(starts, batches, strict=False):
             index[place, start : start + len(batch)] = batch
             mask[place, start : start + len(batch)] = 1
-    return Plan(
-        widths.tolist(),
-        index,
-        mask,
-        sizes > 0,
-        (sizes == widths).all(0).tolist(),
-        (sizes > 0).all(0).tolist(),
-    )
+    full = [bool((column == width).all()) for column, width in zip(sizes.T, widths, strict=True)]
+    return Plan(widths.tolist(), index, mask, sizes > 0, full, [bool(column.all()) for column in sizes.T])

@@ -149,12 +149,13 @@ def to_arrays(parts: Parts) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def from_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> Parts:
-    """The inverse of `to_arrays`; the tensors own their memory."""
-    return {
-        name: {key: torch.from_numpy(np.array(a)) for key, a in params.items()}
-        for name, params in arrays.items()
-    }
+def from_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]], *, copy: bool = True) -> Parts:
+    """The inverse of `to_arrays`; without `copy`, tensors share the memory of the arrays, which must be writable."""
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.array(array) if copy else array)
+
+    return {name: {key: tensor(array) for key, array in params.items()} for name, params in arrays.items()}
 
 
 def count(tree: Any) -> int:

@@ -22,14 +22,14 @@ from edge_fl.wire import tensors
 from edge_fl.wire.blob import Blob, describe
 from edge_fl.wire.messages import Mode, Report, Request, Round
 from edge_fl.wire.transport import SAFETENSORS
-from server.exchange import Answer, Exchange
 from server.fleets.fleet import ClientId, Downs
-from server.inbox import Inbox
-from server.judge import expected_of
-from server.link import Heard, Link
 from server.release.publish import clear_chunks, send_chunks
-from server.roster import Device, Roster
-from server.wants import Wants
+from server.wire.exchange import Answer, Exchange
+from server.wire.inbox import Inbox
+from server.wire.judge import expected_of
+from server.wire.link import Heard, Link
+from server.wire.roster import Device, Roster
+from server.wire.wants import Wants
 
 log = logging.getLogger(__name__)
 

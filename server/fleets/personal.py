@@ -42,6 +42,11 @@ class Personal:
             part.write_bytes(tensors.pack(to_arrays(own)))
             part.replace(path)
 
+    def adopt(self, client: ClientId, file: Path) -> None:
+        """Replaces the client's parts by a file that holds them, which is moved."""
+        assert self._folder is not None
+        file.replace(self._path(self._folder, client))
+
     def everything(self, clients: Iterable[ClientId]) -> Iterator[tuple[ClientId, Parts]]:
         """(client, parts) one after the other, so that the whole never has to fit into memory."""
         return ((client, self.get(client)) for client in clients)

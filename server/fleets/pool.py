@@ -1,55 +1,47 @@
 """The pool: one-thread processes, each training whole clients. On a CPU this is the fastest engine for convolutions.
 
-Where a client's step runs: `worker.Worker.run`, with the same `Client` as in the sequential fleet. All workers map the images from one
-file, broadcasts and updates pass as safetensors, and personal parts are one file per client.
+Where a client's step runs: `worker.work`, in the worker processes of this program (`processes`). All of them map the images from one
+file; broadcasts and updates are files of the same folder, and personal parts are one file per client.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-import numpy as np
-
-from edge_fl.config import TaskSpec
-from edge_fl.data.partition import Split
-from edge_fl.data.samples import Samples
 from edge_fl.errors import RunError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, leaves, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
-from server.fleets import worker
+from server.fleets import processes, schedule, worker
 from server.fleets.fleet import ClientId, Downs
 from server.fleets.personal import Personal
-from server.fleets.worker import Done, Job, Step
+from server.fleets.sequential import Step
+from server.fleets.site import Site
+from server.fleets.worker import Done, Job
 
 AHEAD = 2  # clients under way per worker: workers stay busy and memory stays bounded
 TRIES = 3  # how often the work of a worker that died is given to a new one
+SILENCE_S = 3600.0  # a run ends when no client has finished for so long
 
 
 class PoolFleet:
-    """The clients of a split, trained by `workers` processes (0: one per core). A context manager; `close` ends the processes."""
+    """The clients of a site, trained by `workers` processes (0: one per core). Its files go when it goes."""
 
-    def __init__(self, spec: TaskSpec, samples: Samples, split: Split, *, workers: int = 0) -> None:
-        self._clients, self._workers = split.clients, workers or len(os.sched_getaffinity(0))
-        self._scratch = tempfile.TemporaryDirectory(prefix="edge-fl-pool-")
+    def __init__(self, site: Site, *, workers: int = 0) -> None:
+        self._site, self._workers = site, workers or processes.cores()
+        self._scratch = tempfile.TemporaryDirectory(prefix="edge-fl-pool-", ignore_cleanup_errors=True)
         self._folder = Path(self._scratch.name)
-        np.save(self._folder / worker.X, samples.x)
-        np.save(self._folder / worker.Y, samples.y)
-        split.save(self._folder / worker.SPLIT)
-        self._personal = Personal(build_method(spec), self._folder / worker.PERSONAL)
-        self._spec = spec
-        self._pool = self._new_pool()
+        site.save(self._folder)
+        self._personal = Personal(build_method(site.settings.spec), self._folder / worker.PERSONAL)
 
     def clients(self) -> Sequence[ClientId]:
-        return self._clients
+        return self._site.settings.clients
 
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._spread("train", round, downs)
@@ -61,21 +53,10 @@ class PoolFleet:
         return self._spread("evaluate", round, downs)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self._personal.everything(self._clients)
+        return self._personal.everything(self.clients())
 
     def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
         self._personal.restore(states)
-
-    def close(self) -> None:
-        """Ends the workers and removes their files."""
-        self._pool.shutdown(cancel_futures=True)
-        self._scratch.cleanup()
-
-    def __enter__(self) -> PoolFleet:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self.close()
 
     def _spread(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
         """Updates as they come, with a bounded number of clients under way; the work of a worker that died is done again."""
@@ -86,10 +67,13 @@ class PoolFleet:
                 running[self._submit(job)] = (job, 1)
             if not running:
                 break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            finished = wait(running, SILENCE_S, FIRST_COMPLETED).done
+            if not finished:
+                raise RunError(f"round {round}: no client has finished for {SILENCE_S:.0f} s; the run stops")
+            for future in finished:
                 job, tries = running.pop(future)
                 try:
-                    yield future.result().update()
+                    yield worker.collect(job, future.result(), self._personal)
                 except BrokenProcessPool as error:
                     if tries == TRIES:
                         message = f"round {round}, client {job.client}: its worker died {TRIES} times ({error}); the run stops"
@@ -100,28 +84,23 @@ class PoolFleet:
 
     def _submit(self, job: Job) -> Future[Done]:
         try:
-            return self._pool.submit(worker.work, job)
+            return processes.pool(self._workers).submit(worker.work, job)
         except BrokenProcessPool:
-            self._pool.shutdown(wait=False)
-            self._pool = self._new_pool()
-            return self._pool.submit(worker.work, job)
+            processes.forget(self._workers)
+            return processes.pool(self._workers).submit(worker.work, job)
 
     def _jobs(self, step: Step, round: int, downs: Downs) -> Iterator[Job]:
-        """Jobs in the cohort's order; a broadcast that is the same as the one before is not written again."""
+        """Jobs, the longest first; a broadcast that is the same as the one before is not written again."""
         written: Parts | None = None
         path = self._folder
-        for number, client in enumerate(downs):
+        for number, client in enumerate(schedule.largest_first(downs, self._site.samples)):
             down = downs[client]
             if written is None or not _identical(down, written):
                 path = self._folder / f"down-{step}-{round}-{number}.safetensors"
                 path.write_bytes(tensors.pack(to_arrays(down)))
                 written = down
-            yield Job(step, round, client, path)
-
-    def _new_pool(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
-        arguments = (self._spec, self._folder)
-        return ProcessPoolExecutor(self._workers, mp_context=context, initializer=worker.start, initargs=arguments)
+            up, own = (self._folder / f"{what}-{client}.safetensors" for what in ("up", "own"))
+            yield Job(self._folder, step, round, client, path, up, own)
 
 
 def _identical(a: Parts, b: Parts) -> bool:

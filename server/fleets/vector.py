@@ -1,13 +1,15 @@
 """The vectorised fleet: chunks of clients as one batched computation by torch.func.vmap; for GPUs, heads and small networks.
 
 Where a client's step runs: `_chunk`, once for all clients of a chunk. Clients of similar size share a chunk, so that padding stays
-small; a chunk that does not fit into memory is halved, and the size that fits is remembered.
+small; how many fit is found by `Room`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,27 +18,37 @@ from torch.func import vmap
 
 from edge_fl.learn import tree
 from edge_fl.learn.mean import Update
+from edge_fl.learn.precision import computing_in
 from edge_fl.learn.stacked import Stacked, stack
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import steps
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
+from server.fleets import room, schedule
 from server.fleets.fleet import ClientId, Downs
+from server.fleets.room import Room
 from server.fleets.sequential import SequentialFleet
 
 log = logging.getLogger(__name__)
 
-CHUNK_CPU, CHUNK_GPU = 16, 256  # clients per chunk at the start; on a CPU a chunk should fit the cache
-
 
 class VectorFleet:
-    """Simulated clients as in the sequential fleet; `train` is vectorised where the method allows, the rest is the reference's own."""
+    """Simulated clients as in the sequential fleet; `train` is vectorised where the method allows, the rest is the reference's own.
 
-    def __init__(self, clients: Mapping[ClientId, Client], method: Method, *, chunk: int = 0) -> None:
-        self._reference = SequentialFleet(clients, method)
-        self._members = dict(clients)
-        gpu = any(client.device != "cpu" for client in clients.values())
-        self._size = chunk or (CHUNK_GPU if gpu else CHUNK_CPU)
+    `chunk` is the most clients that are trained as one, 0 for what `Room` finds.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[ClientId, Client],
+        method: Method,
+        folder: Path | None = None,
+        *,
+        chunk: int = 0,
+    ) -> None:
+        self._reference = SequentialFleet(clients, method, folder)
+        self._clients = clients
+        self._room = Room(next(iter(clients.values())).device, chunk)
         self.fallback = unable(method)
         if self.fallback:
             log.warning("%s is trained client by client: %s", method.title, self.fallback)
@@ -48,19 +60,24 @@ class VectorFleet:
         if self.fallback:
             yield from self._reference.train(round, method, downs)
             return
-        waiting = sorted(downs, key=lambda id: (len(self._members[id].data.train), id))
-        while waiting:
-            chunk = waiting[: self._size]
-            try:
-                yield from self._chunk(round, method, chunk, downs)
-            except torch.OutOfMemoryError:
-                if self._size == 1:
-                    raise
-                self._size //= 2
-                torch.cuda.empty_cache()
-                log.info("a chunk of %d clients does not fit into memory; going on with %d", len(chunk), self._size)
-                continue
-            waiting = waiting[len(chunk) :]
+        for window in schedule.windows(downs):
+            chunks, planned_for = [list(window)], 0
+            while chunks:
+                if self._room.clients != planned_for:
+                    planned_for = self._room.clients
+                    chunks = schedule.alike(
+                        list(chain(*chunks)), self._batches, planned_for, self._room.overhead
+                    )
+                try:
+                    with self._room.measured(len(chunks[-1])):
+                        updates = self._chunk(round, method, chunks[-1], downs)
+                except Exception as error:
+                    if not room.is_full(error):
+                        raise
+                    self._room.halve(len(chunks[-1]), error)
+                    continue
+                chunks.pop()
+                yield from updates
 
     def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._reference.personalise(round, method, downs)
@@ -74,29 +91,44 @@ class VectorFleet:
     def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
         self._reference.restore(states)
 
+    def _batches(self, id: ClientId) -> int:
+        return -(-len(self._clients[id].data.train) // self._clients[id].batch_size)
+
     def _chunk(self, round: int, method: Method, chunk: Sequence[ClientId], downs: Downs) -> list[Update]:
         """The local updates of a chunk in one computation; personal parts are replaced only when all of it went well."""
-        members = [self._members[id].batches(round) for id in chunk]
+        members = [self._clients[id].batches(round) for id in chunk]
         down = stacked([downs[id] for id in chunk])
         own = stacked([self._reference.own(id) for id in chunk])
         x, y, real = stack(members)
         first = members[0]
 
-        def step(place: Tensor, x: Tensor, y: Tensor, real: Tensor, down: Parts, own: Parts) -> tuple[Parts, Parts]:
+        def step(
+            place: Tensor, x: Tensor, y: Tensor, real: Tensor, down: Parts, own: Parts
+        ) -> tuple[Parts, Parts]:
             data = Stacked(
-                x, y, first.classes, first.batch_size, first.run, round, members=tuple(members), place=place, real=real
+                x,
+                y,
+                first.classes,
+                first.batch_size,
+                first.run,
+                round,
+                members=tuple(members),
+                place=place,
+                real=real,
             )
             return steps.local_update(method, down, own, data)
 
         places = torch.arange(len(chunk), device=x.device)
-        up, new = vmap(step)(places, x, y, real, down, own)
+        with computing_in(self._clients[chunk[0]].precision):
+            up, new = vmap(step)(places, x, y, real, down, own)
         updates = []
         for place, id in enumerate(chunk):
             parts, mine = at(up, place), at(new, place)
             steps.require_finite(method, id, round, parts, mine)
-            self._reference.keep(id, mine)
-            updates.append(Update(id, len(members[place]), method.pack(parts)))
-        return updates
+            updates.append((Update(id, len(members[place]), method.pack(parts)), mine))
+        for update, mine in updates:
+            self._reference.keep(update.client, mine)
+        return [update for update, _ in updates]
 
 
 def unable(method: Method) -> str:

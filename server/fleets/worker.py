@@ -1,96 +1,85 @@
-"""A worker process: it holds one method and the clients' images, and runs whole steps of single clients, one at a time, on one thread."""
+"""A worker process: it maps a run's images and does whole steps of single clients, one at a time, on one thread.
+
+Where a client's step runs: `work`, through `take_step` as in the sequential fleet. Nothing that a worker writes counts before the fleet
+has collected it, so a worker may die at any moment and its job be done again.
+"""
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-import torch
-
-from edge_fl.config import TaskSpec
-from edge_fl.data.partition import Split
-from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
-from edge_fl.methods.client import Client
+from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
+from server.fleets.fleet import ClientId
 from server.fleets.personal import Personal
+from server.fleets.sequential import Step, take_step
+from server.fleets.site import Site
 
-Step = Literal["train", "personalise", "evaluate"]
-X, Y, SPLIT, PERSONAL = "x.npy", "y.npy", "split.npz", "personal"
+PERSONAL = "personal"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One client's step, as it travels to a worker; `down` is the file of its broadcast."""
+    """One client's step as it travels to a worker: the run's folder, and the files of its broadcast, its update and its personal parts."""
 
+    folder: Path
     step: Step
     round: int
-    client: str
+    client: ClientId
     down: Path
+    up: Path
+    own: Path
 
 
 @dataclass(frozen=True)
 class Done:
-    """What comes back: the update, its parts as safetensors."""
+    """What comes back beside the job's files."""
 
-    client: str
     samples: int
-    parts: bytes
     metrics: dict[str, float]
 
-    def update(self) -> Update:
-        """The update with its parts as tensors."""
-        return Update(self.client, self.samples, from_arrays(tensors.unpack(self.parts)), self.metrics)
+
+def work(job: Job) -> Done:
+    """One client's step."""
+    site, method, personal = _run(job.folder)
+    now = method.at(max(job.round, 1))
+    update, own = take_step(
+        job.step, site[job.client], now, job.round, _down(job.down), personal.get(job.client)
+    )
+    if job.step != "evaluate" and own:
+        job.own.write_bytes(tensors.pack(to_arrays(own)))
+    job.up.write_bytes(tensors.pack(to_arrays(update.parts)))
+    return Done(update.samples, update.metrics)
 
 
-class Worker:
-    """Everything that lasts from job to job. Images stay in the file that all workers map."""
+def collect(job: Job, done: Done, personal: Personal) -> Update:
+    """A finished job's update, and the client's new personal parts put in their place.
 
-    def __init__(self, spec: TaskSpec, folder: Path) -> None:
-        torch.set_num_threads(1)
-        self._spec, self._method = spec, build_method(spec)
-        self._x, self._y = np.load(folder / X, mmap_mode="r"), np.load(folder / Y)
-        self._split = Split.load(folder / SPLIT)
-        self._personal = Personal(self._method, folder / PERSONAL)
+    The update's tensors are its mapped file, which has no name any more and is gone when they are.
+    """
+    if job.own.exists():
+        personal.adopt(job.client, job.own)
+    with job.up.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    job.up.unlink()
+    parts = from_arrays(tensors.unpack(memoryview(mapped)), copy=False)
+    return Update(job.client, done.samples, parts, done.metrics)
 
-    def run(self, job: Job) -> Done:
-        """One step of one client; its personal parts are read before and written after."""
-        client, down, own = self._client(job.client), _down(job.down), self._personal.get(job.client)
-        method = self._method.at(max(job.round, 1))
-        if job.step == "evaluate":
-            update = Update(job.client, len(client.data.train), {}, client.evaluate(method, down, own))
-        else:
-            step = client.train if job.step == "train" else client.personalise
-            update, own = step(method, job.round, down, own)
-            self._personal.put(job.client, own)
-        return Done(update.client, update.samples, tensors.pack(to_arrays(update.parts)), update.metrics)
 
-    def _client(self, id: str) -> Client:
-        row = self._split.clients.index(id)
-        rows = (self._split.train[row], self._split.validation[row], self._split.test[row])
-        data = ClientData(*(Samples(np.asarray(self._x[indices]), self._y[indices]) for indices in rows))
-        spec = self._spec
-        return Client(id, data, len(spec.classes), spec.method.batch_size, spec.seed)
+@lru_cache(maxsize=1)
+def _run(folder: Path) -> tuple[Site, Method, Personal]:
+    """What lasts from job to job; a process keeps that of the last run it worked for."""
+    site = Site.load(folder)
+    method = build_method(site.settings.spec)
+    return site, method, Personal(method, folder / PERSONAL)
 
 
 @lru_cache(maxsize=2)
 def _down(path: Path) -> Parts:
     return from_arrays(tensors.unpack(path.read_bytes()))
-
-
-_workers: list[Worker] = []
-
-
-def start(spec: TaskSpec, folder: Path) -> None:
-    """Called once in each new process."""
-    _workers.append(Worker(spec, folder))
-
-
-def work(job: Job) -> Done:
-    """Called for each job, in the process that `start` prepared."""
-    return _workers[0].run(job)

@@ -1,0 +1,65 @@
+"""The worker processes of this program: started once, kept for every run that follows, ended with the program.
+
+Importing torch takes seconds, so that is done once in a fork server, which then makes as many workers as are wanted, each with one thread.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+
+PRELOADED = ["server.fleets.worker"]
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_pools: dict[int, ProcessPoolExecutor] = {}
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def running(workers: int) -> bool:
+    """Whether a pool of so many workers is there already, so that none need to be started."""
+    return workers in _pools
+
+
+def pool(workers: int) -> ProcessPoolExecutor:
+    """A pool of one-thread processes; the same one for the same number of workers."""
+    if workers not in _pools:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        with _one_thread_each():
+            _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+            _pools[workers].submit(os.getpid).result(timeout=120)  # the fork server reads the environment now
+    return _pools[workers]
+
+
+def forget(workers: int) -> None:
+    """Ends a pool that is broken; the next call of `pool` starts a new one."""
+    if workers in _pools:
+        _pools.pop(workers).shutdown(wait=False, cancel_futures=True)
+
+
+def _begin() -> None:
+    """The first thing that a new worker does."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
