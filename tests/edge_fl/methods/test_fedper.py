@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_fl.learn import tree
 from edge_fl.methods import steps
 from edge_fl.wire import tensors
-from server import judge
+from server.wire import judge
 from tests.edge_fl.methods import toy
 
 
