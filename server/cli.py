@@ -18,7 +18,7 @@ from edge_fl.cli import App, Format, FormatOption, show_table
 from server import research
 
 if TYPE_CHECKING:
-    from server.link import Connect
+    from server.wire.link import Connect
 
 Host = Annotated[str | None, typer.Option(help="Where the broker is; instead of the recipe's.")]
 Port = Annotated[

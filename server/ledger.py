@@ -17,7 +17,7 @@ from edge_fl import metrics
 from edge_fl.capability import Tier
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
-from server.roster import Device
+from server.wire.roster import Device
 
 COLUMNS = {
     "device": "device",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import MESSAGES, decode
 from edge_fl.wire.topics import Topics, checked
-from server.link import Connect, Limits, read_retained
-from server.roster import Device, fold
+from server.wire.link import Connect, Limits, read_retained
+from server.wire.roster import Device, fold
 
 LIMITS = Limits(connect_s=5.0, settle_s=1.0)
 COLUMNS = {

@@ -34,18 +34,18 @@ from server.checkpoint import Checkpoint
 from server.fleets.fleet import Fleet
 from server.fleets.mqtt import Limits, MqttFleet
 from server.fleets.union import UnionFleet
-from server.inbox import Inbox
 from server.ledger import Ledger
-from server.link import Connect, Heard, Link
 from server.progress import Progress
 from server.release import export
 from server.release.refusal import Refusal
 from server.release.rollout import Rollout
 from server.results import Results
-from server.roster import Roster
 from server.rounds import RoundResult
 from server.simulate import Study
-from server.wants import Wants, withdraw_leftovers
+from server.wire.inbox import Inbox
+from server.wire.link import Connect, Heard, Link
+from server.wire.roster import Roster
+from server.wire.wants import Wants, withdraw_leftovers
 
 log = logging.getLogger(__name__)
 

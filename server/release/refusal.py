@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 
 from edge_fl.capability import Tier
-from server.roster import Device, Roster
-from server.wants import Wants
+from server.wire.roster import Device, Roster
+from server.wire.wants import Wants
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,14 @@ from edge_fl.methods.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import Report, Request
-from server.contributions import Contributions
-from server.exchange import Verdict
-from server.inbox import Inbox
-from server.link import Heard, Link
 from server.release import export
 from server.release.publish import Publisher
-from server.roster import Device, Roster
-from server.wants import Wants
+from server.wire.contributions import Contributions
+from server.wire.exchange import Verdict
+from server.wire.inbox import Inbox
+from server.wire.link import Heard, Link
+from server.wire.roster import Device, Roster
+from server.wire.wants import Wants
 
 log = logging.getLogger(__name__)
 

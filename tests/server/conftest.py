@@ -35,13 +35,13 @@ from edge_fl.wire.messages import Ack, Capability, DeviceState, Report, Round, W
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
-from server import link as links
-from server.exchange import KINDS
 from server.fleets.mqtt import Limits, MqttFleet
-from server.inbox import Inbox
-from server.link import Connect, Link
-from server.roster import Roster
-from server.wants import Wants
+from server.wire import link as links
+from server.wire.exchange import KINDS
+from server.wire.inbox import Inbox
+from server.wire.link import Connect, Link
+from server.wire.roster import Roster
+from server.wire.wants import Wants
 
 CLASSES = 3
 INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))

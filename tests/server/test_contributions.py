@@ -15,10 +15,10 @@ from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from server import rounds
-from server.contributions import STALE, Contributions
 from server.fleets.sequential import SequentialFleet
 from server.fleets.union import UnionFleet
 from server.rounds import Plan
+from server.wire.contributions import STALE, Contributions
 from tests.devices import graphs
 
 IDS = ("d1", "d2")

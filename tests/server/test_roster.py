@@ -7,10 +7,10 @@ import pytest
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire.messages import Capability, Command, DeviceState, ServerState, Want, decode, encode
 from edge_fl.wire.transport import Packet
-from server import link as links
-from server.link import Link
-from server.roster import Device, Roster, fold
-from server.wants import Wants, withdraw_leftovers
+from server.wire import link as links
+from server.wire.link import Link
+from server.wire.roster import Device, Roster, fold
+from server.wire.wants import Wants, withdraw_leftovers
 
 FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))
 

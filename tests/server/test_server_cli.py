@@ -13,9 +13,9 @@ from edge_fl.wire.messages import Capability, DeviceState, Report
 from server import demo, listing
 from server.children import Children
 from server.ledger import Ledger
-from server.link import Limits
 from server.results import Results
-from server.roster import Device
+from server.wire.link import Limits
+from server.wire.roster import Device
 
 
 def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys, tmp_path):

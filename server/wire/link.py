@@ -254,8 +254,8 @@ class Link:
             address = self.topics.parse(packet.topic)
             heard = Heard(address, _content(address.kind, packet), packet.retain)
         except ProtocolError as error:
-            sender = packet.topic.removeprefix(f"{self.topics.root}/d/").partition("/up/")
-            self.refused[f"{sender[0]} {sender[2].partition('/')[0]}"[:80]] += 1
+            kind = packet.topic.split("/")[6:7]  # behind efl/1/FLEET/d/DEVICE/up
+            self.refused[" ".join([self.topics.sender(packet.topic), *kind])[:80]] += 1
             log.warning("%s: %s", packet.topic, error)
             return
         for handler in self._handlers[address.kind]:

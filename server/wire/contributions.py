@@ -18,9 +18,9 @@ from edge_fl.learn.tree import Params, Parts, to_device
 from edge_fl.methods.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Report
-from server.exchange import Answer, Exchange, Verdict
-from server.judge import Expected, expected_of
-from server.roster import Roster
+from server.wire.exchange import Answer, Exchange, Verdict
+from server.wire.judge import Expected, expected_of
+from server.wire.roster import Roster
 
 STALE = "upload_stale"
 HEADER_BYTES = 64 * 1024

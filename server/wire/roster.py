@@ -16,7 +16,7 @@ from msgspec import Struct
 from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.messages import PROTOCOL, Capability, DeviceState
-from server.link import Heard, Link
+from server.wire.link import Heard, Link
 
 DeviceId = str
 POLL_S = 0.5

@@ -12,9 +12,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from edge_fl.wire.messages import Ack, Report
-from server.contributions import Contributions
-from server.exchange import Exchange, Verdict
-from server.link import Heard, Link
+from server.wire.contributions import Contributions
+from server.wire.exchange import Exchange, Verdict
+from server.wire.link import Heard, Link
 
 log = logging.getLogger(__name__)
 

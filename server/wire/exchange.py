@@ -16,7 +16,7 @@ from edge_fl.errors import ArtefactError
 from edge_fl.learn.tree import Parts
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import Mode, Report
-from server.judge import Expected, RefusedError, check_report, parts_of
+from server.wire.judge import Expected, RefusedError, check_report, parts_of
 
 KINDS: dict[Mode, str] = {
     "train": "update",
