@@ -1,0 +1,99 @@
+"""Golden numbers: what three rounds of each method on a few digits give, on a CPU with one thread and a fixed seed.
+
+They are kept to a tolerance of 1e-4 and not to the bit, so that they hold for torch 2.11 to 2.15 and on any processor: kernels add in
+different orders. A change of a method shows at once; whoever means it writes the numbers anew with `python -m tests.golden`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
+from edge_fl.learn import tree
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.method import Method
+from server import simulate
+from server.fleets.fleet import Fleet
+
+FOLDER = Path(__file__).parent
+TOLERANCE = 1e-4
+ACCURACY_TOLERANCE = 0.02  # of a mean over clients: an image or two on the border
+RECIPE = Recipe(
+    name="golden",
+    seed=11,
+    rounds=3,
+    evaluate_every=0,
+    device="cpu",
+    data=DataConfig(dataset="digits", clients=4, beta=0.5, fraction=0.25, validation_fraction=0.0),
+    model=ModelConfig("cnn-tiny", {"feature_dim": 16, "width": 8}),
+)
+OPTIMISER = OptimiserConfig("sgd", lr=0.05, momentum=0.5)
+STEADIER: dict[str, dict[str, Any]] = {  # where rounding errors would otherwise grow beyond the tolerance
+    "dualfed": {"batch_size": 256, "optimiser": OptimiserConfig("sgd", 0.01), "options": {"contrast": 1.0}},
+    "fedgh": {"optimiser": OptimiserConfig("sgd", 0.01)},
+    "repper": {"options": {"head": "logistic"}},
+}
+
+Numbers = dict[str, Any]
+
+
+def record(name: str) -> Numbers:
+    """{"accuracy": {metric: mean}, "shared": {part: [length, along]}, "personal": likewise} of a method."""
+    found: Numbers = {}
+
+    def ending(method: Method, shared: Parts, fleet: Fleet) -> None:
+        owns = [own for _, own in fleet.personal_state()]
+        found["shared"] = digest([shared])
+        found["personal"] = digest(owns)
+
+    usual = MethodConfig(name, epochs=1, batch_size=16, optimiser=OPTIMISER)
+    config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        outcome = simulate.run(simulate.prepare(RECIPE).with_method(config), ending=ending)
+    finally:
+        torch.set_num_threads(threads)
+    means = {metric: round(summary.mean, 4) for metric, summary in outcome.last().items() if "acc" in metric}
+    return {"accuracy": dict(sorted(means.items())), **found}
+
+
+def digest(owners: Iterable[Parts]) -> dict[str, list[float]]:
+    """Per part, floats only, over all owners: its length, and its share along a direction that no permutation leaves alone."""
+    lengths: dict[str, torch.Tensor] = {}
+    along: dict[str, torch.Tensor] = {}
+    for parts in owners:
+        for name, params in parts.items():
+            for path, tensor in sorted(tree.leaves(params).items()):
+                if not tensor.is_floating_point():
+                    continue
+                values = tensor.detach().to(torch.float64).flatten()
+                direction = torch.cos(torch.arange(len(values), dtype=torch.float64) + len(path[-1]))
+                lengths[name] = lengths.get(name, torch.zeros(())) + (values**2).sum()
+                along[name] = along.get(name, torch.zeros(())) + values @ direction
+    return {
+        name: [round(float(lengths[name].sqrt()), 6), round(float(along[name]), 6)]
+        for name in sorted(lengths)
+    }
+
+
+def path_of(name: str) -> Path:
+    """Where a method's numbers stand."""
+    return FOLDER / f"{name}.json"
+
+
+def write(name: str) -> None:
+    """Records a method and writes its numbers."""
+    path_of(name).write_text(json.dumps(record(name), indent=1) + "\n")
+
+
+def read(name: str) -> Numbers:
+    """A method's numbers as they stand."""
+    numbers: Numbers = json.loads(path_of(name).read_text())
+    return numbers
