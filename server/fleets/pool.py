@@ -6,7 +6,9 @@ file; broadcasts and updates are files of the same folder, and personal parts ar
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from edge_fl.errors import RunError
 from edge_fl.learn.mean import Update
-from edge_fl.learn.tree import Parts, leaves, to_arrays
+from edge_fl.learn.tree import Parts, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
@@ -35,8 +37,8 @@ class PoolFleet:
 
     def __init__(self, site: Site, *, workers: int = 0) -> None:
         self._site, self._workers = site, workers or processes.cores()
-        self._scratch = tempfile.TemporaryDirectory(prefix="edge-fl-pool-", ignore_cleanup_errors=True)
-        self._folder = Path(self._scratch.name)
+        self._folder = Path(tempfile.mkdtemp(prefix="edge-fl-pool-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         site.save(self._folder)
         self._personal = Personal(build_method(site.settings.spec), self._folder / worker.PERSONAL)
 
@@ -95,15 +97,9 @@ class PoolFleet:
         path = self._folder
         for number, client in enumerate(schedule.largest_first(downs, self._site.samples)):
             down = downs[client]
-            if written is None or not _identical(down, written):
+            if written is None or not schedule.identical(down, written):
                 path = self._folder / f"down-{step}-{round}-{number}.safetensors"
                 path.write_bytes(tensors.pack(to_arrays(down)))
                 written = down
             up, own = (self._folder / f"{what}-{client}.safetensors" for what in ("up", "own"))
             yield Job(self._folder, step, round, client, path, up, own)
-
-
-def _identical(a: Parts, b: Parts) -> bool:
-    """Whether two broadcasts hold the very same tensors."""
-    left, right = leaves(a), leaves(b)
-    return left.keys() == right.keys() and all(tensor is right[path] for path, tensor in left.items())

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from edge_fl.learn.tree import size_bytes
+from edge_fl.learn.tree import Parts, leaves, size_bytes
 from server.fleets.fleet import ClientId, Downs
 
 WAITING_BYTES = 1 << 30  # what the updates of a window may take together
@@ -35,6 +35,12 @@ def largest_first(downs: Downs, samples: Size) -> Iterator[ClientId]:
     """For workers side by side: they end together when the longest work is begun first."""
     for window in windows(downs):
         yield from sorted(window, key=lambda client: (-samples(client), client))
+
+
+def identical(a: Parts, b: Parts) -> bool:
+    """Whether two broadcasts hold the very same tensors, so that one of them need not be sent."""
+    left, right = leaves(a), leaves(b)
+    return left.keys() == right.keys() and all(tensor is right[path] for path, tensor in left.items())
 
 
 def alike(window: Sequence[ClientId], batches: Size, most: int, overhead: float) -> list[list[ClientId]]:

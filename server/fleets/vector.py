@@ -91,6 +91,14 @@ class VectorFleet:
     def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
         self._reference.restore(states)
 
+    def own(self, id: ClientId) -> Parts:
+        """One client's personal parts, where its data are."""
+        return self._reference.own(id)
+
+    def keep(self, id: ClientId, own: Parts) -> None:
+        """Replaces one client's personal parts."""
+        self._reference.keep(id, own)
+
     def _batches(self, id: ClientId) -> int:
         return -(-len(self._clients[id].data.train) // self._clients[id].batch_size)
 

@@ -1,0 +1,157 @@
+"""Ray: a cohort spread over the processors, GPUs and machines of a Ray cluster (`pip install edge-fl[scale]`).
+
+Where a client's step runs: `work`, in whatever process Ray chooses: client by client on a CPU, a chunk at a time on a GPU. The images are
+put into Ray's store once, personal parts stay here and travel with the work, and Ray does the work of a worker that died again.
+Without the address of a cluster in RAY_ADDRESS, one is started on this machine, on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_fl.errors import ConfigError, RunError
+from edge_fl.learn.mean import Update
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
+from edge_fl.methods import build_method
+from edge_fl.methods.method import Method
+from server.fleets import processes, schedule
+from server.fleets.fleet import ClientId, Downs
+from server.fleets.personal import Personal
+from server.fleets.sequential import SequentialFleet, Step
+from server.fleets.site import Site
+from server.fleets.vector import VectorFleet
+
+AHEAD = 2  # pieces of work under way per worker
+TRIES = 3  # how often Ray does the work of a worker that died again
+SILENCE_S = 3600.0  # a run ends when nothing has been finished for so long
+CHUNK = 64  # clients that go to a GPU together
+
+Arrays = dict[str, dict[str, np.ndarray]]
+
+
+class RayFleet:
+    """The clients of a site on a Ray cluster; `workers` are those to start where there is no cluster yet (0: one per core)."""
+
+    def __init__(self, site: Site, method: Method, folder: Path | None = None, *, workers: int = 0) -> None:
+        self._ray, self._site = _connected(workers), site
+        self._personal = Personal(method, folder)
+        gpus = int(self._ray.cluster_resources().get("GPU", 0)) if site.device == "cuda" else 0
+        self._workers = gpus or int(self._ray.cluster_resources()["CPU"])
+        self._chunk = CHUNK if gpus else 1
+        needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+        self._work = self._ray.remote(max_retries=TRIES, **needs)(work)
+        self._placed = self._ray.put(site)
+
+    def clients(self) -> Sequence[ClientId]:
+        return self._site.settings.clients
+
+    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return self._spread("train", round, downs)
+
+    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return self._spread("personalise", round, downs)
+
+    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return self._spread("evaluate", round, downs)
+
+    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
+        return self._personal.everything(self.clients())
+
+    def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
+        self._personal.restore(states)
+
+    def _spread(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
+        """Updates as they come, with a bounded number of clients under way."""
+        order = schedule.largest_first(downs, self._site.samples)
+        running: list[Any] = []
+        put = _PutOnce(self._ray)
+        while True:
+            while len(running) < AHEAD * self._workers and (chunk := list(islice(order, self._chunk))):
+                given = [(id, put(downs[id]), to_arrays(self._personal.get(id))) for id in chunk]
+                running.append(self._work.remote([self._placed], step, round, given))
+            if not running:
+                return
+            finished, running = self._ray.wait(running, timeout=SILENCE_S)
+            if not finished:
+                raise RunError(f"round {round}: nothing was finished for {SILENCE_S:.0f} s; the run stops")
+            for id, samples, parts, metrics, own in self._result(round, finished[0]):
+                if step != "evaluate":
+                    self._personal.put(id, from_arrays(own))
+                yield Update(id, samples, from_arrays(parts), metrics)
+
+    def _result(
+        self, round: int, reference: Any
+    ) -> list[tuple[ClientId, int, Arrays, dict[str, float], Arrays]]:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.WorkerCrashedError as error:
+            raise RunError(
+                f"round {round}: a worker died {TRIES + 1} times ({error}); the run stops"
+            ) from error
+
+
+def work(
+    placed: list[Any], step: Step, round: int, given: list[tuple[ClientId, Any, Arrays]]
+) -> list[tuple[ClientId, int, Arrays, dict[str, float], Arrays]]:
+    """One step of some clients, in a process of Ray's: (client, broadcast, personal parts) -> (client, samples, up, metrics, own)."""
+    import ray
+
+    site, method, fleet = _run(placed[0])
+    fleet.restore((id, from_arrays(own)) for id, _, own in given)
+    downs = {id: to_device(from_arrays(ray.get(down)), site.device) for id, down, _ in given}
+    steps = {"train": fleet.train, "personalise": fleet.personalise, "evaluate": fleet.evaluate}
+    done = []
+    for update in steps[step](round, method.at(max(round, 1)), downs):
+        id, parts = update.client, to_arrays(update.parts)
+        done.append((id, update.samples, parts, update.metrics, to_arrays(fleet.own(id))))
+        fleet.keep(id, {})  # the server has them again
+    return done
+
+
+@lru_cache(maxsize=1)
+def _run(placed: Any) -> tuple[Site, Method, SequentialFleet | VectorFleet]:
+    """What lasts from one piece of work to the next; a process keeps that of the last run it worked for."""
+    import ray
+    import torch
+
+    site: Site = ray.get(placed)
+    method = build_method(site.settings.spec)
+    method.net.to(site.device)
+    if site.device == "cuda":
+        return site, method, VectorFleet(site, method)
+    torch.set_num_threads(1)
+    return site, method, SequentialFleet(site, method)
+
+
+class _PutOnce:
+    """Puts a broadcast into Ray's store; one that is the same as the one before is not put again."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray, self._last, self._reference = ray, Parts(), None
+
+    def __call__(self, down: Parts) -> Any:
+        if self._reference is None or not schedule.identical(down, self._last):
+            self._last, self._reference = down, self._ray.put(to_arrays(down))
+        return self._reference
+
+
+def _connected(workers: int) -> Any:
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "engine 'ray': not installed; pip install 'edge-fl[scale]'; nothing was started"
+        ) from error
+    if not ray.is_initialized():
+        local: dict[str, Any] = {"num_cpus": workers or processes.cores(), "_node_ip_address": "127.0.0.1"}
+        settings = {} if "RAY_ADDRESS" in os.environ else {**local, "include_dashboard": False}
+        ray.init(**settings, log_to_driver=False, configure_logging=False)
+    return ray
