@@ -23,7 +23,7 @@ from edge_fl.methods.method import BatchNorm, HeadTier, Method
 class DualFed(Method):
     """Shared encoder and global head; personal projector and head. Clients weigh the same."""
 
-    contrast: float = hyper(40.0, "λ, weight of the contrastive loss; 0: none", low=0, source="PACS [C]")
+    contrast: float = hyper(2.0, "λ of the contrast, 0: none; PACS 40", low=0, source="Office-Home [C]")
     temperature: float = hyper(0.2, "τ of the contrastive loss", low=1e-3, source="PACS [C]")
     ensemble: str = hyper("prob", "Eq. 5 [P]; personal: EV-P", choices=("prob", "logit", "personal"))
     training: str = hyper("stages", "Table 4 has both", choices=("stages", "simultaneous"), source="[P]")
