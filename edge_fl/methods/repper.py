@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge_fl import heads
 from edge_fl.config import OptimiserConfig
@@ -17,17 +17,11 @@ from edge_fl.learn.augment import AUGMENTATIONS
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import supcon, supcon_in, unit
-from edge_fl.learn.part import Net, shared
+from edge_fl.learn.part import projection, shared
 from edge_fl.learn.random import fold
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import HeadTier, Method
-
-
-def _projection(net: Net, method: RepPer) -> nn.Module:
-    if not method.proj_dim:
-        return nn.Identity()
-    return nn.Sequential(nn.Linear(net.feature_dim, net.feature_dim), nn.ReLU(), nn.Linear(net.feature_dim, method.proj_dim))
 
 
 @dataclass(frozen=True)
@@ -35,20 +29,23 @@ class RepPer(Method):
     """Only the extractor travels: no labels, features or heads."""
 
     temperature: float = hyper(0.1, "temperature of the contrastive loss", low=1e-3, source="[P]")
-    supcon: str = hyper("in", "where the log stands: L_in or Khosla's L_out", choices=("in", "out"), source="Eq. 5 [P]")
-    proj_dim: int = hyper(0, "width of a projection used in stage 1 only; 0 for none", low=0, source="none in the paper; 128 in Khosla")
-    augment: str = hyper("supcon", "how a view is made", choices=tuple(AUGMENTATIONS), source="unspecified in the paper [D]")
+    supcon: str = hyper("in", "the log outside the mean, or in", choices=("in", "out"), source="Eq. 5 [P]")
+    proj_dim: int = hyper(0, "width of a projection, stage 1 only; 0: none", low=0, source="128 in Khosla")
+    augment: str = hyper("supcon", "how a view is made", choices=tuple(AUGMENTATIONS), source="[D]")
     head: str = hyper("mlp", "the personal head", choices=tuple(heads.HEADS), source="MLP, SVM or LR [P]")
 
     title: ClassVar = "RepPer"
     citation: ClassVar = "Jing et al., arXiv:2204.11841 (2022)"
     family: ClassVar = "shared extractor, contrastive"
-    parts: ClassVar = {"extractor": shared(), "projection": shared(_projection)}
+    parts: ClassVar = {
+        "extractor": shared(),
+        "projection": shared(lambda net, method: projection(net, method.proj_dim)),
+    }
     unit_norm: ClassVar = True
     predicts_early: ClassVar = False
-    head_tier: ClassVar = HeadTier("native", "SVM, logistic regression or MLP on unit-length features (stage 2)")
+    head_tier: ClassVar = HeadTier("native", "SVM, logistic regression or MLP on unit-length features")
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.001, weight_decay=1e-4)
-    deviations: ClassVar = "the loss is the mean over anchors (Eq. 4 sums); augmentations are SupCon's usual ones"
+    deviations: ClassVar = "mean over anchors (Eq. 4 sums); augmentations are SupCon's usual ones"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, view = self.net, AUGMENTATIONS[self.augment]
@@ -64,7 +61,8 @@ class RepPer(Method):
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         z = data.mapped(lambda x: self.features(down, x))
-        fitted = heads.fit(self.head, z.x.cpu().numpy(), z.y.cpu().numpy(), self.net.classes, unit_norm=True, seed=data.run)
+        x, y = z.x.cpu().numpy(), z.y.cpu().numpy()
+        fitted = heads.fit(self.head, x, y, self.net.classes, unit_norm=True, seed=data.run)
         return {}, from_arrays({"head": fitted.to_arrays()})
 
     def features(self, parts: Parts, x: Tensor) -> Tensor:
@@ -72,6 +70,7 @@ class RepPer(Method):
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         arrays = to_arrays({"head": parts["head"]})["head"]
-        kind = self.head if arrays.keys() == heads.HEADS[self.head].shapes.keys() else "constant"  # of a client with one class
+        one_class = arrays.keys() != heads.HEADS[self.head].shapes.keys()
+        kind = "constant" if one_class else self.head
         head = heads.from_arrays(arrays, {"kind": kind, "classes": str(self.net.classes)})
         return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy())).to(x.device)
