@@ -45,6 +45,7 @@ from server.results import Results
 
 QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 TOPICS = Topics("main")
+FROM_SERVER = ("want", "cmd", "ack")
 
 
 def data_of(client: str, samples: int = 20) -> ClientData:
@@ -62,25 +63,28 @@ def data_of(client: str, samples: int = 20) -> ClientData:
 
 @dataclass
 class Site:
-    """A broker; `packets` is everything that devices said on it, as (topic, payload)."""
+    """A broker; `packets` is everything that devices said on it, as (topic, payload), `families` the kinds of topic that were used."""
 
     connect: Any
     folder: Path
     packets: list[tuple[str, bytes]] = field(default_factory=list)
+    families: set[str] = field(default_factory=set)
     devices: dict[str, Device] = field(default_factory=dict)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Writes down what devices say."""
+        """Writes down what devices say, and on which families of topics anybody says anything."""
 
         def hear(event: object) -> None:
             if isinstance(event, Packet) and event.payload:
-                self.packets.append((event.topic, event.payload))
+                self.families.add((address := TOPICS.parse(event.topic)).kind)
+                if address.device and address.kind not in FROM_SERVER:
+                    self.packets.append((event.topic, event.payload))
 
         sniffer: Connect = self.connect
         transport = sniffer("sniffer", None, hear)
         transport.wait_connected(10)
-        transport.subscribe(f"{TOPICS.root}/d/+/up/#")
+        transport.subscribe(f"{TOPICS.root}/#")
         yield
         transport.close()
 

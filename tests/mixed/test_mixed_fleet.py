@@ -13,7 +13,7 @@ from edge_fl.errors import MethodError
 from edge_fl.methods import METHODS, find, norm
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly
-from edge_fl.wire.messages import DeviceState, Report, decode
+from edge_fl.wire.messages import MESSAGES, DeviceState, Report, decode
 from tests.mixed.conftest import TOPICS, Site, data_of
 
 FULL = ("d1", "d2")
@@ -103,6 +103,7 @@ def test_a_mixed_fleet_runs_under_every_method_that_allows_it(site: Site, name: 
 @pytest.mark.parametrize("name", ["fedcrc", "fedcrl", "repper", "spherefed"])
 def test_a_mixed_fleet_runs_over_a_real_broker(real_site: Site, name: str) -> None:
     check_run(real_site, name)
+    assert real_site.families == {*MESSAGES, "tuf", "art", "blob"}  # enrolment needs certificates
 
 
 def test_an_owner_who_wants_nothing_shared_sends_numbers_only(site: Site) -> None:
