@@ -43,6 +43,18 @@ class Probe:
     clients: tuple[str, ...]
     projected: Features | None = None
 
+    @property
+    def outermost(self) -> Features:
+        """What the clients' own heads see."""
+        return self.z if self.projected is None else self.projected
+
+    def separation(self) -> dict[str, float]:
+        """Class separation within each client's own images: across clients it would measure that their networks differ."""
+        return {
+            client: separation(self.outermost[self.client == place], self.y[self.client == place])
+            for place, client in enumerate(self.clients)
+        }
+
 
 def probe(
     method: Method,

@@ -21,6 +21,7 @@ from server import simulate, trained
 from server.compare import cell as cells_of
 from server.compare.cell import Measured
 from server.compare.grid import Cell, blocks
+from server.compare.table import spread
 from server.results import Results
 from server.trained import Trained
 from server.view import features, plots, style
@@ -73,8 +74,9 @@ def _of_trained(run: Trained) -> dict[str, Figure]:
         at = features.tsne(z)
         panels[f"{name}, by class"] = Points(at, seen.y, dataset.classes)
         panels[f"{name}, by client"] = Points(at, seen.client, seen.clients)
-    drawn["features"] = plots.embedding(panels, columns=2)
-    drawn["separation"] = plots.separation(_separation_by_client(seen), "client")
+    drawn["features"] = plots.embedding(panels)
+    by_client = {client: (value, 0.0) for client, value in seen.separation().items()}
+    drawn["separation"] = plots.separation(by_client, "client")
     images = np.concatenate([data[id].test.x for id in sorted(data)])
     some = images[np.linspace(0, len(images) - 1, min(COMMON_IMAGES, len(images))).astype(int)]
     found = features.representations(run.method, run.shared, own, torch.from_numpy(some))
@@ -97,15 +99,15 @@ def _of_block(runs: Sequence[tuple[Cell, Measured]], folder: Path) -> Iterator[t
     if not seen:
         return
     values = {
-        label: [features.separation(_outermost(p), p.y) for p in every] for label, every in seen.items()
+        label: [spread(one.separation().values()).mean for one in every] for label, every in seen.items()
     }
-    summed = {label: (float(np.mean(v)), float(np.std(v))) for label, v in values.items()}
-    yield "separation", plots.separation(summed, "method")
+    summed = {label: (float(np.mean(each)), float(np.std(each))) for label, each in values.items()}
+    yield "separation", plots.separation(summed, "method, mean over clients")
     first = {label: every[0] for label, every in seen.items()}
     if len(first) > 1:
-        outer = [_outermost(one) for one in first.values()]
-        yield "likeness", plots.likeness(_likeness(outer), list(first), "method")
-    at = {label: features.tsne(_outermost(one)) for label, one in first.items()}
+        outermost = [one.outermost for one in first.values()]
+        yield "likeness", plots.likeness(_likeness(outermost), list(first), "method")
+    at = {label: features.tsne(one.outermost) for label, one in first.items()}
     by_class = {label: Points(at[label], one.y, study.dataset.classes) for label, one in first.items()}
     yield "features-by-class", plots.embedding(by_class)
     by_client = {label: Points(at[label], one.client, one.clients) for label, one in first.items()}
@@ -168,19 +170,6 @@ def _curves_of_cells(runs: Sequence[tuple[Cell, Measured]]) -> dict[str, Curve]:
 
 def _predicting(means: Mapping[str, float]) -> float | None:
     return next((means[name] for name in CURVES if name in means), None)
-
-
-def _outermost(seen: Probe) -> features.Features:
-    return seen.z if seen.projected is None else seen.projected
-
-
-def _separation_by_client(seen: Probe) -> dict[str, tuple[float, float]]:
-    outer = _outermost(seen)
-    found = {
-        client: features.separation(outer[seen.client == place], seen.y[seen.client == place])
-        for place, client in enumerate(seen.clients)
-    }
-    return {client: (value, 0.0) for client, value in found.items()}
 
 
 def _likeness(seen: Sequence[features.Features]) -> NDArray[np.float64]:

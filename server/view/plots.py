@@ -87,10 +87,10 @@ def accuracy(curves: Mapping[str, Curve], what: str) -> Figure:
         return picture
 
 
-def embedding(panels: Mapping[str, Points], columns: int = 4) -> Figure:
+def embedding(panels: Mapping[str, Points]) -> Figure:
     """A panel per entry, its points coloured and marked by group (t-SNE: RepPer, Figure 4; FedRIR, Figures 3 and 5; DualFed, Figure 4)."""
     with style.styled():
-        wide = min(columns, len(panels))
+        wide = min(max(int(np.ceil(np.sqrt(1.6 * len(panels)))), 2), len(panels))
         high = -(-len(panels) // wide)
         picture = style.figure(2.9 * wide + 1.2, 2.9 * high + 0.2)
         grid = picture.subplots(high, wide, squeeze=False).flat
