@@ -57,6 +57,7 @@ def simulate(
         float | None, typer.Option(help="Keep this share of the data and of the rounds.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
+    engine: Annotated[str, typer.Option(help="auto, sequential, pool, vector or ray: how clients are trained.")] = "",
     set: SetOption = None,
     runs: RunsOption = Path("runs"),
     format: FormatOption = Format.TABLE,
@@ -72,6 +73,7 @@ def simulate(
     chosen = config.with_settings(with_method(chosen, method) if method else chosen, [
         *_settings({"data.dataset": dataset, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
         *_settings({"model.name": model, "rounds": rounds, "method.epochs": epochs, "seed": seed}),
+        *_settings({"engine": engine}),
         'source="simulated"',
         *(set or []),
     ])  # fmt: skip
@@ -85,6 +87,7 @@ def simulate(
             lambda method, shared, fleet: checkpoint.save(
                 results.checkpoints, chosen.rounds, simulation.plan(chosen), shared, fleet.personal_state()
             ),
+            say,
         )
         results.append_round({"round": chosen.rounds, "closing": True, "metrics": outcome.closing})
         results.write_summary("simulated", outcome.last())

@@ -16,12 +16,12 @@ from edge_fl.data.samples import ClientData, Dataset
 from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
-from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from edge_fl.metrics import Summary
 from server import newclients, rounds
+from server.fleets import engines
 from server.fleets.fleet import Fleet
-from server.fleets.sequential import SequentialFleet
+from server.fleets.site import Site
 from server.rounds import Plan, RoundResult
 
 Reports = Mapping[str, Mapping[str, float]]  # metrics by client
@@ -106,23 +106,26 @@ def task_spec(recipe: Recipe, dataset: Dataset) -> TaskSpec:
     return TaskSpec(recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed)
 
 
-def fleet(study: Study, method: Method, device: str) -> SequentialFleet:
-    """The study's clients, simulated here."""
-    batch_size, seed, classes = study.recipe.method.batch_size, study.recipe.seed, len(study.dataset.classes)
-    clients = {id: Client(id, data, classes, batch_size, seed, device) for id, data in study.data().items()}
-    return SequentialFleet(clients, method)
+def fleet(study: Study, method: Method, device: str, say: Callable[[str], None] = lambda line: None) -> Fleet:
+    """The study's clients, simulated here by the recipe's engine; `say` hears which one was chosen, and why."""
+    effort = engines.Effort(study.recipe.rounds, study.recipe.cohort)
+    return engines.build(study.recipe.engine, Site.of(study, device), method, effort, say)
 
 
 def run(
     study: Study,
     progress: Callable[[RoundResult], None] = lambda result: None,
     ending: Callable[[Method, Parts, Fleet], None] = lambda method, shared, fleet: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """The whole run of the study's recipe. `progress` sees every round; `ending` sees the clients once more before they are gone."""
+    """The whole run of the study's recipe. `progress` sees every round; `ending` sees the clients once more before they are gone.
+
+    `say` hears which engine was chosen.
+    """
     device = torch_device(study.recipe.device)
     method = build_method(study.spec)
     method.net.to(device)
-    clients = fleet(study, method, device)
+    clients = fleet(study, method, device, say)
     shared, evaluated, trained = to_device(steps.start(method), device), {}, set[str]()
     for result in rounds.run(method, clients, plan(study.recipe), shared):
         shared = result.shared

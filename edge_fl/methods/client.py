@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from edge_fl import metrics
-from edge_fl.data.samples import ClientData, Samples
+from edge_fl.data.samples import ClientData
 from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
 from edge_fl.learn.mean import Update
 from edge_fl.learn.precision import computing_in
@@ -39,7 +40,7 @@ class Client:
 
     def batches(self, round: int) -> Batches:
         """The training data as it is drawn in a round."""
-        x, y = self._tensors(self.data.train)
+        x, y = self._placed["train"]
         return Batches(x, y, self.classes, self.batch_size, self.run, round, self.id)
 
     def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
@@ -51,18 +52,25 @@ class Client:
     def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """The closing step, with the accuracies before (where the method has a model by then) and after."""
         before = self.evaluate(method, down, own) if method.predicts_early else {}
-        up, own = steps.personalise(method, down, own, self.batches(round))
+        with computing_in(self.precision):
+            up, own = steps.personalise(method, down, own, self.batches(round))
         after = self.evaluate(method, down, own, personalised=True)
         return Update(self.id, len(self.data.train), up, {**before, **after}), own
 
-    def evaluate(self, method: Method, down: Parts, own: Parts, *, personalised: bool = False) -> dict[str, float]:
+    def evaluate(
+        self, method: Method, down: Parts, own: Parts, *, personalised: bool = False
+    ) -> dict[str, float]:
         """Accuracies on the client's own test and validation sets (METHODS.md G13), by the names of `edge_fl.metrics`."""
-        found: dict[str, float] = {metrics.TEST_SAMPLES: len(self.data.test), metrics.VALIDATION_SAMPLES: len(self.data.validation)}
+        found: dict[str, float] = {
+            metrics.TEST_SAMPLES: len(self.data.test),
+            metrics.VALIDATION_SAMPLES: len(self.data.validation),
+        }
 
         def note(names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> None:
-            for name, samples in zip(names, (self.data.test, self.data.validation), strict=True):
-                if len(samples):
-                    found[name] = _accuracy(predict, *self._tensors(samples))
+            for name, part in zip(names, ("test", "validation"), strict=True):
+                x, y = self._placed[part]
+                if len(y):
+                    found[name] = _accuracy(predict, x, y)
 
         if personalised or method.predicts_early:
             note(AFTER if personalised else BEFORE, lambda x: steps.predict(method, down, own, x))
@@ -71,8 +79,14 @@ class Client:
             note(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
         return found
 
-    def _tensors(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        return as_tensor(samples.x).to(self.device), as_tensor(samples.y).to(self.device)
+    @cached_property
+    def _placed(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The sets of images as tensors, brought to the device once."""
+        parts = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
+        return {
+            name: (as_tensor(s.x).to(self.device), as_tensor(s.y).to(self.device))
+            for name, s in parts.items()
+        }
 
     def at(self, device: str) -> Client:
         """The same client with its tensors elsewhere."""
@@ -82,5 +96,7 @@ class Client:
 def _accuracy(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
         pairs = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True)
-        right = sum(int((predict(pixels(images)).argmax(1) == labels).sum()) for images, labels in pairs)
-    return right / len(y)
+        right = torch.stack(
+            [(predict(pixels(images)).argmax(1) == labels).sum() for images, labels in pairs]
+        ).sum()
+    return int(right) / len(y)

@@ -28,7 +28,7 @@ PARTITIONS: dict[str, tuple[str, ...]] = {
 }
 """Kinds of partition, and the key of [data] that a number behind ":" is for."""
 
-IRRELEVANT = ("name", "compare", "methods", "release", "broker")  # for the numbers of one cell
+IRRELEVANT = ("name", "compare", "methods", "release", "broker", "engine")  # for the numbers of one cell
 
 
 class Cell(Struct, frozen=True):

@@ -134,7 +134,8 @@ class _PutOnce:
     """Puts a broadcast into Ray's store; one that is the same as the one before is not put again."""
 
     def __init__(self, ray: Any) -> None:
-        self._ray, self._last, self._reference = ray, Parts(), None
+        self._ray, self._last = ray, Parts()
+        self._reference: Any = None
 
     def __call__(self, down: Parts) -> Any:
         if self._reference is None or not schedule.identical(down, self._last):

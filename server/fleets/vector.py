@@ -49,9 +49,9 @@ class VectorFleet:
         self._reference = SequentialFleet(clients, method, folder)
         self._clients = clients
         self._room = Room(next(iter(clients.values())).device, chunk)
-        self.fallback = unable(method)
-        if self.fallback:
-            log.warning("%s is trained client by client: %s", method.title, self.fallback)
+        self.fallback = ""
+        if reason := unable(method):
+            self._give_up(method, reason)
 
     def clients(self) -> Sequence[ClientId]:
         return self._reference.clients()
@@ -72,10 +72,15 @@ class VectorFleet:
                     with self._room.measured(len(chunks[-1])):
                         updates = self._chunk(round, method, chunks[-1], downs)
                 except Exception as error:
-                    if not room.is_full(error):
+                    if room.is_full(error):
+                        self._room.halve(len(chunks[-1]), error)
+                        continue
+                    if not refused(error):
                         raise
-                    self._room.halve(len(chunks[-1]), error)
-                    continue
+                    self._give_up(method, str(error).splitlines()[0])
+                    left = sorted(chain(*chunks))
+                    yield from self._reference.train(round, method, {id: downs[id] for id in left})
+                    break
                 chunks.pop()
                 yield from updates
 
@@ -98,6 +103,10 @@ class VectorFleet:
     def keep(self, id: ClientId, own: Parts) -> None:
         """Replaces one client's personal parts."""
         self._reference.keep(id, own)
+
+    def _give_up(self, method: Method, reason: str) -> None:
+        self.fallback = reason
+        log.warning("%s is trained client by client: %s", method.title, reason)
 
     def _batches(self, id: ClientId) -> int:
         return -(-len(self._clients[id].data.train) // self._clients[id].batch_size)
@@ -142,6 +151,13 @@ class VectorFleet:
 def unable(method: Method) -> str:
     """Why a method cannot be vectorised over clients, or nothing."""
     return "" if method.vectorises else "its local update depends on values, not only on shapes"
+
+
+def refused(error: Exception) -> bool:
+    """Whether torch says that something in a local update cannot be vectorised, as a user's own network may find out."""
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in ("vmap", "functorch", "atching rule")
+    )
 
 
 def stacked(trees: Sequence[Parts]) -> Parts:

@@ -1,0 +1,176 @@
+"""The engines by name, and the choice between them: a short calibration on the run's own clients says which will be done first.
+
+All engines train the same batches by the same code. `sequential` and `pool` agree to the bit where both use one thread; `vector` adds
+numbers in another order and agrees to rounding. So `auto` takes it only when it is clearly faster.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edge_fl.config import CohortConfig, Engine
+from edge_fl.errors import ConfigError
+from edge_fl.learn.tree import size_bytes, to_device
+from edge_fl.methods import steps
+from edge_fl.methods.client import Client
+from edge_fl.methods.method import Method
+from server.fleets import processes, vector
+from server.fleets.fleet import ClientId, Fleet
+from server.fleets.pool import PoolFleet
+from server.fleets.ray import RayFleet
+from server.fleets.sequential import SequentialFleet
+from server.fleets.site import Site
+from server.fleets.vector import VectorFleet
+
+IN_MEMORY_BYTES = 1 << 30  # personal parts of all clients beyond which they are kept in files
+SHORT_S = 5.0  # a run as short as this is not worth a calibration
+PROBE_S = 1.0  # what trying the vectorised engine may take
+PROBE_BATCHES, PROBE_CLIENTS = 2, 16
+START_S = 4.0  # until the worker processes have imported torch
+CLEARLY = 1.5  # how many times as fast the vectorised engine must be
+
+Build = Callable[[Site, Method], Fleet]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a run will ask of its clients: so many rounds with so many of them."""
+
+    rounds: int
+    cohort: CohortConfig = CohortConfig()
+
+    def samples(self, site: Site) -> float:
+        """Samples of all local updates together, one epoch each."""
+        return self.rounds * self.cohort.participation * sum(map(site.samples, site))
+
+
+def build(engine: Engine, site: Site, method: Method, effort: Effort, say: Callable[[str], None]) -> Fleet:
+    """The fleet of an engine; for "auto" of the one that is chosen, and `say` hears which and why. Raises ConfigError."""
+    if engine == "auto":
+        engine, why = choose(site, method, effort)
+        say(f"engine: {engine} ({why})")
+    return ENGINES[engine](site, method)
+
+
+def choose(site: Site, method: Method, effort: Effort) -> tuple[Engine, str]:
+    """(engine, why) after a few steps of the run's own clients."""
+    if multiprocessing.parent_process() is not None:
+        return "sequential", "this process is one of several"
+    gpu = site.device != "cpu"
+    if gpu and not vector.unable(method):
+        return "vector", f"many clients at once on {site.device}"
+    samples = effort.samples(site)
+    probe = _probe(site, 1)
+    here = _seconds(SequentialFleet(probe, method), method, probe) * samples
+    if here < SHORT_S or gpu:
+        return "sequential", f"about {_about(here)} in all"
+    expected = {"sequential": here, "pool": _pooled(site, method, effort, probe)}
+    if not vector.unable(method) and (many := _probe(site, _affordable(here / samples, site))):
+        fleet = VectorFleet(many, method)
+        together = _seconds(fleet, method, many) * samples
+        expected |= {} if fleet.fallback else {"vector": together}
+    best = min(expected, key=lambda name: expected[name] * (CLEARLY if name == "vector" else 1.0))
+    others = ", ".join(f"{name} {_about(seconds)}" for name, seconds in expected.items() if name != best)
+    return best, f"about {_about(expected[best])}; {others}"  # type: ignore[return-value]
+
+
+def _pooled(site: Site, method: Method, effort: Effort, probe: Mapping[ClientId, Client]) -> float:
+    """Seconds of the pool: its workers have one thread each, and no round is shorter than its longest client."""
+    with _threads(1):
+        each = _seconds(SequentialFleet(probe, method), method, probe)
+    share = effort.samples(site) / processes.cores()
+    longest = effort.rounds * max(map(site.samples, site))
+    started = 0.0 if processes.running(processes.cores()) else START_S
+    return started + each * max(share, longest)
+
+
+def _probe(site: Site, clients: int) -> dict[ClientId, Client]:
+    """Some clients of middling size, with a few batches of their data."""
+    order = sorted(site, key=site.samples)
+    start = max((len(order) - clients) // 2, 0)
+    return {id: _shortened(site[id]) for id in order[start : start + clients]}
+
+
+def _shortened(client: Client) -> Client:
+    first = np.arange(min(len(client.data.train), PROBE_BATCHES * client.batch_size))
+    return replace(client, data=replace(client.data, train=client.data.train.take(first)))
+
+
+def _affordable(seconds_a_sample: float, site: Site) -> int:
+    """How many clients can be tried at once; none where single steps take so long that calls do not matter."""
+    each = seconds_a_sample * PROBE_BATCHES * site.settings.spec.method.batch_size
+    return min(int(PROBE_S / max(each, 1e-9) / 2), PROBE_CLIENTS, len(site))
+
+
+def _seconds(fleet: Fleet, method: Method, clients: Mapping[ClientId, Client]) -> float:
+    """Seconds per sample of a local update; the second of two counts."""
+    device = next(iter(clients.values())).device
+    shared = to_device(steps.start(method), device)
+    downs = {id: steps.broadcast(method, shared, id) for id in clients}
+    taken = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        for _ in fleet.train(1, method.at(1), downs):
+            pass
+        taken = time.perf_counter() - began
+    return taken / sum(len(client.data.train) for client in clients.values())
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _sequential(site: Site, method: Method) -> Fleet:
+    return _kept(SequentialFleet, dict(site), method)
+
+
+def _vector(site: Site, method: Method) -> Fleet:
+    return _kept(VectorFleet, dict(site), method)
+
+
+def _pool(site: Site, method: Method) -> Fleet:
+    if site.device != "cpu":
+        raise ConfigError(
+            f"engine 'pool': computes on the CPU, not on {site.device}; use 'vector'; nothing was started"
+        )
+    return PoolFleet(site)
+
+
+def _ray(site: Site, method: Method) -> Fleet:
+    return _kept(RayFleet, site, method)
+
+
+def _kept(kind: Any, clients: Mapping[ClientId, Client], method: Method) -> Fleet:
+    """A fleet whose clients' personal parts are in memory, or in files when all of them would be too much for it."""
+    each = size_bytes(steps.start_own(method, next(iter(clients))))
+    if each * len(clients) <= IN_MEMORY_BYTES:
+        return kind(clients, method)
+    folder = Path(tempfile.mkdtemp(prefix="edge-fl-personal-"))
+    fleet = kind(clients, method, folder)
+    weakref.finalize(fleet, shutil.rmtree, folder, ignore_errors=True)
+    return fleet
+
+
+ENGINES: dict[str, Build] = {"sequential": _sequential, "pool": _pool, "vector": _vector, "ray": _ray}
