@@ -6,11 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
+from edge_fl import heads
 from edge_fl.learn import tree
-from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.tree import Parts
-from edge_fl.methods import repper, steps
+from edge_fl.learn.augment import AUGMENTATIONS
+from edge_fl.learn.batches import Batch, Batches, pixels
+from edge_fl.learn.fit import fit
+from edge_fl.learn.losses import supcon, supcon_in, unit
+from edge_fl.learn.random import fold
+from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods import steps
 from edge_fl.methods.method import Method
 from tests.edge_fl.methods import toy
 
@@ -27,22 +33,24 @@ def test_only_the_extractor_travels_without_labels_features_or_heads() -> None:
     assert all(own == {} for own in run.own.values())
 
 
-def test_every_anchor_has_a_positive_its_own_other_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    original = repper.supcon_in
+@pytest.mark.parametrize("where", ["in", "out"])
+def test_stage_one_contrasts_two_views_so_that_every_anchor_has_a_positive(where: str) -> None:
+    method, view, data = toy.method("repper", supcon=where), AUGMENTATIONS["supcon"], toy.batches(toy.PAIR)
 
-    def watched(z: torch.Tensor, y: torch.Tensor, *rest: object) -> torch.Tensor:
-        seen.append((z.detach(), y))
-        return original(z, y, *rest)
+    def loss(f: Params, batch: Batch) -> Tensor:
+        views = [view(batch.x, fold(batch.key, number)) for number in (1, 2)]
+        assert not torch.equal(*views)
+        y = batch.y.repeat(2)
+        assert (
+            (y[:, None] == y[None, :]).sum(1) == 2
+        ).all()  # two samples of two classes: itself and its other view
+        u = unit(method.net.extractor(f, torch.cat(views)))
+        return (supcon_in if where == "in" else supcon)(u, y, 0.1)
 
-    monkeypatch.setattr(repper, "supcon_in", watched)
-    method = toy.method("repper")
-    trained(method, toy.batches(toy.PAIR))  # two samples of two classes
-    for z, y in seen:
-        assert len(y) == 2 * len(y.unique()) == len(z)
-        assert y[: len(y) // 2].equal(y[len(y) // 2 :])
-        assert torch.allclose(z.norm(dim=1), torch.ones(len(z)))
-        assert not z[: len(z) // 2].allclose(z[len(z) // 2 :])  # two views, not one twice
+    start = steps.start(method)["extractor"]
+    expected = fit(loss, start, data, stage="train", epochs=1, optimiser=method.optimiser)
+    assert tree.same(trained(method, data)["extractor"], expected)
+    assert not tree.same(expected, start)
 
 
 def test_features_have_length_one() -> None:
@@ -76,10 +84,22 @@ def test_the_loss_is_where_the_option_says() -> None:
 
 
 def test_a_projection_is_for_training_only() -> None:
-    run = toy.federate(toy.method("repper", proj_dim=5), rounds=1)
-    assert run.shared["projection"]
+    run, plain = (toy.federate(toy.method("repper", proj_dim=width), rounds=1) for width in (5, 0))
+    assert run.shared["projection"]["2.weight"].shape == (5, 12)
+    assert not plain.shared["projection"]
+    assert not tree.same(run.shared["extractor"], plain.shared["extractor"])
     assert run.method.features(run.shared, toy.batches().x[:2].float() / 255).shape == (2, 12)
-    assert not toy.federate(toy.method("repper"), rounds=1).shared["projection"]
+
+
+def test_a_head_is_what_its_kind_makes_of_the_frozen_unit_features() -> None:
+    run = toy.federate(toy.method("repper", head="svm"), rounds=1)
+    down = steps.broadcast(run.method, run.shared, "c0")
+    run.own["c0"] = steps.personalise(run.method, down, {}, toy.batches())[1]
+    train = run.clients["c0"].data.train
+    z = run.method.features(run.shared, pixels(torch.from_numpy(train.x))).numpy()
+    expected = heads.fit("svm", z, train.y, toy.CLASSES, unit_norm=True)
+    found = expected.logits(run.method.features(run.shared, run.images("c0")).numpy())
+    assert torch.allclose(run.predict("c0"), torch.from_numpy(found), atol=1e-5)
 
 
 def test_views_come_from_the_batchs_key_alone() -> None:
