@@ -121,9 +121,14 @@ def read_probe(key: str, folder: Path) -> Probe | None:
 
 
 def _measure(cell: Cell, folder: Path, commit: str) -> Measured:
-    dataset = _dataset(cell.recipe.data.dataset, Path(cell.recipe.data.data_dir))
-    split = partition.split_clients(dataset, cell.recipe.data, cell.recipe.seed)
-    study, curve, took_part = Study(cell.recipe, dataset, split), list[Point](), set[str]()
+    recipe, device = cell.recipe, simulate.torch_device(cell.recipe.device)
+    if (
+        recipe.engine == "auto" and device == "cpu"
+    ):  # cells run side by side already, and so give the same bits however many
+        recipe = msgspec.structs.replace(recipe, engine="sequential")
+    dataset = _dataset(recipe.data.dataset, Path(recipe.data.data_dir))
+    study = Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
+    curve, took_part = list[Point](), set[str]()
 
     def note(result: RoundResult) -> None:
         took_part.update(result.answered)
@@ -132,7 +137,6 @@ def _measure(cell: Cell, folder: Path, commit: str) -> Measured:
         curve.append(Point(result.round, result.seconds, *traffic, means))
 
     def look(method: Method, shared: Parts, fleet: Fleet) -> None:
-        device = simulate.torch_device(cell.recipe.device)
         _write_probe(probe(method, shared, fleet.personal_state(), study.data(), device), cell.key, folder)
 
     return _summed_up(cell, simulate.run(study, note, look), curve, took_part, commit, _fingerprint(dataset))
