@@ -124,7 +124,7 @@ def with_absent(prototypes: Params) -> Params:
 
 
 class PrototypeMean:
-    """Class-wise mean of clients' prototypes, weighted by their counts, or equally over owners; never-seen classes keep the old value (G15)."""
+    """Class-wise mean of clients' prototypes, weighted by their counts or equally; never-seen classes keep the old value (G15)."""
 
     def __init__(self, *, by_count: bool = True) -> None:
         self._by_count = by_count

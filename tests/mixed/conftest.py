@@ -40,8 +40,8 @@ from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from server import task
-from server.wire.link import Connect
 from server.results import Results
+from server.wire.link import Connect
 
 QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 TOPICS = Topics("main")
