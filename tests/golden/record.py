@@ -30,6 +30,7 @@ RECIPE = Recipe(
     rounds=3,
     evaluate_every=0,
     device="cpu",
+    engine="sequential",
     data=DataConfig(dataset="digits", clients=4, beta=0.5, fraction=0.25, validation_fraction=0.0),
     model=ModelConfig("cnn-tiny", {"feature_dim": 16, "width": 8}),
 )
