@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from edge_fl.learn import tree
@@ -32,7 +32,7 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
     """Cross-entropy of logits [B, C] with labels [B]."""
-    if mask is None and not is_batchedtensor(logits):
+    if mask is None and not is_functorch_wrapped_tensor(logits):
         return F.cross_entropy(logits, y)
     each = -F.log_softmax(logits, dim=-1).gather(-1, y[:, None])[:, 0]  # torch's own is slow under vmap
     return masked_mean(each, mask)

@@ -12,6 +12,9 @@ from types import MethodType
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from edge_fl.learn import precision
 
 _mask: ContextVar[Tensor | None] = ContextVar("padding", default=None)
 
@@ -36,6 +39,10 @@ def respect_padding(module: nn.Module) -> nn.Module:
 
 def _forward(self: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
     mask = _mask.get()
+    if precision.current() and is_functorch_wrapped_tensor(
+        x
+    ):  # vmap knows no rule for BatchNorm under autocast
+        x = x.float()
     if mask is None or not self.training:
         return type(self).forward(self, x)
     weight = mask.repeat(len(x) // len(mask)).reshape(-1, *[1] * (x.dim() - 1))

@@ -47,7 +47,7 @@ class Part:
         self.name, self.build, self._seed = name, build, seed
         module = self._fresh()
         shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
-        self._inference = copy.deepcopy(module, shared).eval()
+        self._inference = respect_padding(copy.deepcopy(module, shared).eval())
         self._training = respect_padding(module.train())
         self._slots = {id(m): _slots(m) for m in (self._training, self._inference)}
         self.norm, self.norm_statistics = _norm_names(module)

@@ -48,7 +48,7 @@ class VectorFleet:
     ) -> None:
         self._reference = SequentialFleet(clients, method, folder)
         self._clients = clients
-        self._room = Room(next(iter(clients.values())).device, chunk)
+        self.room = Room(next(iter(clients.values())).device, chunk)
         self.fallback = ""
         if reason := unable(method):
             self._give_up(method, reason)
@@ -63,17 +63,17 @@ class VectorFleet:
         for window in schedule.windows(downs):
             chunks, planned_for = [list(window)], 0
             while chunks:
-                if self._room.clients != planned_for:
-                    planned_for = self._room.clients
+                if self.room.clients != planned_for:
+                    planned_for = self.room.clients
                     chunks = schedule.alike(
-                        list(chain(*chunks)), self._batches, planned_for, self._room.overhead
+                        list(chain(*chunks)), self._batches, planned_for, self.room.overhead
                     )
                 try:
-                    with self._room.measured(len(chunks[-1])):
+                    with self.room.measured(len(chunks[-1])):
                         updates = self._chunk(round, method, chunks[-1], downs)
                 except Exception as error:
                     if room.is_full(error):
-                        self._room.halve(len(chunks[-1]), error)
+                        self.room.halve(len(chunks[-1]), error)
                         continue
                     if not refused(error):
                         raise
@@ -83,6 +83,7 @@ class VectorFleet:
                     break
                 chunks.pop()
                 yield from updates
+                del updates  # before the next chunk needs the memory
 
     def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._reference.personalise(round, method, downs)
@@ -140,7 +141,7 @@ class VectorFleet:
             up, new = vmap(step)(places, x, y, real, down, own)
         updates = []
         for place, id in enumerate(chunk):
-            parts, mine = at(up, place), at(new, place)
+            parts, mine = at(up, place), tree.clone(at(new, place))
             steps.require_finite(method, id, round, parts, mine)
             updates.append((Update(id, len(members[place]), method.pack(parts)), mine))
         for update, mine in updates:
@@ -172,5 +173,5 @@ def stacked(trees: Sequence[Parts]) -> Parts:
 
 
 def at(trees: Any, place: int) -> Any:
-    """One client's tree out of a stacked one, with memory of its own."""
-    return tree.map(lambda leaf: leaf[place].clone(), trees)
+    """One client's tree out of a stacked one; its tensors are views."""
+    return tree.map(lambda leaf: leaf[place], trees)

@@ -1,0 +1,35 @@
+"""Networks that are awkward on purpose: one takes its process down, one asks the values it computes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from torch import Tensor
+
+from edge_fl.config import InputSpec
+from tests.edge_fl.methods.toy import Flat
+
+
+class Deadly(Flat):
+    """Kills the process that trains it and removes the file `marker`, while there is one; with `always` it leaves the file."""
+
+    def __init__(self, input: InputSpec, marker: str, always: bool = False) -> None:
+        super().__init__(input)
+        self.marker, self.always = Path(marker), always
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.marker.exists():
+            if not self.always:
+                self.marker.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+class Asking(Flat):
+    """Does something else when the sum of its features is negative, which no vectorised computation can follow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        return -z if z.sum() < 0 else z

@@ -1,0 +1,71 @@
+"""Run as a process of its own: the vectorised engine under a limit on its memory that a chunk of all clients breaks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn import tree
+from edge_fl.learn.mean import Update
+from edge_fl.methods import build_method, steps
+from edge_fl.methods.client import Client
+from server.fleets.fleet import Fleet
+from server.fleets.sequential import SequentialFleet
+from server.fleets.vector import VectorFleet
+
+CLIENTS, EXTRA_BYTES = 64, 250 * 2**20
+SPEC = TaskSpec(
+    ModelConfig("tests.edge_fl.methods.toy:Flat", {"feature_dim": 250}),
+    InputSpec(1, 64, 64),
+    ["a", "b"],
+    MethodConfig("fedavg", 1, 2),
+    seed=0,
+)
+
+
+def client(number: int) -> Client:
+    rng = np.random.default_rng(number)
+    some = Samples(rng.integers(0, 256, (2, 1, 64, 64)).astype(np.uint8), np.array([0, 1]))
+    return Client(f"c{number:03}", ClientData(some, some, some), 2, batch_size=2)
+
+
+def trained(fleet: Fleet, down: tree.Parts) -> dict[str, Update]:
+    downs = dict.fromkeys(fleet.clients(), down)
+    return {u.client: _summary(u) for u in fleet.train(1, build_method(SPEC), downs)}
+
+
+def _summary(update: Update) -> Update:
+    """A few numbers of an update, which is too large to keep many of."""
+    return Update(
+        update.client,
+        2,
+        {"sums": {"/".join(p): t.sum() for p, t in tree.leaves(update.parts).items()}},
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    method, clients = build_method(SPEC), {c.id: c for c in map(client, range(CLIENTS))}
+    down = steps.broadcast(method, steps.start(method), "")
+    expected = trained(SequentialFleet(clients, method), down)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + EXTRA_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    fleet = VectorFleet(clients, method, chunk=CLIENTS)
+    found = trained(fleet, down)
+    assert fleet.room.clients < CLIENTS, "it all fitted"
+    for id, update in expected.items():
+        for name, value in update.parts["sums"].items():
+            assert torch.isclose(found[id].parts["sums"][name], value, atol=1e-3), (id, name)
+    sys.stdout.write("halved and equal")
+
+
+if __name__ == "__main__":
+    main()
