@@ -57,7 +57,9 @@ def simulate(
         float | None, typer.Option(help="Keep this share of the data and of the rounds.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
-    engine: Annotated[str, typer.Option(help="auto, sequential, pool, vector or ray: how clients are trained.")] = "",
+    engine: Annotated[
+        str, typer.Option(help="auto, sequential, pool, vector or ray: how clients are trained.")
+    ] = "",
     set: SetOption = None,
     runs: RunsOption = Path("runs"),
     format: FormatOption = Format.TABLE,

@@ -42,7 +42,9 @@ class Mean:
         self.weight += weight
         for name, tensor in params.items():
             if not tensor.is_floating_point():
-                self._sums[name] = torch.maximum(self._sums[name], tensor) if name in self._sums else tensor.clone()
+                self._sums[name] = (
+                    torch.maximum(self._sums[name], tensor) if name in self._sums else tensor.clone()
+                )
             elif name in self._sums:
                 self._sums[name].add_(tensor.to(torch.float64), alpha=weight)
             else:
@@ -53,7 +55,10 @@ class Mean:
         """The mean in the uploads' dtype; None when nothing (or only weight 0) was added."""
         if self.weight == 0:
             return None
-        return {n: (s / self.weight).to(self._dtypes[n]) if s.is_floating_point() else s for n, s in self._sums.items()}
+        return {
+            n: (s / self.weight).to(self._dtypes[n]) if s.is_floating_point() else s
+            for n, s in self._sums.items()
+        }
 
 
 def weighted_mean(
@@ -120,7 +125,10 @@ def with_absent(prototypes: Params) -> Params:
     mean, count = prototypes["mean"], prototypes["count"]
     if len(mean) == len(count):
         return prototypes
-    return {"mean": mean.new_zeros(len(count), mean.shape[1]).index_put((count.nonzero()[:, 0],), mean), "count": count}
+    return {
+        "mean": mean.new_zeros(len(count), mean.shape[1]).index_put((count.nonzero()[:, 0],), mean),
+        "count": count,
+    }
 
 
 class PrototypeMean:

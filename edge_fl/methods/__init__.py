@@ -70,7 +70,10 @@ METHODS: dict[str, type[Method]] = {
     "fedrir": FedRIR,
     "dualfed": DualFed,
 }
-FINE_TUNED = ("fedavg+ft", "fedprox+ft")  # listed by name; any other method with shared extractor and head takes +ft too
+FINE_TUNED = (
+    "fedavg+ft",
+    "fedprox+ft",
+)  # listed by name; any other method with shared extractor and head takes +ft too
 
 _FT = "+ft"
 
@@ -100,12 +103,18 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
     if not tuned:
         return inner
     if not {"extractor", "head"} <= steps.broadcast(inner, steps.start(inner), "").keys():
-        raise MethodError(f"method {name!r}: fine-tuning needs a shared extractor and a shared head; nothing was started")
-    return FineTuned(inner.net, epochs, optimiser, inner=inner, **{k: v for k, v in options.items() if k in tuning})
+        raise MethodError(
+            f"method {name!r}: fine-tuning needs a shared extractor and a shared head; nothing was started"
+        )
+    return FineTuned(
+        inner.net, epochs, optimiser, inner=inner, **{k: v for k, v in options.items() if k in tuning}
+    )
 
 
 def build_method(spec: TaskSpec) -> Method:
     """The method of a task, on the server as on a device: equal specs give equal initial values."""
     config = spec.method
     net = build_net(spec.model, spec.input, len(spec.classes), spec.seed)
-    return build(config.name, net, epochs=config.epochs, optimiser=optimiser(config.optimiser), **config.options)
+    return build(
+        config.name, net, epochs=config.epochs, optimiser=optimiser(config.optimiser), **config.options
+    )

@@ -22,8 +22,12 @@ from edge_fl.methods.method import HeadTier, Method
 class FedRep(Method):
     """Shared extractor, personal head; `epochs` are the extractor's."""
 
-    head_epochs: int = hyper(4, "local epochs on the head, before the extractor's", low=0, source="5 in all, official code [C]")
-    final_head_epochs: int = hyper(0, "epochs that refit the head on the final extractor", low=0, source="10 or more, official code [C]")
+    head_epochs: int = hyper(
+        4, "local epochs on the head, before the extractor's", low=0, source="5 in all, official code [C]"
+    )
+    final_head_epochs: int = hyper(
+        0, "epochs that refit the head on the final extractor", low=0, source="10 or more, official code [C]"
+    )
 
     title: ClassVar = "FedRep"
     citation: ClassVar = "Collins et al., ICML 2021"
@@ -38,7 +42,9 @@ class FedRep(Method):
         def loss(f: Params, batch: Batch) -> Tensor:
             return cross_entropy(net.head.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
 
-        extractor = fit(loss, down["extractor"], data, stage="s2", epochs=self.epochs, optimiser=self.optimiser)
+        extractor = fit(
+            loss, down["extractor"], data, stage="s2", epochs=self.epochs, optimiser=self.optimiser
+        )
         return {"extractor": extractor}, {"head": head}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

@@ -28,14 +28,18 @@ def hyper(default: Any, doc: str, **limits: Any) -> Any:
 
 def hypers(method: type) -> dict[str, tuple[Any, Hyper]]:
     """Default and `Hyper` of every hyper-parameter of a method, by name."""
-    return {f.name: (f.default, f.metadata["hyper"]) for f in dataclasses.fields(method) if "hyper" in f.metadata}
+    return {
+        f.name: (f.default, f.metadata["hyper"]) for f in dataclasses.fields(method) if "hyper" in f.metadata
+    }
 
 
 def check(method: str, values: dict[str, Any], known: dict[str, tuple[Any, Hyper]]) -> None:
     """Raises MethodError for an unknown name, a wrong type or a value out of range."""
     for name, value in values.items():
         if name not in known:
-            raise MethodError(f"method {method}: unknown hyper-parameter {name!r}{nearest(name, known)}; nothing was started")
+            raise MethodError(
+                f"method {method}: unknown hyper-parameter {name!r}{nearest(name, known)}; nothing was started"
+            )
         default, limits = known[name]
         if wrong := _wrong(value, default, limits):
             raise MethodError(f"method {method}: {name} = {value!r}, expected {wrong}; nothing was started")

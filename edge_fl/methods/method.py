@@ -91,7 +91,9 @@ class Method(ABC):
     citation: ClassVar[str]
     family: ClassVar[str]
     parts: ClassVar[Mapping[str, PartSpec]]
-    exports: ClassVar[tuple[str, ...]] = ("extractor",)  # shared parts in the ONNX extractor; () = nothing to export
+    exports: ClassVar[tuple[str, ...]] = (
+        "extractor",
+    )  # shared parts in the ONNX extractor; () = nothing to export
     batch_norm: ClassVar[BatchNorm] = BatchNorm.SYNC
     uniform: ClassVar[bool] = False  # clients weigh the same instead of by samples
     unit_norm: ClassVar[bool] = False  # features have length 1
@@ -109,7 +111,9 @@ class Method(ABC):
         known = hyper.hypers(type(self))
         hyper.check(self.title, {name: getattr(self, name) for name in known}, known)
         if self.epochs < 0:
-            raise MethodError(f"method {self.title}: epochs = {self.epochs}, expected 0 or more; nothing was started")
+            raise MethodError(
+                f"method {self.title}: epochs = {self.epochs}, expected 0 or more; nothing was started"
+            )
         net = self.net
         for name, spec in self.parts.items():
             net = net.with_added(name, spec, self)
@@ -210,7 +214,9 @@ class Method(ABC):
         loss = HeadLoss(self.net.parts[name])
         return fit(loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
 
-    def fit_extractor(self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head") -> Params:
+    def fit_extractor(
+        self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head"
+    ) -> Params:
         """The extractor after `epochs` of cross-entropy under a frozen head."""
         net, part = self.net, self.net.parts[name]
 

@@ -37,12 +37,16 @@ def stripped(method: Method, parts: Parts) -> Parts:
 
 def restored(parts: Parts, own: Parts) -> Parts:
     """Received parts completed by the client's own BatchNorm tensors."""
-    return merge(parts, {name.removesuffix(OWN): params for name, params in own.items() if name.endswith(OWN)})
+    return merge(
+        parts, {name.removesuffix(OWN): params for name, params in own.items() if name.endswith(OWN)}
+    )
 
 
 def separated(method: Method, up: Parts) -> tuple[Parts, Parts]:
     """(what travels, including the statistics for exports; what the client keeps)."""
-    exported = {part + EXPORT: _only(params, kept(method, part)) for part, params in up.items() if kept(method, part)}
+    exported = {
+        part + EXPORT: _only(params, kept(method, part)) for part, params in up.items() if kept(method, part)
+    }
     own = {part + OWN: _only(params, kept(method, part)) for part, params in up.items() if kept(method, part)}
     return {**stripped(method, up), **exported}, own
 

@@ -49,14 +49,18 @@ def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
     known = inspect.signature(build).parameters
     for option in model.options:
         if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-            raise MethodError(f"model {model.name}: unknown option {option!r}{nearest(option, list(known)[1:])}; nothing was built")
+            raise MethodError(
+                f"model {model.name}: unknown option {option!r}{nearest(option, list(known)[1:])}; nothing was built"
+            )
     try:
         module = build(input, **model.options)
     except (RuntimeError, ValueError, TypeError) as error:
         size = "x".join(map(str, input.shape))
         raise MethodError(f"model {model.name} for images {size}: {error}; nothing was built") from error
     if not isinstance(getattr(module, "feature_dim", None), int):
-        raise MethodError(f"model {model.name}: expected a torch module with an int attribute feature_dim; nothing was built")
+        raise MethodError(
+            f"model {model.name}: expected a torch module with an int attribute feature_dim; nothing was built"
+        )
     return module  # type: ignore[no-any-return]
 
 

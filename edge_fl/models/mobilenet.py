@@ -17,7 +17,9 @@ class MobileNet(nn.Module):
         network = torchvision.models.mobilenet_v2(weights=None, width_mult=width)
         stem = network.features[0][0]
         stride = 1 if min(input.height, input.width) < SMALL else 2
-        network.features[0][0] = nn.Conv2d(input.channels, stem.out_channels, 3, stride=stride, padding=1, bias=False)
+        network.features[0][0] = nn.Conv2d(
+            input.channels, stem.out_channels, 3, stride=stride, padding=1, bias=False
+        )
         self.network = network.features
         self.feature_dim = int(network.last_channel)
 
