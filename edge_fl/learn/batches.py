@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
 
 import numpy as np
 import torch
@@ -22,18 +24,36 @@ SHORTEST_NORM_BATCH = 4  # METHODS.md G9: BatchNorm on two or three samples ruin
 
 
 @dataclass(frozen=True)
+class Keys:
+    """The keys for the noise of a stage's batches; a stage that draws nothing computes none."""
+
+    start: Callable[[], Tensor]
+
+    @cached_property
+    def base(self) -> Tensor:
+        """What all of them are made from."""
+        return self.start()
+
+
+@dataclass(frozen=True)
 class Batch:
-    """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64, a key for noise; mask [B] is 1 for samples and 0 for padding, or None.
+    """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64; mask [B] is 1 for samples and 0 for padding, or None for samples only.
 
     In a vectorised chunk, `active` says whether this client still has a batch here (None: all clients have).
     """
 
     x: Tensor
     y: Tensor
-    key: Tensor
+    keys: Keys
+    step: int
     mask: Tensor | None = None
     active: Tensor | None = None
     vectorised: bool = False
+
+    @property
+    def key(self) -> Tensor:
+        """For everything random in this batch."""
+        return fold(self.keys.base, self.step)
 
     @property
     def real(self) -> Tensor:
@@ -68,13 +88,16 @@ class Batches:
 
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
         """The batches of one stage, epoch after epoch. With `norm` (the trained part holds BatchNorm) short tails are merged (G9)."""
-        base = key_of(seed_for(self.run, f"{stage}.noise", self.round, self.client)).to(self.y.device)
-        for epoch, rows in enumerate(self.order(stage, epochs, norm=norm)):
+        keys, step = Keys(lambda: key_of(self.noise_seed(stage)).to(self.y.device)), count()
+        for rows in self.order(stage, epochs, norm=norm):
             index = torch.from_numpy(np.concatenate(rows)).to(self.y.device)
             sizes = [len(batch) for batch in rows]
-            keys = fold(base, torch.arange(epoch * len(rows), (epoch + 1) * len(rows), device=base.device))
-            for x, y, key in zip(self.x[index].split(sizes), self.y[index].split(sizes), keys, strict=True):
-                yield Batch(pixels(x), y, key)
+            for x, y in zip(self.x[index].split(sizes), self.y[index].split(sizes), strict=True):
+                yield Batch(pixels(x), y, keys, next(step))
+
+    def noise_seed(self, stage: str) -> int:
+        """What the keys of a stage begin with."""
+        return seed_for(self.run, f"{stage}.noise", self.round, self.client)
 
     def order(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[list[np.ndarray]]:
         """Sample indices of each epoch's batches: every epoch its own permutation from (run, stage, round, client)."""

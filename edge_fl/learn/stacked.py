@@ -15,9 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels
-from edge_fl.learn.random import fold
-from edge_fl.seeds import seed_for
+from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, Keys, pixels
 
 PADDING = -1  # the label of a row that is no sample
 
@@ -39,28 +37,27 @@ class Stacked(Batches):
         return self.real.sum()
 
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
-        keys = [seed_for(self.run, f"{stage}.noise", self.round, member.client) for member in self.members]
-        base = self._mine(np.array(keys))
+        keys = Keys(lambda: self._mine(np.array([member.noise_seed(stage) for member in self.members])))
         orders = [
             list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members
         ]
         steps = max(map(len, orders))
         for start in range(0, steps, block := -(-steps // max(epochs, 1))):
             plan = _plan([order[start : start + block] for order in orders])
-            index, mask, active = self._mine(plan.index), self._mine(plan.mask), self._mine(plan.active)
-            numbers = torch.arange(start, start + len(plan.widths), device=base.device)
+            index = self._mine(plan.index)
+            masks = [None] * len(plan.widths) if all(plan.full) else self._mine(plan.mask).split(plan.widths)
+            actives = [None] * len(plan.widths) if all(plan.all_on) else self._mine(plan.active).unbind()
             columns = zip(
                 self.x[index].split(plan.widths),
                 self.y[index].split(plan.widths),
-                fold(base, numbers).unbind(),
-                mask.split(plan.widths),
-                active.unbind(),
+                masks,
+                actives,
                 strict=True,
             )
-            for (x, y, key, real, on), full, all_on in zip(columns, plan.full, plan.all_on, strict=True):
-                yield Batch(
-                    self._pixels(x), y, key, None if full else real, None if all_on else on, vectorised=True
-                )
+            for step, (x, y, mask, active) in enumerate(columns):
+                mask = None if plan.full[step] else mask
+                active = None if plan.all_on[step] else active
+                yield Batch(self._pixels(x), y, keys, start + step, mask, active, vectorised=True)
 
     def copy(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
