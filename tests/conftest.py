@@ -16,9 +16,16 @@ from cryptography.x509.oid import NameOID
 from broker.config import Settings
 from broker.find import Program, find
 from broker.mosquitto import Mosquitto
+from edge_fl.cli import QUIET
 from edge_fl.errors import ConnectError
 
 Issue = Callable[[str], tuple[Path, Path, Path]]
+
+
+@pytest.fixture(autouse=True)
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that gave `--quiet` leaves the next one its progress lines."""
+    monkeypatch.delenv(QUIET, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,8 @@ from edge_fl.wire.transport import (
 
 log = logging.getLogger(__name__)
 
+JITTER = random.Random()  # our own, so that nobody else's seeded draws move
+
 Said = Properties | None
 
 CLOSE_S = 2.0
@@ -249,7 +251,7 @@ class MqttTransport(Transport):
         self._online_since = math.inf
         bound_s = min(self._limits.max_retry_s, self._limits.min_retry_s * 2.0 ** min(self._attempts, 32))
         # Full jitter, so that a fleet does not come back in step.
-        self._after(random.uniform(0, bound_s), self._begin)
+        self._after(JITTER.uniform(0, bound_s), self._begin)
         level = logging.WARNING if was_online or self._attempts == 1 else logging.DEBUG
         log.log(level, "%s: %s: %s; trying again", self.client_id, self.endpoint, self._failure)
         if was_online:
