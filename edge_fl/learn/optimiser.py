@@ -90,7 +90,7 @@ class Adam(Optimiser):
         rate, root = self.lr / (1 - self.beta1**count), torch.sqrt(1 - self.beta2**count)
         for p, g in self._prepared(params, grads).items():
             first[p].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
-            second[p].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            second[p].mul_(self.beta2).add_(g * g, alpha=1 - self.beta2)
             params[p].sub_(first[p] / second[p].sqrt().div_(root).add_(self.eps) * rate)
 
 
