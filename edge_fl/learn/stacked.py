@@ -42,7 +42,8 @@ class Stacked(Batches):
             list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members
         ]
         steps = max(map(len, orders))
-        for start in range(0, steps, block := -(-steps // max(epochs, 1))):
+        block = max(-(-steps // max(epochs, 1)), 1)
+        for start in range(0, steps, block):
             plan = _plan([order[start : start + block] for order in orders])
             index = self._mine(plan.index)
             masks = [None] * len(plan.widths) if all(plan.full) else self._mine(plan.mask).split(plan.widths)

@@ -1,0 +1,114 @@
+"""Measuring side by side: sides take turns (A B A B), and every figure comes with what the machine was doing meanwhile."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from msgspec import Struct
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Times(Struct, frozen=True):
+    """Seconds of one side: by the clock, and of all processors together."""
+
+    clock: list[float]
+    processor: list[float]
+
+    @property
+    def least(self) -> float:
+        """The quickest turn by the clock."""
+        return min(self.clock)
+
+    @property
+    def median(self) -> float:
+        """The middle turn by the clock."""
+        return statistics.median(self.clock)
+
+
+class Machine(Struct, frozen=True):
+    """What a figure was measured on; `gemm` is the peak of all cores in GFLOP/s, measured in the same run."""
+
+    cores: int
+    threads: int
+    load: tuple[float, float]
+    gemm: float
+    torch: str
+    device: str
+
+
+def take_turns(sides: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Times]:
+    """Each side once to warm up, then all sides in turn, `turns` times."""
+    for side in sides.values():
+        side()
+    clock: dict[str, list[float]] = {name: [] for name in sides}
+    processor: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(turns):
+        for name, side in sides.items():
+            began, used = time.perf_counter(), processor_seconds()
+            side()
+            clock[name].append(time.perf_counter() - began)
+            processor[name].append(processor_seconds() - used)
+    return {name: Times(clock[name], processor[name]) for name in sides}
+
+
+def processor_seconds() -> float:
+    """Of this process, its threads, and its living workers."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return own.ru_utime + own.ru_stime + sum(_used(child.pid) for child in multiprocessing.active_children())
+
+
+def peak_bytes() -> int:
+    """The most memory that this process and its living workers have held; what several of them map counts for each."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return own + sum(_status(child.pid, "VmHWM") for child in multiprocessing.active_children())
+
+
+def machine(before: float, gemm: float, device: str) -> Machine:
+    """The machine now; `before` is the load average when the run began."""
+    after = os.getloadavg()[0]
+    load = (round(before, 2), round(after, 2))
+    cores = len(os.sched_getaffinity(0))
+    return Machine(cores, torch.get_num_threads(), load, round(gemm, 1), torch.__version__, device)
+
+
+def gemm_peak(device: str = "cpu", size: int = 2048, turns: int = 5) -> float:
+    """GFLOP/s of the best of some float32 products of square matrices, on all threads."""
+    a = torch.rand(size, size, device=device)
+    best = float("inf")
+    for _ in range(turns):
+        began = time.perf_counter()
+        a @ a
+        settle(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best / 1e9
+
+
+def settle(device: str) -> None:
+    """Waits until an accelerator has done what it was told."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def _used(pid: int | None) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def _status(pid: int | None, key: str) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)

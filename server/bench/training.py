@@ -1,0 +1,220 @@
+"""A1 to A4: whole rounds of local training by each engine, beside the plain loop on the same batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import build_method, steps
+from server import rounds
+from server.bench import plain, works
+from server.bench.figures import PLAIN, Figure
+from server.bench.measure import Times, gemm_peak, take_turns
+from server.bench.plain import Model, Plain
+from server.fleets.engines import ENGINES
+from server.fleets.fleet import Fleet
+from server.fleets.site import Site
+from server.rounds import Broadcasts, Plan
+from server.simulate import Study
+
+ROUNDS = 5  # after which accuracies are compared
+
+
+class Round:
+    """One round of a study by an engine, from the same start whenever it is called; gives the new shared parts."""
+
+    def __init__(self, study: Study, engine: str, device: str = "cpu") -> None:
+        site = Site.of(study, device)
+        self.method = build_method(study.spec)
+        self.method.net.to(device)
+        self.fleet: Fleet = ENGINES[engine](site, self.method)
+        self._start = steps.start(self.method)
+
+    def __call__(self) -> Parts:
+        now, cohort = self.method.at(1), self.fleet.clients()
+        updates = self.fleet.train(1, now, Broadcasts(now, self._start, cohort))
+        return steps.aggregate(now, self._start, rounds.in_order(updates, cohort))
+
+    def parts(self) -> Parts:
+        """The shared parts after one round, and every client's own head as `<client>.head`."""
+        shared = self()
+        heads = {f"{id}.head": own["head"] for id, own in self.fleet.personal_state() if "head" in own}
+        return {**shared, **heads}
+
+
+def fedavg(turns: int) -> Figure:
+    """A1: FedAvg on work A, as fast as the machine allows."""
+    study = works.work_a()
+    return beside(
+        "A1",
+        "FedAvg, 20 clients, two convolutions",
+        2.0,
+        study,
+        Plain(Site.of(study), plain.fedavg),
+        "pool",
+        ("sequential",),
+        turns,
+    )
+
+
+def half_precision(turns: int) -> Figure:
+    """A2: the same with networks that compute in bf16; its accuracy after some rounds beside float32's."""
+    study, rounded = works.work_a(), works.work_a(precision="bf16")
+    sides = _sides(rounded, Plain(Site.of(study), plain.fedavg), ("pool",))
+    exact, half = (_accuracy(each) for each in (study, rounded))
+    return Figure(
+        "A2",
+        "the same in bf16",
+        3.0,
+        sides=take_turns(sides, turns),
+        ours="pool",
+        difference=abs(exact - half),
+        tolerance=0.005,
+        notes={"accuracy float32": exact, "accuracy bf16": half, "rounds": ROUNDS},
+    )
+
+
+def fedrep(turns: int) -> Figure:
+    """A3: FedRep with ten epochs on its heads."""
+    study = works.work_a("fedrep", head_epochs=10)
+    opponent = Plain(Site.of(study), plain.fedrep(10), lambda model: model.base)
+    return beside(
+        "A3 FedRep",
+        "FedRep, 10 head epochs on features computed once",
+        8.0,
+        study,
+        opponent,
+        "pool",
+        (),
+        turns,
+    )
+
+
+def fedcrc(turns: int) -> Figure:
+    """A3: FedCRC with five epochs, as in its paper."""
+    study = works.work_a("fedcrc", epochs=5)
+    opponent = Plain(Site.of(study), plain.fedcrc(5), lambda model: model.base)
+    return beside(
+        "A3 FedCRC",
+        "FedCRC, 5 epochs, heads on features computed once",
+        4.0,
+        study,
+        opponent,
+        "pool",
+        (),
+        turns,
+    )
+
+
+def linear_heads(turns: int) -> Figure:
+    """A4: a hundred linear heads on features that are already there."""
+    study = works.heads(method="fedrep", epochs=0, head_epochs=1)
+    opponent = Plain(Site.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
+    with one_thread():
+        return beside(
+            "A4 linear",
+            "100 linear heads on 784 features",
+            9.0,
+            study,
+            opponent,
+            "vector",
+            ("sequential",),
+            turns,
+        )
+
+
+def small_networks(turns: int) -> Figure:
+    """A4: a hundred networks with one hidden layer."""
+    study = works.heads(hidden=100)
+    opponent = Plain(Site.of(study), plain.fedavg)
+    with one_thread():
+        return beside(
+            "A4 MLP",
+            "100 networks of one hidden layer",
+            6.0,
+            study,
+            opponent,
+            "vector",
+            ("sequential",),
+            turns,
+        )
+
+
+def beside(
+    id: str,
+    what: str,
+    target: float,
+    study: Study,
+    opponent: Plain,
+    ours: str,
+    others: tuple[str, ...],
+    turns: int,
+) -> Figure:
+    """The figure of an engine beside the plain loop, and other engines for comparison; first both must agree."""
+    fresh = Round(study, ours).parts()
+    opponent.round()
+    difference = plain.difference(fresh, opponent.parts())
+    times = take_turns(_sides(study, opponent, (ours, *others)), turns)
+    return Figure(
+        id, what, target, sides=times, ours=ours, difference=difference, peak=_share(study, times[ours])
+    )
+
+
+def _sides(study: Study, opponent: Plain, engines: tuple[str, ...]) -> dict[str, Callable[[], object]]:
+    return {PLAIN: opponent.round, **{engine: Round(study, engine) for engine in engines}}
+
+
+def _share(study: Study, times: Times) -> float | None:
+    """Of the GEMM peak, for one epoch of a whole network; None for methods that do something else."""
+    if study.recipe.method.name != "fedavg":
+        return None
+    site = Site.of(study)
+    images = sum(map(site.samples, site))
+    return images * flops(site) / times.least / 1e9 / gemm_peak()
+
+
+@torch.enable_grad()
+def flops(site: Site) -> float:
+    """Floating point operations of one image, forward and backward."""
+    model, batch = Model(site), 4
+    x, y = torch.zeros(batch, *site.settings.spec.input.shape), torch.zeros(batch, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(x), y).backward()
+    return counter.get_total_flops() / batch
+
+
+def _accuracy(study: Study) -> float:
+    """Mean over clients after some rounds."""
+    ready = Round(study, "pool")
+    shared = steps.start(ready.method)
+    for result in rounds.run(ready.method, ready.fleet, Plan(ROUNDS)):
+        shared = result.shared
+    found = rounds.evaluate(ready.method, ready.fleet, shared, ROUNDS)
+    return math.fsum(metrics["global.test_acc"] for metrics in found.values()) / len(found)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For figures that are about one core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+FIGURES: dict[str, Callable[[int], Figure]] = {
+    "A1": fedavg,
+    "A2": half_precision,
+    "A3-fedrep": fedrep,
+    "A3-fedcrc": fedcrc,
+    "A4-linear": linear_heads,
+    "A4-mlp": small_networks,
+}
