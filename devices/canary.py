@@ -67,9 +67,9 @@ def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Ver
     return Verdict(why == "ok", why, time.monotonic() - started_s)
 
 
-def require(installed: Installed) -> None:
+def require(installed: Installed, limits: Limits = Limits()) -> None:
     """For `Slots.install(..., check=require)`. Raises ArtefactError ("canary_failed"); RunError as `check`."""
-    verdict = check(installed.extractor, installed.manifest)
+    verdict = check(installed.extractor, installed.manifest, limits)
     if not verdict.ok:
         release = installed.manifest.release
         raise ArtefactError(
