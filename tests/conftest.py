@@ -1,7 +1,9 @@
-"""What every package's tests may use: a real mosquitto, and certificates."""
+"""What every package's tests may use: a real mosquitto, a real PostgreSQL, and certificates."""
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -18,6 +20,7 @@ from broker.find import Program, find
 from broker.mosquitto import Mosquitto
 from edge_fl.cli import QUIET
 from edge_fl.errors import ConnectError
+from tests.postgresql import Postgresql, PostgresqlMissingError
 
 Issue = Callable[[str], tuple[Path, Path, Path]]
 
@@ -80,3 +83,22 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
         return folder / "ca.pem", certificate, key_file
 
     return issue_one
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Postgresql]:
+    """A PostgreSQL for the whole session; tests that need one are skipped where there is none."""
+    # Not below pytest's temporary folder, which nobody but its owner may enter.
+    with tempfile.TemporaryDirectory(prefix="edge-fl-postgresql-") as folder:
+        Path(folder).chmod(0o755)
+        try:
+            with Postgresql(Path(folder) / "cluster") as server:
+                yield server
+        except PostgresqlMissingError as missing:
+            pytest.skip(f"PostgreSQL: {missing}")
+
+
+@pytest.fixture
+def new_postgresql_database(postgresql: Postgresql) -> Callable[[], str]:
+    """Makes an empty database -> its URL."""
+    return lambda: postgresql.url(f"test_{secrets.token_hex(4)}")

@@ -1,0 +1,67 @@
+"""The devices of a fleet in the registry: what each said last, and whether what it sends counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from sqlalchemy import select, update
+
+from server.registry.database import Database, now
+from server.registry.records import DeviceRecord
+from server.registry.tables import devices
+
+STANDING = ("first_seen_at", "quarantine", "revoked", "refusals")
+"""Columns that hearing from a device does not change."""
+
+
+def heard(db: Database, found: Iterable[DeviceRecord]) -> None:
+    """Notes what devices said about themselves; their standing stays as it is."""
+    at = now()
+    rows = [
+        {**msgspec.to_builtins(record), "seen_at": at, "first_seen_at": record.first_seen_at or at}
+        for record in found
+    ]
+    with db.writing() as connection:
+        db.put(connection, devices, rows, *STANDING)
+
+
+def known(db: Database, fleet: str) -> list[DeviceRecord]:
+    """Every device that was ever heard of, ascending."""
+    return db.find(select(devices).where(devices.c.fleet == fleet).order_by(devices.c.device), DeviceRecord)
+
+
+def barred(db: Database, fleet: str) -> dict[str, str]:
+    """Devices whose reports do not count -> "quarantined" or "revoked"."""
+    with db.reading() as connection:
+        standing = (devices.c.quarantine != "") | devices.c.revoked
+        rows = connection.execute(
+            select(devices.c.device, devices.c.revoked).where(devices.c.fleet == fleet, standing)
+        )
+        return {row.device: "revoked" if row.revoked else "quarantined" for row in rows}
+
+
+def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
+    """From now on nothing that the device sends counts."""
+    _change(db, fleet, device, quarantine=why or "quarantined")
+
+
+def let_in(db: Database, fleet: str, device: str) -> None:
+    """Ends a quarantine; refusals are counted from 0 again."""
+    _change(db, fleet, device, quarantine="", refusals=0)
+
+
+def revoke(db: Database, fleet: str, device: str, *, revoked: bool = True) -> None:
+    """The device's certificate is not valid any more; what its old session still sends does not count."""
+    _change(db, fleet, device, revoked=revoked)
+
+
+def _change(db: Database, fleet: str, device: str, **changes: Any) -> None:
+    """Of a device that may never have been heard of."""
+    row = {**msgspec.to_builtins(DeviceRecord(fleet, device)), "first_seen_at": now()}
+    with db.writing() as connection:
+        db.add(connection, devices, row)
+        connection.execute(
+            update(devices).where(devices.c.fleet == fleet, devices.c.device == device).values(**changes)
+        )

@@ -1,0 +1,197 @@
+"""The registry: every value survives, nothing is counted twice, and what ended stays as it ended."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from edge_fl.errors import ConfigError, RunError
+from edge_fl.wire.messages import Report
+from server.registry import Database, devices, releases, reports, rollouts, runs
+from server.registry.records import (
+    DeviceRecord,
+    Rejection,
+    ReleaseRecord,
+    RoundRecord,
+    RunRecord,
+    TaskRecord,
+)
+from server.registry.tables import metadata
+
+RUN = RunRecord("r1", "main", "fedavg", "digits", "fleet", 3, "runs/r1")
+
+
+@pytest.fixture
+def db(database_url):
+    with_tables = Database.open(database_url)
+    yield with_tables
+    with_tables.close()
+
+
+def report(id="r1-1", **fields):
+    return Report(id, "update", "b1", 20, {"loss": 0.5}, **fields)
+
+
+def test_the_steps_lead_to_the_tables_as_they_are(db):
+    with db.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_opening_again_keeps_everything(tmp_path):
+    path = tmp_path / "server" / "registry.sqlite"
+    first = Database.open(path)
+    runs.begin(first, RUN)
+    first.close()
+    assert [run.run for run in runs.listed(Database.open(path))] == ["r1"]
+    assert sqlite3.connect(path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_device_keeps_its_standing_whatever_it_says(db):
+    devices.heard(
+        db, [DeviceRecord("main", "d1", "ready", capability={"tier": "full"}), DeviceRecord("main", "d2")]
+    )
+    devices.quarantine(db, "main", "d1", "three reports refused")
+    devices.revoke(db, "main", "d9")  # never heard of
+    devices.heard(db, [DeviceRecord("main", "d1", "alert", why="enospc", seen_sequence=7)])
+    d1, d2, d9 = devices.known(db, "main")
+    assert (d1.status, d1.why, d1.seen_sequence, d1.quarantine) == (
+        "alert",
+        "enospc",
+        7,
+        "three reports refused",
+    )
+    assert (d1.barred, d2.barred, d9.barred) == ("quarantined", "", "revoked")
+    assert d1.first_seen_at <= d1.seen_at
+    assert devices.barred(db, "main") == {"d1": "quarantined", "d9": "revoked"}
+    devices.let_in(db, "main", "d1")
+    assert devices.barred(db, "main") == {"d9": "revoked"}
+    assert devices.known(db, "other") == []
+
+
+def test_a_run_ends_once(db):
+    runs.begin(db, RUN)
+    assert runs.end(db, "r1", "failed", "no quorum")
+    assert not runs.end(db, "r1", "completed")
+    found = runs.get(db, "r1")
+    assert (found.state, found.reason) == ("failed", "no quorum")
+    assert found.created_at <= found.ended_at
+    runs.begin(db, found)  # resumed
+    assert runs.get(db, "r1").state == "running"
+    assert runs.get(db, "r1").created_at == found.created_at
+
+
+def test_a_run_whose_server_died_was_stopped_when_the_next_begins(db):
+    runs.begin(db, RUN)
+    runs.begin(db, RunRecord("r2", "main", "fedavg", "digits", "fleet", 3, "runs/r2"))
+    runs.begin(db, RunRecord("o1", "other", "fedavg", "digits", "fleet", 3, "runs/o1"))
+    assert {run.run: run.state for run in runs.listed(db)} == {
+        "r1": "stopped",
+        "r2": "running",
+        "o1": "running",
+    }
+    assert [run.run for run in runs.listed(db, "other")] == ["o1"]
+
+
+def test_a_run_can_be_asked_to_stop_while_it_goes_on(db):
+    runs.begin(db, RUN)
+    assert runs.stop(db, "r1")
+    assert runs.get(db, "r1").desired == "stopped"
+    runs.end(db, "r1", "stopped")
+    assert not runs.stop(db, "r1")
+
+
+def test_a_round_that_is_repeated_replaces_itself(db):
+    runs.note_round(db, RoundRecord("r1", 1, asked=3, answered=2, seconds=1.5))
+    runs.note_round(db, RoundRecord("r1", 1, asked=3, answered=3, seconds=2.5, metrics={"acc": None}))
+    (found,) = runs.rounds_of(db, "r1")
+    assert (found.answered, found.metrics) == (3, {"acc": None})
+
+
+def test_a_task_ends_in_exactly_one_word(db):
+    runs.ask(db, [TaskRecord("main", device, "r1-1", "r1", 1, "train") for device in ("d1", "d2", "d3")])
+    assert runs.settle(db, "main", "r1-1", "succeeded", device="d1") == 1
+    assert runs.settle(db, "main", "r1-1", "rejected", "tensors", device="d2") == 1
+    assert runs.settle(db, "main", "r1-1", "timed_out", "deadline") == 1
+    assert runs.settle(db, "main", "r1-1", "failed", device="d1") == 0
+    assert {task.device: task.state for task in runs.tasks_of(db, "r1", 1)} == {
+        "d1": "succeeded",
+        "d2": "rejected",
+        "d3": "timed_out",
+    }
+
+
+def test_a_report_counts_once_and_is_known_after_a_restart(db):
+    record = reports.record_of("main", "d1", "r1", 1, report(bytes_up=9))
+    assert not reports.counted(db, "main", "d1", "r1-1")
+    assert reports.accept(db, record)
+    assert not reports.accept(db, record)
+    assert reports.counted(db, "main", "d1", "r1-1")
+    assert not reports.counted(db, "main", "d2", "r1-1")
+    (found,) = reports.of_run(db, "r1", 1)
+    assert (found.metrics, found.bytes_up, found.before) == ({"loss": 0.5}, 9, None)
+
+
+def test_of_many_threads_one_gets_a_report_counted(db):
+    record, won = reports.record_of("main", "d1", "r1", 1, report()), []
+    threads = [
+        threading.Thread(target=lambda: won.append(reports.accept(db, record)), daemon=True) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(won) == [False] * 7 + [True]
+
+
+def test_refused_reports_put_a_device_in_quarantine(db):
+    refused = Rejection("main", "d1", "r1-1", "r1", 1, "tensors", "extractor.weight: NaN")
+    assert [reports.reject(db, refused, allowed=2) for _ in range(4)] == [
+        "",
+        "",
+        "3 reports refused, the last for tensors",
+        "",
+    ]
+    assert devices.barred(db, "main") == {"d1": "quarantined"}
+    found = reports.rejections_of(db, "main", device="d1", run="r1")
+    assert [one.number for one in found] == [4, 3, 2, 1]
+    assert found[0].detail == "extractor.weight: NaN"
+
+
+def test_releases_are_listed_newest_first(db):
+    for number in (1, 2):
+        releases.note(db, ReleaseRecord("main", number, "r1", number, "fedavg", "0" * 64, 100))
+    assert [found.release for found in releases.listed(db, "main")] == [2, 1]
+
+
+def test_a_rollout_is_steered_by_anybody_and_advanced_by_whoever_saw_it_last(db):
+    number = rollouts.begin(db, "main", 2, previous=1, plan={"groups": [0.1, 1.0]})
+    seen = rollouts.current(db, "main")
+    assert (seen.number, seen.plan, seen.state) == (number, {"groups": [0.1, 1.0]}, "running")
+    rollouts.steer(db, number, "paused")
+    assert rollouts.advance(db, seen, stage=1) is None  # it did not see the pause
+    seen = rollouts.get(db, number)
+    seen = rollouts.advance(db, seen, state=seen.desired)
+    assert rollouts.get(db, number) == seen
+    assert rollouts.advance(db, seen, state="completed", stage=2, reason="all devices")
+    assert rollouts.current(db, "main") is None
+    assert [found.state for found in rollouts.listed(db, "main")] == ["completed"]
+
+
+def test_what_cannot_be_opened_is_said_in_one_line(tmp_path):
+    (tmp_path / "registry.sqlite").write_bytes(b"no database at all, but long enough to be read as one" * 40)
+    with pytest.raises(ConfigError, match="not a database"):
+        Database.open(tmp_path / "registry.sqlite")
+    with pytest.raises(ConfigError, match="expected a path, sqlite:// or postgresql://"):
+        Database.open("mysql://root:secret@localhost/x")
+    with pytest.raises(ConfigError) as refused:
+        Database.open("postgresql://somebody:secret@127.0.0.1:1/none")
+    assert "secret" not in str(refused.value)
+
+
+def test_a_full_disk_is_a_run_error(db):
+    with pytest.raises(RunError, match="not acknowledged"), db.writing() as connection:
+        connection.exec_driver_sql("INSERT INTO nowhere VALUES (1)")
