@@ -1,4 +1,4 @@
-"""The commands `edge-fl broker up | config | check`."""
+"""The commands `edge-fl broker up | config | check`; those of `edge-fl fleet` about certificates stand in broker/provision/cli.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker.provision import cli as provision
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
@@ -43,6 +44,7 @@ def register(app: App) -> None:
     group.command()(up)
     group.command()(config)
     group.command()(check)
+    provision.register(app)
 
 
 def up(

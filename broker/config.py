@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from broker.find import Program
 from edge_fl.errors import ConfigError
-from edge_fl.wire.topics import access_rules, checked
+from edge_fl.wire.topics import OFFICES, access_rules, checked
 
 
 @dataclass(frozen=True)
@@ -100,15 +101,25 @@ def render(settings: Settings, program: Program) -> str:
     )
 
 
-def render_access(fleet: str) -> str:
-    """The access list of one fleet. mosquitto warns about patterns that hold no %u; they are meant so."""
-    lines = [f"# fleet {fleet}: derived from the topics"]
+def render_access(fleet: str, claims: Iterable[str] = (), denied: Iterable[str] = ()) -> str:
+    """The access list of one fleet, with the claims that are open and the names that were revoked.
+
+    mosquitto warns about patterns that hold no %u; they are meant so. They hold for claims too, so claims are refused what is not theirs
+    by name; a revoked name is refused everything, which also silences a session that is older than the revocation.
+    """
     rules = list(access_rules(fleet))
-    lines += [
-        "user server",
-        *(f"topic {right} {pattern}" for who, right, pattern in rules if who == "server"),
-        "",
-    ]
+
+    def user(name: str, role: str) -> list[str]:
+        return [f"user {name}", *(f"topic {right} {topic}" for who, right, topic in rules if who == role), ""]
+
+    lines = [f"# fleet {fleet}: derived from the topics"]
+    for office, role in OFFICES.items():
+        if any(who == role for who, _, _ in rules):
+            lines += user(office, role)
+    for claim in claims:
+        lines += user(claim, "claim")
+    for name in denied:
+        lines += [f"user {name}", "topic deny #", ""]
     lines += [f"pattern {right} {pattern}" for who, right, pattern in rules if who == "device"]
     return "\n".join(lines) + "\n"
 

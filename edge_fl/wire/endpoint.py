@@ -8,13 +8,16 @@ from pathlib import Path
 
 from edge_fl.errors import ConfigError
 
+PORT = 1883
+TLS_PORT = 8883
+
 
 @dataclass(frozen=True)
 class Endpoint:
     """A host and a port. With `ca` it speaks TLS; `cert` and `key` are the client's own. All three are PEM files."""
 
     host: str = "127.0.0.1"
-    port: int = 1883
+    port: int = PORT
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None

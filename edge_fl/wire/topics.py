@@ -11,7 +11,9 @@ One fleet is one prefix ``efl/1/FLEET``, where 1 is the protocol's major version
     d/DEVICE/up/rpt/TASK/ROUND      device                    one report
     d/DEVICE/up/blob/ID/INDEX       device                    one chunk of an update
     d/DEVICE/up/{req,log}           device                    a question, a log line
-    enroll/CLAIM/{req,rsp}          both                      a certificate for a claim
+    enroll/NAME/{req,rsp}           claim, device             a certificate for a claim, or the next one of a device
+
+Who may use which of them follows from the name on a certificate: `role_of` tells the role, `access_rules` its rights.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from edge_fl.errors import ProtocolError
 
@@ -29,6 +32,21 @@ ID = re.compile(r"[a-z0-9-]{1,64}\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")  # as str(int) writes it, so that one chunk has one topic
 TUF_FILE = re.compile(r"(?:[1-9][0-9]{0,8}\.)?(?:root|targets|snapshot|timestamp)\.json\Z")
+
+
+BROADCAST = ("srv", "tuf", "art", "round")
+CLAIM = "claim-"
+
+Role = Literal["server", "reader", "operator", "registrar", "broker", "device", "claim"]
+Right = Literal["read", "write", "readwrite", "deny"]
+OFFICES: dict[str, Role] = {
+    "server": "server",
+    "reader": "reader",  # what the server looks with before it is the server: two clients of one name would throw each other out
+    "operator": "operator",  # a person with `edge-fl fleet list`, `broker check` or `release`
+    "registrar": "registrar",  # who answers requests for certificates
+    "broker": "broker",
+}
+"""The names that no device can have, and their roles."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +179,31 @@ def _in_group(group: str, index: str) -> bool:
     return bool(NUMBER.match(group) and NUMBER.match(index)) and int(group) == int(index) // GROUP
 
 
-def access_rules(fleet: str) -> Iterator[tuple[str, str, str]]:
-    """(who, right, pattern) triples: who is "server" or "device", right is "read", "write" or "readwrite"; %u is the device itself."""
+def role_of(name: str) -> Role:
+    """What a name on a certificate makes of its owner: an office, a claim, or else a device."""
+    if name in OFFICES:
+        return OFFICES[name]
+    return "claim" if name.startswith(CLAIM) else "device"
+
+
+def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
+    """(role, right, pattern) triples; %u is the name on the certificate. What is not granted is refused.
+
+    A device's rules hold for every name, as broker's patterns do, so what a claim must not have of them is taken away again: "deny"
+    goes before all else.
+    """
     root = Topics(fleet).root
     yield "server", "readwrite", f"{root}/#"
-    for family in ("srv", "tuf", "art", "round"):
+    yield "reader", "read", f"{root}/#"
+    yield "operator", "read", f"{root}/#"
+    for family in ("tuf", "art", "d/+/dn"):
+        yield "operator", "write", f"{root}/{family}/#"
+    yield "registrar", "readwrite", f"{root}/enroll/#"
+    for family in BROADCAST:
         yield "device", "read", f"{root}/{family}/#"
     yield "device", "read", f"{root}/d/%u/dn/#"
     yield "device", "write", f"{root}/d/%u/up/#"
+    yield "device", "read", f"{root}/enroll/%u/rsp"
+    yield "device", "write", f"{root}/enroll/%u/req"
+    for family in (*BROADCAST, "d"):
+        yield "claim", "deny", f"{root}/{family}/#"

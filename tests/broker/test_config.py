@@ -104,11 +104,33 @@ def test_the_broker_takes_what_a_transport_sends(tmp_path: Path) -> None:
     assert found["persistence"] == "true"
 
 
+def sections(text: str) -> dict[str, set[str]]:
+    """Lines by the user they are for; "" holds for everybody."""
+    found: dict[str, set[str]] = {"": set()}
+    user = ""
+    for line in filter(None, text.splitlines()):
+        if line.startswith("user "):
+            user = line.removeprefix("user ")
+            assert user not in found
+            found[user] = set()
+        elif not line.startswith("#"):
+            found["" if line.startswith("pattern ") else user].add(line)
+    return found
+
+
 def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
-    lines = [line for line in render_access("mill").splitlines() if line and not line.startswith("#")]
-    user = lines.index("user server")
-    rules = list(access_rules("mill"))
-    assert lines[user + 1 : user + 2] == [f"topic readwrite {Topics('mill').root}/#"]
-    expected = {f"pattern {right} {pattern}" for who, right, pattern in rules if who == "device"}
-    assert set(lines[user + 2 :]) == expected
-    assert user == 0, "rules before the first user would hold for everybody without a name"
+    root = Topics("mill").root
+    found = sections(render_access("mill", claims=["claim-1"], denied=["pi-9"]))
+    everybody = {
+        f"pattern {right} {topic}" for role, right, topic in access_rules("mill") if role == "device"
+    }
+    assert found.pop("") == everybody
+    assert found == {
+        "server": {f"topic readwrite {root}/#"},
+        "reader": {f"topic read {root}/#"},
+        "operator": {f"topic read {root}/#"}
+        | {f"topic write {root}/{family}/#" for family in ("tuf", "art", "d/+/dn")},
+        "registrar": {f"topic readwrite {root}/enroll/#"},
+        "claim-1": {f"topic deny {root}/{family}/#" for family in ("srv", "tuf", "art", "round", "d")},
+        "pi-9": {"topic deny #"},
+    }

@@ -1,0 +1,1 @@
+"""The fleet's own certificate authority: who is issued what, and who is refused from now on."""

@@ -1,0 +1,270 @@
+"""The certificate authority of one fleet, in a folder that stays off the devices.
+
+HOME/ca.crt, ca.key        the CA; the key never leaves this folder
+HOME/register.json         what was issued, and what of it was revoked
+HOME/revoked.crl           the revocation list that the broker reads
+HOME/{broker,server,server/reader,operator,registrar}/    the identities of those that are no devices
+HOME/server/denied         names that the server hears no more, one per line
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from broker.provision import certificates
+from broker.provision.register import Issued, Register, Rows, denied
+from edge_fl import atomic
+from edge_fl.errors import ConfigError
+from edge_fl.wire import identity
+from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
+from edge_fl.wire.topics import CLAIM, NAME, role_of
+
+LIFE = timedelta(days=365 * 5)
+CLAIM_LIFE = timedelta(days=30)
+MAX_HOLDING = 8  # certificates of one name that hold at a time: a device that asks without end gets no more
+HOME = Path("runs/identities")
+FOLDERS = {
+    "server": "server",
+    "reader": "server/reader",
+    "operator": "operator",
+    "registrar": "registrar",
+}
+"""Who is no device, and where its identity lies."""
+
+
+class RefusedError(IdentityError):
+    """A request for a certificate that is not answered with one; its text is the word that the sender hears."""
+
+
+def broker_hosts() -> tuple[str, ...]:
+    """The names and addresses under which a broker on this machine is usually reached."""
+    name = socket.gethostname().lower()
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", name, f"{name.partition('.')[0]}.local")))
+
+
+class Authority:
+    """`make` founds one, `open` finds one. Methods write what they issue into the register before they hand it out."""
+
+    def __init__(
+        self,
+        home: Path,
+        ca: x509.Certificate,
+        key: Key,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.home, self.register = home, Register(home)
+        self._ca, self._key, self._clock = ca, key, clock
+
+    @classmethod
+    def open(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
+        """The one in `home`. Raises ConfigError when there is none."""
+        try:
+            ca = x509.load_pem_x509_certificate((home / CA_FILE).read_bytes())
+            key = identity.load_key((home / "ca.key").read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{home}: no certificate authority ({error}); 'edge-fl fleet enrol' makes one; nothing was issued"
+            ) from error
+        return cls(home, ca, key, clock)
+
+    @classmethod
+    def make(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
+        """The one in `home`, founded if there is none, with the identities of broker, server and operator. Raises ConfigError."""
+        if not (home / CA_FILE).exists():
+            key = identity.new_key()
+            ca = certificates.authority(f"edge-fl-{secrets.token_hex(4)}", key, clock())
+            try:
+                home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                identity.write_private(home / "ca.key", identity.key_bytes(key))
+                atomic.write(home / CA_FILE, certificates.pem(ca))
+            except OSError as error:
+                raise ConfigError(
+                    f"{home}: {error.strerror}; expected a folder to write to; nothing was issued"
+                ) from error
+        found = cls.open(home, clock)
+        missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
+        if missing:
+            found.bake(missing)
+        if not (home / "broker").exists():
+            found.broker()
+        found.publish()
+        return found
+
+    @property
+    def ca(self) -> bytes:
+        """Its certificate in PEM."""
+        return certificates.pem(self._ca)
+
+    @property
+    def revoked_path(self) -> Path:
+        """The revocation list."""
+        return self.home / "revoked.crl"
+
+    def rows(self) -> Rows:
+        """What was ever issued."""
+        return self.register.rows()
+
+    def now(self) -> datetime:
+        """Its clock."""
+        return self._clock()
+
+    def bake(self, folders: Mapping[str, Path], life: timedelta = LIFE) -> list[Identity]:
+        """A whole identity, key included, for each name, in its folder. Raises ConfigError for one that is taken, before any is made."""
+        with self.register.changing() as rows:
+            self._require_free(rows, folders)
+            made = {name: self._pair(name, life) for name in folders}
+            rows.extend(self._issued(certificate) for certificate, _ in made.values())
+        return [
+            identity.write(folders[name], self.ca, certificates.pem(certificate), key)
+            for name, (certificate, key) in made.items()
+        ]
+
+    def claim(self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE) -> list[Identity]:
+        """A claim for each device, in its folder: worth one certificate on its name. Raises ConfigError as `bake`."""
+        with self.register.changing() as rows:
+            self._require_free(rows, folders)
+            made = {device: self._pair(CLAIM + secrets.token_hex(6), life) for device in folders}
+            tokens = {
+                device: Token(device, secrets.token_urlsafe(32), certificate.not_valid_after_utc)
+                for device, (certificate, _) in made.items()
+            }
+            rows.extend(
+                self._issued(certificate, device, _digest(tokens[device].secret))
+                for device, (certificate, _) in made.items()
+            )
+        return [
+            identity.write(folders[device], self.ca, certificates.pem(certificate), key, tokens[device])
+            for device, (certificate, key) in made.items()
+        ]
+
+    def answer(self, sender: str, request: bytes, secret: str = "") -> bytes:
+        """The certificate (PEM) that `sender` asks for: a claim for its device, with its secret and once; all others for themselves.
+
+        Raises IdentityError, RefusedError in particular.
+        """
+        name, public_key = certificates.read_request(request)
+        with self.register.changing() as rows:
+            valid = [row for row in rows if row.name == sender and row.holds(self.now())]
+            if not valid:
+                raise RefusedError("unknown")
+            if len(valid) >= MAX_HOLDING:
+                raise RefusedError("too_many")
+            if (claim := valid[-1]).role == "claim":
+                if not hmac.compare_digest(claim.token, _digest(secret)):
+                    raise RefusedError("wrong_token")
+                if name != claim.device:
+                    raise RefusedError("wrong_name")
+                rows[rows.index(claim)] = _revoked(claim, self.now())
+            elif name != sender:
+                raise RefusedError("wrong_name")
+            certificate = certificates.leaf(name, public_key, self._ca, self._key, self.now(), LIFE)
+            rows.append(self._issued(certificate))
+        self.publish()
+        return certificates.pem(certificate)
+
+    def broker(self, hosts: Sequence[str] = ()) -> Identity:
+        """The broker's identity, issued anew when it lacks one of these hosts or nears its end."""
+        folder = self.home / "broker"
+        wanted = tuple(dict.fromkeys((*broker_hosts(), *hosts)))
+        if folder.exists():
+            found = identity.read(folder)
+            certificate = x509.load_pem_x509_certificate((folder / CERT_FILE).read_bytes())
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            had = {str(name.value) for name in names}
+            if set(wanted) <= had and self.now() < found.renew_at:
+                return found
+            certificate, key = self._pair("broker", LIFE, tuple(sorted(had | set(wanted))))
+            self._enter(certificate)
+            return identity.replace(folder, certificates.pem(certificate), key)
+        certificate, key = self._pair("broker", LIFE, wanted)
+        self._enter(certificate)
+        return identity.write(folder, self.ca, certificates.pem(certificate), key)
+
+    def rotate(self, folder: Path, life: timedelta = LIFE) -> Identity:
+        """A new pair in the place of the one in `folder`; the old certificate holds on, so that copies of it still work."""
+        name = identity.read(folder).name
+        if name == "broker":
+            raise ConfigError(
+                f"{folder}: 'edge-fl broker up' renews the broker's certificate; nothing was issued"
+            )
+        certificate, key = self._pair(name, life)
+        self._enter(certificate)
+        return identity.replace(folder, certificates.pem(certificate), key)
+
+    def revoke(self, name: str) -> list[Issued]:
+        """Ends every certificate on `name`, and every claim to one. Raises ConfigError when there is none that holds."""
+        now = self.now()
+        ended = []
+        with self.register.changing() as rows:
+            for index, row in enumerate(rows):
+                if name in (row.name, row.device) and row.holds(now):
+                    rows[index] = _revoked(row, now)
+                    ended.append(rows[index])
+        if not ended:
+            raise ConfigError(
+                f"{name!r}: has no certificate that holds; expected a name of 'edge-fl fleet certificates'; nothing changed"
+            )
+        self.publish()
+        return ended
+
+    def publish(self) -> None:
+        """Writes what follows from the register: the revocation list, and the names that the server does not hear."""
+        rows, now = self.rows(), self.now()
+        over = [(int(row.serial, 16), row.revoked) for row in rows if row.revoked and now < row.expires]
+        revoked = certificates.revocations(over, self._ca, self._key, now)
+        atomic.write(self.revoked_path, certificates.pem(revoked))
+        atomic.write(
+            self.home / FOLDERS["server"] / identity.DENIED_FILE, "".join(f"{n}\n" for n in denied(rows, now))
+        )
+
+    def _pair(self, name: str, life: timedelta, hosts: Sequence[str] = ()) -> tuple[x509.Certificate, Key]:
+        key = identity.new_key()
+        return certificates.leaf(name, key.public_key(), self._ca, self._key, self.now(), life, hosts), key
+
+    def _issued(self, certificate: x509.Certificate, device: str = "", token: str = "") -> Issued:
+        return Issued(
+            identity.common_name(certificate.subject),
+            f"{certificate.serial_number:x}",
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+            device=device,
+            token=token,
+        )
+
+    def _enter(self, certificate: x509.Certificate) -> None:
+        with self.register.changing() as rows:
+            rows.append(self._issued(certificate))
+
+    def _require_free(self, rows: Iterable[Issued], folders: Mapping[str, Path]) -> None:
+        now = self.now()
+        taken = {name for row in rows if row.holds(now) for name in (row.name, row.device)}
+        for name, folder in folders.items():
+            if not NAME.match(name) or role_of(name) in ("claim", "broker"):
+                raise ConfigError(
+                    f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name; nothing was issued"
+                )
+            if name in taken:
+                raise ConfigError(
+                    f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews,"
+                    " 'fleet revoke' ends it); nothing was issued"
+                )
+            if folder.exists():
+                raise ConfigError(
+                    f"{folder}: there is something already, expected nothing; nothing was issued"
+                )
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _revoked(row: Issued, now: datetime) -> Issued:
+    return Issued(row.name, row.serial, row.begins, row.expires, now, row.device, row.token)

@@ -1,0 +1,110 @@
+"""X.509 as edge-fl uses it, pure: a CA, certificates on names, and the list of those that hold no longer.
+
+P-256 everywhere. Everything begins one day back, because clocks differ, and lasts for years, because a small board without a clock of its
+own may believe any date: what ends an identity early is the revocation list.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from edge_fl.wire.identity import IdentityError, Key, common_name, subject
+
+BACKDATED = timedelta(days=1)
+CA_LIFE = timedelta(days=365 * 20)
+
+PublicKey = ec.EllipticCurvePublicKey
+
+
+def authority(name: str, key: Key, now: datetime) -> x509.Certificate:
+    """A CA that signs leaves only."""
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    builder = _builder(name, subject(name), key.public_key(), now, CA_LIFE)
+    return (
+        builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def leaf(
+    name: str,
+    public_key: PublicKey,
+    ca: x509.Certificate,
+    ca_key: Key,
+    now: datetime,
+    life: timedelta,
+    hosts: Sequence[str] = (),
+) -> x509.Certificate:
+    """A certificate on `name`: a client's, or with `hosts` that of a broker which is reached under these names and addresses."""
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+    ends = min(life, ca.not_valid_after_utc - now)
+    builder = _builder(name, ca.subject, public_key, now, ends)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    if hosts:
+        names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+        builder = builder.add_extension(names, critical=False)
+    return builder.sign(ca_key, hashes.SHA256())
+
+
+def revocations(
+    revoked: Iterable[tuple[int, datetime]], ca: x509.Certificate, ca_key: Key, now: datetime
+) -> x509.CertificateRevocationList:
+    """The list of (serial, since when). It never runs out before the CA does: with one that has, a broker lets nobody in."""
+    builder = x509.CertificateRevocationListBuilder().issuer_name(ca.subject)
+    builder = builder.last_update(now - BACKDATED).next_update(ca.not_valid_after_utc)
+    for serial, since in revoked:
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(since).build()
+        builder = builder.add_revoked_certificate(entry)
+    return builder.sign(ca_key, hashes.SHA256())
+
+
+def read_request(pem: bytes) -> tuple[str, PublicKey]:
+    """The name and the key in a request that was signed with that key. Raises IdentityError."""
+    try:
+        found = x509.load_pem_x509_csr(pem)
+        key = found.public_key()
+        if (
+            not isinstance(key, PublicKey)
+            or not isinstance(key.curve, ec.SECP256R1)
+            or not found.is_signature_valid
+        ):
+            raise IdentityError("a request that is not signed with the P-256 key it is for")
+    except ValueError as error:
+        raise IdentityError(f"no request for a certificate ({error})") from error
+    return common_name(found.subject), key
+
+
+def pem(thing: x509.Certificate | x509.CertificateRevocationList) -> bytes:
+    """As a file holds it."""
+    return thing.public_bytes(serialization.Encoding.PEM)
+
+
+def _builder(
+    name: str, issuer: x509.Name, key: PublicKey, now: datetime, life: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject(name))
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - min(BACKDATED, life))
+        .not_valid_after(now + life)
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

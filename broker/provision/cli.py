@@ -1,0 +1,114 @@
+"""The commands `edge-fl fleet enrol | certificates | revoke | rotate`: who may speak in this fleet. No broker is needed for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.errors import ConfigError
+
+DEFAULT_HOME = Path("runs/identities")
+Home = Annotated[Path, typer.Option(help="Where the CA and its register are kept; stays off the devices.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Devices: a-z, 0-9 and '-'.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Where the folders of devices go [HOME/devices].")]
+COLUMNS = {
+    "name": "name",
+    "role": "role",
+    "state": "state",
+    "expires": "expires",
+    "device": "for device",
+    "serial": "serial",
+}
+
+
+def register(app: App) -> None:
+    """Adds to the group `fleet`."""
+    group = app.group("fleet")
+    for command in (enrol, certificates, revoke, rotate):
+        group.command()(command)
+
+
+def enrol(
+    names: Names = None,
+    count: Annotated[
+        int,
+        typer.Option("-n", "--count", min=0, max=10_000, help="So many devices, numbered: PREFIX000, ..."),
+    ] = 0,
+    prefix: Annotated[str, typer.Option(help="What numbered names begin with.")] = "device-",
+    baked: Annotated[
+        bool, typer.Option("--baked", help="Whole identities, keys included, instead of one-time claims.")
+    ] = False,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=3650, help="How long they hold [claims 30, identities 1825].")
+    ] = None,
+    out: Out = None,
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Enrol devices: a folder each with a one-time claim (the device makes its own key), or with a whole identity (--baked)."""
+    from datetime import timedelta
+
+    from broker.provision.authority import CLAIM_LIFE, LIFE, Authority
+
+    width = max(3, len(str(count - 1)))
+    wanted = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
+    if len(set(wanted)) != len(wanted):
+        raise ConfigError("a name was given twice; expected each once; nothing was issued")
+    authority = Authority.make(home)
+    out = out or home / "devices"
+    issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
+    made = issue({name: out / name for name in wanted}, timedelta(days=days) if days else life)
+    what = "identities" if baked else "claims"
+    for found in made:
+        print(found.folder)
+    say(f"{len(made)} {what} in {out}; the CA and its register are in {home}: keep {home}/ca.key to yourself")
+
+
+def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:
+    """List every certificate that was issued, and whether it holds. The devices that speak: edge-fl fleet list."""
+    from broker.provision.authority import Authority
+
+    authority = Authority.open(home)
+    now = authority.now()
+    rows = [
+        {
+            "name": row.name,
+            "role": row.role,
+            "state": row.state(now),
+            "expires": f"{row.expires:%Y-%m-%d}",
+            "device": row.device or None,
+            "serial": row.serial,
+        }
+        for row in authority.rows()
+    ]
+    show_table(rows, COLUMNS, format)
+
+
+def revoke(
+    names: Annotated[list[str], typer.Argument(help="Whom the broker shall let in no more.")],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """End every certificate on these names. 'edge-fl broker up' notices within a second; other brokers take HOME/revoked.crl."""
+    from broker.provision.authority import Authority
+
+    authority = Authority.open(home)
+    for name in names:
+        ended = authority.revoke(name)
+        print(f"{name}: {len(ended)} revoked ({', '.join(row.serial for row in ended)})")
+
+
+def rotate(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of identities, as 'fleet enrol --baked' made them.")
+    ],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Put a new key and certificate into a folder. Devices that run do so by themselves after two thirds of a certificate's life."""
+    from broker.provision.authority import Authority
+
+    authority = Authority.open(home)
+    for folder in folders:
+        found = authority.rotate(folder)
+        print(f"{found.name}: holds until {found.expires:%Y-%m-%d}")

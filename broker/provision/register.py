@@ -1,0 +1,97 @@
+"""What was issued, to whom, until when, and what of it holds no longer: one JSON file, changed under a lock and replaced whole."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl import atomic
+from edge_fl.errors import ConfigError
+from edge_fl.wire.topics import Role, role_of
+
+MAX_ISSUED = 1_000_000
+
+
+class Issued(Struct, frozen=True, omit_defaults=True):
+    """One certificate. A claim names the `device` that it is for and the SHA-256 of its secret; it is revoked once it was used."""
+
+    name: str
+    serial: str
+    begins: datetime
+    expires: datetime
+    revoked: datetime | None = None
+    device: str = ""
+    token: str = ""
+
+    @property
+    def role(self) -> Role:
+        """What its name makes of its owner."""
+        return role_of(self.name)
+
+    def holds(self, now: datetime) -> bool:
+        """Whether a broker lets it in."""
+        return self.revoked is None and now < self.expires
+
+    def state(self, now: datetime) -> str:
+        """In one word."""
+        return "revoked" if self.revoked else "valid" if now < self.expires else "expired"
+
+
+Rows = tuple[Issued, ...]
+
+
+def denied(rows: Iterable[Issued], now: datetime) -> list[str]:
+    """Names that were revoked and have got no certificate since: whoever still speaks in one is not to be heard."""
+    rows = list(rows)
+    holding = {row.name for row in rows if row.holds(now)}
+    return sorted({row.name for row in rows if row.revoked and row.role != "claim"} - holding)
+
+
+def claims(rows: Iterable[Issued], now: datetime) -> list[str]:
+    """Names of claims that no one has used yet."""
+    return sorted({row.name for row in rows if row.role == "claim" and row.holds(now)})
+
+
+class Register:
+    """The register in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "register.json"
+        self._lock = folder / "register.lock"
+
+    def rows(self) -> Rows:
+        """All that was ever issued, in order. Raises ConfigError for a file that is none of ours."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=Rows)
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(
+                f"{self.path}: {error}; expected the register of certificates; nothing was issued"
+            ) from error
+
+    @contextmanager
+    def changing(self) -> Iterator[list[Issued]]:
+        """The rows to change; they are written when the block ends well. One process at a time: the desk and a person may meet here."""
+        try:
+            with self._lock.open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                before = self.rows()
+                rows = list(before)
+                yield rows
+                if len(rows) > MAX_ISSUED:
+                    raise ConfigError(
+                        f"{self.path}: {len(rows)} certificates, at most {MAX_ISSUED}; nothing changed"
+                    )
+                if tuple(rows) != before:
+                    atomic.write(self.path, msgspec.json.format(msgspec.json.encode(rows), indent=1))
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: {error.strerror}; expected a folder to write to; nothing was issued"
+            ) from error

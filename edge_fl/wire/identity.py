@@ -1,0 +1,258 @@
+"""Who somebody is on the wire: a folder with a CA, a certificate and its key, or with a one-time claim to one.
+
+    ca.crt        the CA that signs everybody of the fleet, the broker too (PEM)
+    client.crt    the certificate; its common name is the user name, the client id and, on a device, the device id
+    client.key    its key (P-256, PKCS #8, mode 0600), made where the folder lies and never sent anywhere
+    token         only beside a claim: for which device, and the secret that is good for one certificate
+
+The folder has mode 0700. `edge-fl fleet enrol` makes such folders; a device whose folder holds a claim makes a key of its own and
+replaces the claim by what it gets for it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from msgspec import Struct
+
+from edge_fl import atomic
+from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.wire.endpoint import TLS_PORT, Endpoint
+from edge_fl.wire.topics import NAME, Role, role_of
+
+CA_FILE, CERT_FILE, KEY_FILE, TOKEN_FILE = "ca.crt", "client.crt", "client.key", "token"
+DENIED_FILE = "denied"
+NEW = ".new"
+RENEW_AFTER = 2 / 3  # of a certificate's life
+MAX_PEM_BYTES = 64 * 1024
+
+Key = ec.EllipticCurvePrivateKey
+
+
+class IdentityError(EdgeFLError):
+    """A certificate or a request for one that is not what it should be."""
+
+
+class Token(Struct, frozen=True, forbid_unknown_fields=True):
+    """What makes a claim worth one certificate: the device it is for, a secret, and until when."""
+
+    device: str
+    secret: str
+    expires: datetime
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is in a folder, read and checked: the name, from when to when it holds, and the certificate's serial number."""
+
+    folder: Path
+    name: str
+    begins: datetime
+    expires: datetime
+    serial: int
+    token: Token | None = None
+
+    @property
+    def role(self) -> Role:
+        """Server, operator, device, claim, ..."""
+        return role_of(self.name)
+
+    @property
+    def renew_at(self) -> datetime:
+        """When it is time to ask for the next one: two thirds of its life have passed."""
+        return self.begins + RENEW_AFTER * (self.expires - self.begins)
+
+    def endpoint(self, host: str, port: int = TLS_PORT) -> Endpoint:
+        """A broker, as this identity talks to it."""
+        ca, cert, key = (self.folder / file for file in (CA_FILE, CERT_FILE, KEY_FILE))
+        return Endpoint(host, port, ca, cert, key)
+
+
+def read(folder: Path) -> Identity:
+    """The identity in a folder. Raises ConfigError for one that is incomplete, does not fit together, or is open to others.
+
+    Whether its time has come or gone is left to TLS: a board without a clock of its own could not tell.
+    """
+    _finish(folder)
+    key_mode = _mode(folder / KEY_FILE)
+    if key_mode & 0o077:
+        raise ConfigError(
+            f"{folder / KEY_FILE}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600); not connecting"
+        )
+    try:
+        cas = x509.load_pem_x509_certificates(_bytes(folder / CA_FILE))
+        certificate = x509.load_pem_x509_certificate(_bytes(folder / CERT_FILE))
+        key = load_key(_bytes(folder / KEY_FILE))
+        name = common_name(certificate.subject)
+    except (ValueError, TypeError, IdentityError) as error:
+        raise ConfigError(
+            f"{folder}: {error}; expected {CA_FILE}, {CERT_FILE} and {KEY_FILE} in PEM; not connecting"
+        ) from error
+    if certificate.public_key() != key.public_key():
+        raise ConfigError(
+            f"{folder}: {KEY_FILE} is not the key of {CERT_FILE} ({name}); expected a pair; not connecting"
+        )
+    if not any(is_signed_by(certificate, ca) for ca in cas):
+        raise ConfigError(
+            f"{folder}: {CERT_FILE} ({name}) is not signed by {CA_FILE}; expected one of this fleet; not connecting"
+        )
+    begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return Identity(folder, name, begins, expires, certificate.serial_number, _token(folder))
+
+
+def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | None = None) -> Identity:
+    """A new folder, whole or not at all. Raises ConfigError when something is there already: keys are never overwritten."""
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    files = {CA_FILE: ca, CERT_FILE: certificate, KEY_FILE: key_bytes(key)}
+    if token:
+        files[TOKEN_FILE] = msgspec.json.encode(token)
+    try:
+        if folder.exists():
+            raise ConfigError(f"{folder}: there is something already, expected nothing; left as it is")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir(mode=0o700)
+        try:
+            for name, content in files.items():
+                write_private(part / name, content)
+            part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; expected a folder to write to; not made") from error
+    return read(folder)
+
+
+def replace(folder: Path, certificate: bytes, key: Key) -> Identity:
+    """Puts a new pair in the place of the old one, and drops a claim's token. A cut leaves one of the pairs, whole.
+
+    The certificate waits beside the old one until its key is there; `read` finishes what a cut has interrupted. Raises OSError.
+    """
+    atomic.write(folder / (CERT_FILE + NEW), certificate)
+    _replace_private(folder / KEY_FILE, key_bytes(key))
+    os.replace(folder / (CERT_FILE + NEW), folder / CERT_FILE)
+    (folder / TOKEN_FILE).unlink(missing_ok=True)
+    return read(folder)
+
+
+def new_key() -> Key:
+    """A P-256 key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def request(name: str, key: Key) -> bytes:
+    """A request for a certificate on `name`, signed with `key` to show that we have it (PEM)."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject(name))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def subject(name: str) -> x509.Name:
+    """`name` as X.509 writes it."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def common_name(name: x509.Name) -> str:
+    """The one common name that may stand in a topic. Raises IdentityError."""
+    found = [str(attribute.value) for attribute in name.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if len(found) != 1 or not NAME.match(found[0]):
+        raise IdentityError(f"common name {found}, expected one of 1 to 32 of a-z, 0-9 and '-'")
+    return found[0]
+
+
+def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Whether the CA signed it; not whether it still holds."""
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def load_key(pem: bytes) -> Key:
+    """A P-256 key from PEM. Raises ValueError, TypeError."""
+    key = serialization.load_pem_private_key(pem, None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("the key is not on the curve P-256")
+    return key
+
+
+def key_bytes(key: Key) -> bytes:
+    """The key as PKCS #8 PEM, for a file of mode 0600."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _finish(folder: Path) -> None:
+    """After a cut between key and certificate the new certificate still waits; where its key is not there, it goes."""
+    waiting = folder / (CERT_FILE + NEW)
+    if not waiting.exists():
+        return
+    try:
+        fits = (
+            x509.load_pem_x509_certificate(_bytes(waiting)).public_key()
+            == load_key(_bytes(folder / KEY_FILE)).public_key()
+        )
+    except (ValueError, TypeError):
+        fits = False
+    if fits:
+        os.replace(waiting, folder / CERT_FILE)
+        (folder / TOKEN_FILE).unlink(missing_ok=True)
+    else:
+        waiting.unlink()
+
+
+def _token(folder: Path) -> Token | None:
+    path = folder / TOKEN_FILE
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(_bytes(path), type=Token)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{path}: {error}; expected what 'edge-fl fleet enrol' wrote; not connecting"
+        ) from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_PEM_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode & 0o777
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{path}: {error.strerror}; expected an identity ({CA_FILE}, {CERT_FILE}, {KEY_FILE}) as 'edge-fl fleet enrol'"
+        " makes it; not connecting"
+    )
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A new file that only its owner may read. Raises OSError, when there is one already too."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _replace_private(path: Path, content: bytes) -> None:
+    with atomic.writing(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(content)

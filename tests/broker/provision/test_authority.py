@@ -1,0 +1,198 @@
+"""The CA issues what it should, once, to nobody else, and never shows or overwrites a key."""
+
+from __future__ import annotations
+
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from broker.provision import certificates
+from broker.provision.authority import LIFE, MAX_HOLDING, Authority, RefusedError
+from broker.provision.register import claims, denied
+from edge_fl.cli import main
+from edge_fl.errors import ConfigError
+from edge_fl.wire import identity
+from edge_fl.wire.identity import IdentityError
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def authority(tmp_path: Path, clock: Clock) -> Authority:
+    return Authority.make(tmp_path / "home", clock)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def revoked_serials(authority: Authority) -> set[str]:
+    found = x509.load_pem_x509_crl(authority.revoked_path.read_bytes())
+    return {f"{entry.serial_number:x}" for entry in found}
+
+
+def test_a_second_start_finds_what_the_first_one_made(authority: Authority) -> None:
+    before = files(authority.home)
+    again = Authority.make(authority.home, authority._clock)
+    changed = {name for name, content in files(again.home).items() if before.get(name) != content}
+    assert changed <= {"revoked.crl"}
+    assert {row.name for row in again.rows()} == {"server", "reader", "operator", "registrar", "broker"}
+
+
+def test_certificates_begin_a_day_back_and_hold_for_years(authority: Authority, tmp_path: Path) -> None:
+    (found,) = authority.bake({"pi-1": tmp_path / "pi-1"})
+    assert (found.name, found.role) == ("pi-1", "device")
+    assert (found.begins, found.expires) == (NOW - timedelta(days=1), NOW + LIFE)
+    assert found.begins < found.renew_at < found.expires
+    certificate = x509.load_pem_x509_certificate((found.folder / "client.crt").read_bytes())
+    assert certificate.public_key().curve.name == "secp256r1"  # type: ignore[union-attr]
+
+
+def test_only_the_owner_may_read_a_key(authority: Authority, tmp_path: Path) -> None:
+    authority.bake({"pi-1": tmp_path / "pi-1"})
+    authority.claim({"pi-2": tmp_path / "pi-2"})
+    keys = [*tmp_path.rglob("*.key"), *tmp_path.rglob("token")]
+    assert len(keys) == 9
+    assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
+    assert {stat.S_IMODE(key.parent.stat().st_mode) for key in keys} == {0o700}
+
+
+def test_what_is_there_is_never_overwritten(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "pi-1").mkdir()
+    for folders in ({"pi-1": tmp_path / "pi-1"}, {"server": tmp_path / "new"}, {"claim-1": tmp_path / "new"}):
+        for issue in (authority.bake, authority.claim):
+            with pytest.raises(ConfigError, match="nothing was issued"):
+                issue(folders)
+    authority.bake({"pi-2": tmp_path / "pi-2"})
+    with pytest.raises(ConfigError, match=r"'pi-2': has a certificate .* already"):
+        authority.claim({"pi-3": tmp_path / "pi-3", "pi-2": tmp_path / "other"})
+    assert not (tmp_path / "pi-3").exists(), "one that is taken leaves none of them made"
+
+
+def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tmp_path: Path) -> None:
+    (claim,) = authority.claim({"pi-1": tmp_path / "pi-1"})
+    assert claim.role == "claim" and claim.token
+    assert claims(authority.rows(), NOW) == [claim.name]
+    key = identity.new_key()
+    request = identity.request("pi-1", key)
+    for sender, wanted, secret, why in (
+        (claim.name, request, "guess", "wrong_token"),
+        (claim.name, identity.request("pi-2", key), claim.token.secret, "wrong_name"),
+        (claim.name, identity.request("server", key), claim.token.secret, "wrong_name"),
+        ("claim-0", request, claim.token.secret, "unknown"),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            authority.answer(sender, wanted, secret)
+    certificate = authority.answer(claim.name, request, claim.token.secret)
+    renewed = identity.replace(claim.folder, certificate, key)
+    assert (renewed.name, renewed.token) == ("pi-1", None)
+    with pytest.raises(RefusedError, match="unknown"):
+        authority.answer(claim.name, request, claim.token.secret)
+    assert revoked_serials(authority) == {f"{claim.serial:x}"}, "what was used is no way in any more"
+    assert claims(authority.rows(), NOW) == denied(authority.rows(), NOW) == []
+
+
+def test_a_claim_runs_out(authority: Authority, clock: Clock, tmp_path: Path) -> None:
+    (claim,) = authority.claim({"pi-1": tmp_path / "pi-1"})
+    clock.now += timedelta(days=31)
+    assert claim.token
+    with pytest.raises(RefusedError, match="unknown"):
+        authority.answer(claim.name, identity.request("pi-1", identity.new_key()), claim.token.secret)
+
+
+def test_a_device_gets_its_next_certificate_and_no_other_name(authority: Authority, tmp_path: Path) -> None:
+    authority.bake({"pi-1": tmp_path / "pi-1"})
+    with pytest.raises(RefusedError, match="wrong_name"):
+        authority.answer("pi-1", identity.request("pi-2", identity.new_key()))
+    for _ in range(MAX_HOLDING - 1):
+        key = identity.new_key()
+        identity.replace(tmp_path / "pi-1", authority.answer("pi-1", identity.request("pi-1", key)), key)
+    with pytest.raises(RefusedError, match="too_many"):
+        authority.answer("pi-1", identity.request("pi-1", key))
+
+
+@pytest.mark.parametrize(
+    "request_", [b"", b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"]
+)
+def test_what_is_no_request_is_refused(request_: bytes) -> None:
+    with pytest.raises(IdentityError):
+        certificates.read_request(request_)
+
+
+def test_whoever_is_revoked_stays_denied_until_enrolled_again(authority: Authority, tmp_path: Path) -> None:
+    (first,) = authority.bake({"pi-1": tmp_path / "pi-1"})
+    authority.revoke("pi-1")
+    denied_file = authority.home / "server/denied"
+    assert revoked_serials(authority) == {f"{first.serial:x}"}
+    assert denied_file.read_text() == "pi-1\n"
+    with pytest.raises(ConfigError, match="no certificate that holds"):
+        authority.revoke("pi-1")
+    with pytest.raises(RefusedError, match="unknown"):
+        authority.answer("pi-1", identity.request("pi-1", identity.new_key()))
+    authority.bake({"pi-1": tmp_path / "again"})
+    authority.publish()
+    assert revoked_serials(authority) == {f"{first.serial:x}"}
+    assert denied_file.read_text() == ""
+
+
+def test_the_revocation_list_lasts_as_long_as_the_ca(authority: Authority) -> None:
+    found = x509.load_pem_x509_crl(authority.revoked_path.read_bytes())
+    ca = x509.load_pem_x509_certificate(authority.ca)
+    assert found.next_update_utc == ca.not_valid_after_utc
+    assert found.is_signature_valid(ca.public_key())  # type: ignore[arg-type]
+
+
+def test_the_broker_gets_a_new_certificate_for_a_new_host_only(authority: Authority) -> None:
+    first = authority.broker(["localhost"])
+    assert first.serial == authority.broker().serial
+    second = authority.broker(["mill.local", "10.0.0.7"])
+    assert second.serial != first.serial
+    assert authority.broker(["mill.local"]).serial == second.serial
+
+
+def test_rotation_leaves_the_old_certificate_valid(authority: Authority, tmp_path: Path) -> None:
+    (first,) = authority.bake({"pi-1": tmp_path / "pi-1"})
+    key = (first.folder / "client.key").read_bytes()
+    second = authority.rotate(first.folder)
+    assert second.serial != first.serial and (first.folder / "client.key").read_bytes() != key
+    assert len([row for row in authority.rows() if row.name == "pi-1" and row.holds(NOW)]) == 2
+    with pytest.raises(ConfigError, match="broker up"):
+        authority.rotate(authority.home / "broker")
+
+
+def test_the_commands_show_no_key_and_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = ["--home", str(tmp_path)]
+    assert main(["fleet", "enrol", "--baked", "-n", "2", *home]) == 0
+    assert main(["fleet", "enrol", "pi-7", *home]) == 0
+    assert main(["fleet", "rotate", str(tmp_path / "devices/device-000"), *home]) == 0
+    assert main(["fleet", "revoke", "device-001", "pi-7", *home]) == 0
+    assert main(["fleet", "certificates", "--format", "json", *home]) == 0
+    said = capsys.readouterr()
+    printed = said.out + said.err
+    assert "PRIVATE" not in printed
+    assert json.loads((tmp_path / "devices/pi-7/token").read_text())["secret"] not in printed
+    table = json.loads(said.out[said.out.index("[\n") :])
+    assert [(row["name"], row["state"]) for row in table if row["role"] == "device"] == [
+        ("device-000", "valid"),
+        ("device-001", "revoked"),
+        ("device-000", "valid"),
+    ]
+    assert main(["fleet", "enrol", "device-000", "--baked", *home]) == 4
+    assert main(["fleet", "certificates", "--home", str(tmp_path / "none")]) == 4
