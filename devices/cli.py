@@ -1,4 +1,4 @@
-"""The commands `edge-fl device run | predict | status` and `edge-fl fleet up`."""
+"""The commands `edge-fl device run | predict | status` and `edge-fl fleet up`; `edge-fl flash` stands in devices/flash/cli.py."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from devices.flash.cli import flash
 from edge_fl.cli import App, Format, FormatOption, is_quiet, say, show_table
 from edge_fl.errors import ConfigError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Host = Annotated[str | None, typer.Option(help="The broker's host [127.0.0.1].")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="The broker's port [1883].")]
 Fleet = Annotated[str | None, typer.Option(help="The fleet's name [main].")]
-Folder = Annotated[Path, typer.Option("--dir", help="The device's own folder.")]
+Folder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="The device's own folder.")]
 DEVICE_FOLDER = Path("device")
 FLEET_FOLDER = Path("runs/fleet")
 
@@ -50,11 +51,12 @@ DEVICE_COLUMNS = {
 
 
 def register(app: App) -> None:
-    """Adds the group `device`, and `fleet up`."""
+    """Adds the group `device`, `fleet up` and `flash`."""
     device = app.group("device", help="One device, on the device: run its agent, predict, see how it is.")
     for command in (run, predict, status):
         device.command()(command)
     app.group("fleet", help="Many devices: simulate them, list, enrol and revoke them.").command()(up)
+    app.root.command()(flash)
 
 
 def run(

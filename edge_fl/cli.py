@@ -160,7 +160,7 @@ def _bug(error: BaseException) -> str:
         "".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4
     ).hexdigest()
     text = "".join(traceback.format_exception(error))
-    for folder in (_cache_folder(), Path(tempfile.gettempdir())):
+    for folder in (cache_folder(), Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (path := folder / f"traceback-{place}.txt").write_text(text)
@@ -172,7 +172,8 @@ def _bug(error: BaseException) -> str:
     return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, no folder could take its traceback"
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where this user's caches lie, per program."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-fl"
 
 

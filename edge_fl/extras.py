@@ -6,7 +6,7 @@ import re
 import traceback
 from importlib import metadata
 
-LARGEST_FIRST = ("scale", "server", "full")
+LARGEST_FIRST = ("scale", "server", "full", "flash")
 
 
 def hint(error: BaseException) -> str:
@@ -30,7 +30,7 @@ def hint(error: BaseException) -> str:
 def _smallest_extras() -> dict[str, str]:
     requirements = metadata.requires("edge-fl") or []
     return {
-        _normal(found[0]): extra
+        _normal(found[0].partition(".")[0]): extra  # ruamel.yaml is imported from ruamel
         for extra in LARGEST_FIRST
         for requirement in requirements
         if re.search(rf"extra == ['\"]{extra}['\"]", requirement)

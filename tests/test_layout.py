@@ -148,5 +148,5 @@ def test_constraints_pin_every_direct_dependency_and_hold_no_address() -> None:
     requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     names = {re.match(r"[\w.-]+", requirement)[0] for requirement in requirements} - {"edge-fl"}  # type: ignore[index]
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9.]*", line) for line in lines)
+    assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9.]*", line) for line in lines)
     assert {line.partition("==")[0] for line in lines} == names

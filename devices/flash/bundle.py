@@ -1,0 +1,79 @@
+"""The bundle: every file that goes into the folder `edge-fl` of a card, planned without touching a disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+import tomli_w
+from msgspec import to_builtins
+
+from devices.flash import unit
+from devices.flash.order import Order
+
+FOLDER = "edge-fl"
+MANIFEST = f"{FOLDER}/bundle.sha256"
+LOG = f"{FOLDER}/install.log"
+INSTALL = f"{FOLDER}/install.sh"
+PLAIN, SECRET, SCRIPT = 0o644, 0o600, 0o755
+
+
+@dataclass(frozen=True)
+class File:
+    """A file by its path from the boot partition's root; a wheel stays on the disk until it is written."""
+
+    path: str
+    content: bytes | Path = field(repr=False)
+    mode: int = PLAIN
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
+
+    @property
+    def sha256(self) -> str:
+        """Of the content, in hexadecimal."""
+        if isinstance(self.content, bytes):
+            return hashlib.sha256(self.content).hexdigest()
+        with self.content.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def read(self) -> bytes:
+        """The content, in memory."""
+        return self.content.read_bytes() if isinstance(self.content, Path) else self.content
+
+
+def plan(order: Order) -> tuple[File, ...]:
+    """All files, the manifest last: whoever finds it there knows that the others are."""
+    host = order.config.broker.host
+    planned = [
+        _text("install.sh", files(__package__).joinpath("install.sh").read_text("utf-8"), SCRIPT),
+        _text("config.toml", tomli_w.dumps(to_builtins(order.config))),
+        _text(unit.SERVICE, unit.service(host)),
+        _text(unit.INSTALLER, unit.installer()),
+        *(_text(f"requirements-{python}.txt", text) for python, text in order.wheels.requirements.items()),
+        *(File(f"{FOLDER}/wheels/{path.name}", path) for path in order.wheels.files),
+        *(File(f"{FOLDER}/identity/{name}", order.identity[name], SECRET) for name in sorted(order.identity)),
+    ]
+    if order.root:
+        planned.append(File(f"{FOLDER}/root.json", order.root))
+    return (*planned, File(MANIFEST, manifest(planned).encode()))
+
+
+def manifest(planned: Iterable[File]) -> str:
+    """A line per file, as `sha256sum` writes them, from within the bundle's folder."""
+    return "".join(f"{file.sha256}  {file.path.removeprefix(f'{FOLDER}/')}\n" for file in planned)
+
+
+def listed(manifest: str) -> dict[str, str]:
+    """What a manifest lists: path from the boot partition's root -> hash."""
+    lines = (line.partition("  ") for line in manifest.splitlines())
+    return {f"{FOLDER}/{path}": digest for digest, _, path in lines}
+
+
+def _text(name: str, text: str, mode: int = PLAIN) -> File:
+    return File(f"{FOLDER}/{name}", text.encode(), mode)

@@ -1,0 +1,122 @@
+"""The command `edge-fl flash`: one device onto a card, into an image, over ssh or into a folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import Format, FormatOption, cache_folder, say, show_table
+from edge_fl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from devices.flash.target import Target
+
+COLUMNS = {"what": "what", "path": "file", "bytes": "bytes", "mode": "mode"}
+
+
+def flash(
+    device: Annotated[str, typer.Option(help="The device's name: a-z, 0-9 and '-'.")],
+    data: Annotated[str, typer.Option(help="Where its images are on the Pi.")] = "folder:/srv/images",
+    boot: Annotated[
+        Path | None,
+        typer.Option(help="A card's boot partition: its folder, an image file, or the card itself."),
+    ] = None,
+    ssh: Annotated[str, typer.Option(help="A Pi that runs already: user@host.")] = "",
+    out: Annotated[Path | None, typer.Option(help="A folder to carry over by hand.")] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="The folder with ca.crt and its certificate or token; none: no TLS.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The broker, as the Pi reaches it.")] = "",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Its port [8883 with TLS, else 1883].")
+    ] = None,
+    fleet: Annotated[str, typer.Option(help="The fleet's name.")] = "main",
+    tier: Annotated[str, typer.Option(help="auto, head or full.")] = "auto",
+    head: Annotated[str, typer.Option(help="The personal head: logistic, svm or mlp.")] = "logistic",
+    root: Annotated[
+        Path | None, typer.Option(help="The release root that it trusts [the first it meets].")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Put all wheels onto the card: the Pi needs no internet.")
+    ] = False,
+    python: Annotated[
+        str, typer.Option(help="With --out: 3.11 (Bookworm), 3.13 (Trixie), or both with a comma.")
+    ] = "3.11,3.13",
+    wheels: Annotated[Path | None, typer.Option(help="Where fetched wheels are kept.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be written, and write nothing.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Put a device onto a Raspberry Pi: its settings, its identity, the agent and what starts it at the first boot."""
+    from devices import config as settings
+    from devices.flash import flash as flashing
+    from devices.flash.order import Order, on_the_pi, read_identity
+    from devices.flash.wheels import gather
+
+    target = _target(boot, ssh, out, python)
+    found = read_identity(identity) if identity else {}
+    broker = {"host": host or "127.0.0.1", "port": port or (8883 if found else 1883), "fleet": fleet}
+    tree = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
+    trusted = _read(root) if root else b""
+    config = on_the_pi(settings.convert(dict(tree), "flash"), found, root=bool(trusted))
+    if not host:
+        raise ConfigError(
+            "flash: --host is missing; expected the broker's address, as the Pi reaches it; nothing was written"
+        )
+
+    def order(pythons: tuple[str, ...]) -> Order:
+        say(f"{target.name}: Python {' or '.join(pythons)}")
+        return Order(
+            config, gather(pythons, wheels or cache_folder() / "wheels", offline=offline), found, trusted
+        )
+
+    new, old = flashing.changes(target, order)
+    if dry_run:
+        show_table([asdict(change) for change in flashing.described(new, old)], COLUMNS, format)
+        say(
+            f"{target.name}: {len(new)} files, {sum(file.size for file in new) / 1e6:.1f} MB; nothing was written"
+        )
+        return
+    if not new:
+        say(f"{target.name}: {device} is on it already; nothing was written")
+        return
+    flashing.apply(target, new, old)
+    say(f"{target.name}: {device}, {sum(file.size for file in new) / 1e6:.1f} MB written; {target.after()}")
+
+
+def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:
+    from devices.flash.folder import BootFolder, OutFolder
+    from devices.flash.image import Image
+    from devices.flash.ssh import Ssh
+    from devices.flash.wheels import PYTHONS
+
+    if [boot is not None, bool(ssh), out is not None].count(True) != 1:
+        raise ConfigError("flash: expected one of --boot, --ssh and --out; nothing was written")
+    if ssh:
+        return Ssh(ssh)
+    if boot is not None:
+        if not boot.exists():
+            raise ConfigError(
+                f"{boot}: is not there; expected a boot partition or an image; nothing was written"
+            )
+        return BootFolder(boot) if boot.is_dir() else Image(boot)
+    assert out is not None
+    pythons = tuple(part.strip() for part in python.split(","))
+    if unknown := [version for version in pythons if version not in PYTHONS.values()]:
+        raise ConfigError(
+            f"--python {unknown[0]}: expected {' or '.join(PYTHONS.values())}; nothing was written"
+        )
+    return OutFolder(out, pythons)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; expected a release root; nothing was written"
+        ) from error

@@ -1,0 +1,106 @@
+"""Two targets that are folders: the mounted boot partition of a card, and a plain folder that a person carries over."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import final
+
+from devices.flash.bundle import File
+from devices.flash.recognise import recognise
+from devices.flash.target import Target
+from edge_fl import atomic
+from edge_fl.errors import ConfigError, RunError
+
+
+class _Folder(Target):
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.name = folder, str(folder)
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self._folder / path).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunError(f"{self.name}: {path}: {error.strerror}; nothing was written") from error
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self._folder).free
+
+    def remove(self, paths: Collection[str]) -> None:
+        for path in paths:
+            (self._folder / path).unlink(missing_ok=True)
+
+    def write(self, files: Sequence[File]) -> None:
+        for file in files:
+            there = self._folder / file.path
+            try:
+                there.parent.mkdir(parents=True, exist_ok=True)
+                with atomic.writing(there) as out:
+                    if os.name == "posix":
+                        _restrict(out.fileno(), file.mode)
+                    out.write(file.read())
+            except OSError as error:
+                raise RunError(
+                    f"{self.name}: {file.path}: {error.strerror}; flash it again, it begins where this one ended"
+                ) from error
+
+    def _check_writable(self) -> None:
+        if not self._folder.is_dir():
+            raise ConfigError(
+                f"{self.name}: no such folder; expected a mounted boot partition; nothing was written"
+            )
+        if not os.access(self._folder, os.W_OK):
+            raise ConfigError(f"{self.name}: is read-only (a card's lock switch?); nothing was written")
+
+
+@final
+class BootFolder(_Folder):
+    """The FAT partition of a card, as the desktop mounts it (`bootfs`)."""
+
+    boots = True
+
+    def pythons(self) -> tuple[str, ...]:
+        if not self._folder.is_dir():
+            raise ConfigError(
+                f"{self.name}: no such folder; expected a mounted boot partition; nothing was written"
+            )
+        names = {path.name for path in self._folder.iterdir()}
+        card = recognise(names, self.read, self.name)
+        self._check_writable()
+        return card.pythons
+
+
+@final
+class OutFolder(_Folder):
+    """A folder on this computer; on the Pi, `sudo sh edge-fl/install.sh` in it does the rest."""
+
+    def __init__(self, folder: Path, pythons: tuple[str, ...]) -> None:
+        super().__init__(folder)
+        self._pythons = pythons
+
+    def pythons(self) -> tuple[str, ...]:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.name}: {error.strerror}; expected a folder; nothing was written"
+            ) from error
+        self._check_writable()
+        return self._pythons
+
+    def after(self) -> str:
+        return f"on the Pi: sudo sh {self.name}/edge-fl/install.sh"
+
+
+def _restrict(descriptor: int, mode: int) -> None:
+    """Sets the mode where the file system has modes; FAT has none."""
+    try:
+        os.fchmod(descriptor, mode)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP):
+            raise

@@ -1,0 +1,136 @@
+"""The boot partition inside an image file or on an unmounted card, reached through mtools: no mount, no root."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+import subprocess
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import final
+
+from devices.flash.bundle import File
+from devices.flash.recognise import recognise
+from devices.flash.target import Target
+from edge_fl.errors import ConfigError, RunError
+
+SECTOR = 512
+FAT_TYPES = (0x0B, 0x0C, 0x0E)
+DEADLINE_S = 600
+SYS = Path("/sys/dev/block")
+MOUNTS = Path("/proc/self/mounts")
+
+
+@final
+class Image(Target):
+    """An image as the operating system's makers publish it, or the whole block device of a card."""
+
+    boots = True
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.name = path, str(path)
+        if stat.S_ISBLK(path.stat().st_mode):
+            check_removable(path)
+        self._at = f"{path}@@{partition(path)}"
+
+    def pythons(self) -> tuple[str, ...]:
+        listing = self._run("mdir", "-b", "::/").decode("utf-8", "replace").splitlines()
+        names = {line.removeprefix("::/") for line in listing}
+        card = recognise(names, self.read, self.name)
+        if not os.access(self._path, os.W_OK):
+            raise ConfigError(f"{self.name}: is read-only; nothing was written")
+        return card.pythons
+
+    def read(self, path: str) -> bytes | None:
+        done = self._start("mtype", f"::/{path}")
+        if done.returncode:
+            return None
+        return done.stdout
+
+    def free_bytes(self) -> int:
+        last = self._run("mdir", "::/").decode("utf-8", "replace")
+        found = re.search(r"([\d ]+) bytes free", last)
+        return int(found[1].replace(" ", "")) if found else 0
+
+    def remove(self, paths: Collection[str]) -> None:
+        for path in paths:
+            self._start("mdel", f"::/{path}")
+
+    def write(self, files: Sequence[File]) -> None:
+        for folder in sorted({str(parent) for file in files for parent in Path(file.path).parents} - {"."}):
+            self._start("mmd", "-D", "s", f"::/{folder}")  # fails where it is there already
+        for file in files:
+            source = str(file.content) if isinstance(file.content, Path) else "-"
+            content = b"" if isinstance(file.content, Path) else file.content
+            self._run("mcopy", "-o", source, f"::/{file.path}", input=content)
+        with self._path.open("rb") as image:
+            os.fsync(image.fileno())
+
+    def _run(self, program: str, *arguments: str, input: bytes = b"") -> bytes:
+        done = self._start(program, *arguments, input=input)
+        if done.returncode:
+            why = " ".join(done.stderr.decode("utf-8", "replace").split())
+            raise RunError(f"{self.name}: {program} {arguments[-1]}: {why}; flash it again")
+        return done.stdout
+
+    def _start(self, program: str, *arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        command = [program, "-i", self._at, *arguments]
+        environment = {**os.environ, "MTOOLS_SKIP_CHECK": "1"}
+        try:
+            return subprocess.run(
+                command, input=input, capture_output=True, env=environment, timeout=DEADLINE_S, check=False
+            )
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{program} is not installed; install it (Debian: apt install mtools), or mount the boot partition and "
+                "give its folder; nothing was written"
+            ) from error
+
+
+def partition(path: Path) -> int:
+    """Where the first FAT partition begins, in bytes. Raises ConfigError for what is no image of a card."""
+    try:
+        with path.open("rb") as file:
+            sector = file.read(SECTOR)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; expected an image or a card; nothing was written"
+        ) from error
+    refusal = ConfigError(
+        f"{path}: not an image of a card (no partition table with a FAT partition in front); "
+        "expected an unpacked .img of 64-bit Raspberry Pi OS; nothing was written"
+    )
+    if len(sector) < SECTOR or sector[510:] != b"\x55\xaa":
+        raise refusal
+    if sector[82:87] == b"FAT32":
+        return 0  # the partition itself, as in /dev/sda1
+    kind, start = struct.unpack_from("<4xB3xI", sector, 446)
+    if kind not in FAT_TYPES or not start:
+        raise refusal
+    return int(start) * SECTOR
+
+
+def check_removable(path: Path, sys: Path = SYS, mounts: Path = MOUNTS) -> None:
+    """Raises ConfigError for a disk that does not come out of the computer, and for one that is in use."""
+    number = path.stat().st_rdev
+    device = (sys / f"{os.major(number)}:{os.minor(number)}").resolve()
+    disk = device.parent if (device / "partition").exists() else device
+    if _text(disk / "removable") != "1" and _text(disk / "device" / "type") != "SD":
+        raise ConfigError(
+            f"{path}: is a disk that is not removable; expected a card or a USB stick, or an image file; nothing was written"
+        )
+    used = [line.split()[:2] for line in _text(mounts).splitlines()]
+    for source, folder in used:
+        if source.startswith("/dev/") and Path(source).name.startswith(disk.name):
+            raise ConfigError(
+                f"{path}: {source} is mounted at {folder}; give that folder (--boot {folder}) or unmount it; nothing was written"
+            )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,96 @@
+#!/bin/sh
+# Installs the edge-fl agent from the folder that this script lies in, as root: at the first boot of a flashed card, or over ssh.
+# It may be run again at any time and may be cut off at any line: what is complete stays, the rest is done again.
+# With --first-boot there is no network yet: what needs one is left to edge-fl-install.service.
+set -eu
+
+here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
+log="$here/install.log"
+opt=/opt/edge-fl
+etc=/etc/edge-fl
+var=/var/lib/edge-fl
+units=/etc/systemd/system
+
+# Everything is said into the log, which lies on the card's FAT partition: any computer can read why a Pi does not come up.
+if [ "${1:-}" != logged ]; then
+  status=0
+  sh "$0" logged "$@" >>"$log" 2>&1 || status=$?
+  echo "edge-fl: install rc=$status" | tee -a "$log"
+  [ "$status" = 0 ] || tail -n 5 "$log" >&2
+  sync
+  exit "$status"
+fi
+
+fail() { echo "edge-fl: $*; nothing was changed"; exit 1; }
+
+enable() {
+  install -m 0644 "$here/$1" "$units/$1"
+  mkdir -p "$units/multi-user.target.wants"
+  ln -sfn "../$1" "$units/multi-user.target.wants/$1"
+}
+
+echo "edge-fl: installing, $(uname -m), $(date -u +%FT%TZ)"
+[ "$(id -u)" = 0 ] || fail "not root; run it with sudo"
+[ "$(dpkg --print-architecture)" = arm64 ] ||
+  fail "this system is $(dpkg --print-architecture); expected 64-bit Raspberry Pi OS (arm64): onnxruntime has no 32-bit wheel"
+python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+wanted="$here/requirements-$python.txt"
+[ -f "$wanted" ] || fail "Python $python; this bundle has $(cd "$here" && echo requirements-*.txt)"
+python3 -c 'import ensurepip, venv' || fail "Python has no venv module; install it: apt install python3-venv"
+
+if [ "${2:-}" = --first-boot ] && ! grep -q '^--no-index' "$wanted"; then
+  enable edge-fl-install.service
+  echo "edge-fl: the rest follows once there is a network"
+  exit 0
+fi
+
+# The environment is named after what is in it; `current` moves to it in one step, once it is complete.
+venv="$opt/venv-$(sha256sum "$wanted" | cut -c 1-12)"
+if [ ! -f "$venv/complete" ]; then
+  mkdir -p "$opt"
+  free=$(df -Pm "$opt" | tail -n 1 | tr -s ' ' | cut -d ' ' -f 4)
+  [ "$free" -ge 600 ] || fail "$free MB are free in $opt; expected 600"
+  rm -rf "$venv"
+  python3 -m venv "$venv"
+  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted"
+  sync
+  touch "$venv/complete"
+fi
+ln -sfn "$venv" "$opt/current.new"
+mv -T "$opt/current.new" "$opt/current"
+
+id -u edge-fl >/dev/null 2>&1 ||
+  useradd --system --home-dir "$var" --no-create-home --shell /usr/sbin/nologin edge-fl
+install -d -m 0755 "$etc"
+install -d -m 0700 -o edge-fl -g edge-fl "$var" "$etc/identity"
+install -m 0644 "$here/config.toml" "$etc/config.toml"
+[ ! -f "$here/root.json" ] || install -m 0644 "$here/root.json" "$etc/root.json"
+
+# The identity moves off the FAT partition, which whoever holds the card can read. (Flash memory cannot be wiped reliably.)
+if [ -d "$here/identity" ]; then
+  for file in "$here"/identity/*; do
+    [ ! -f "$file" ] || install -m 0600 -o edge-fl -g edge-fl "$file" "$etc/identity/"
+  done
+  sync
+  rm -rf "$here/identity"
+fi
+
+# `edge-fl` on the path, which looks where the agent keeps its model.
+cat >/usr/local/bin/edge-fl <<END
+#!/bin/sh
+export EDGE_FL_DIR="\${EDGE_FL_DIR:-$var}"
+exec $opt/current/bin/edge-fl "\$@"
+END
+chmod 0755 /usr/local/bin/edge-fl
+
+enable edge-fl.service
+rm -f "$units/edge-fl-install.service" "$units/multi-user.target.wants/edge-fl-install.service"
+cp "$here/bundle.sha256" "$opt/bundle.sha256"
+for old in "$opt"/venv-*; do
+  [ "$old" = "$venv" ] || rm -rf "$old"
+done
+if [ -d /run/systemd/system ] && [ "${2:-}" != --first-boot ]; then
+  systemctl daemon-reload
+  systemctl restart --no-block edge-fl.service
+fi
+echo "edge-fl: installed for Python $python"

@@ -1,0 +1,62 @@
+"""What a person wants on a card: one device's settings, its identity and what pip installs, and where all of it ends up on the Pi."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from devices.config import DeviceConfig
+from devices.flash.wheels import Wheelhouse
+from edge_fl.errors import ConfigError
+
+ETC, VAR = "/etc/edge-fl", "/var/lib/edge-fl"
+IDENTITY = f"{ETC}/identity"
+IDENTITY_FILES = ("ca.crt", "client.crt", "client.key", "token")
+LARGEST_IDENTITY_BYTES = 65536
+HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
+
+
+@dataclass(frozen=True)
+class Order:
+    """`config` holds the paths that are valid on the Pi. `identity` is never shown: keys are in it."""
+
+    config: DeviceConfig
+    wheels: Wheelhouse
+    identity: dict[str, bytes] = field(default_factory=dict, repr=False)
+    root: bytes = b""
+
+
+def on_the_pi(config: DeviceConfig, identity: dict[str, bytes], *, root: bool) -> DeviceConfig:
+    """The same settings with the paths of the Pi. Raises ConfigError for a data folder that the service cannot see."""
+    source = config.data.partition(":")[2] or config.data
+    if source.startswith(HIDDEN):
+        raise ConfigError(
+            f"data {config.data}: the service runs as its own user and sees no home or temporary folder; "
+            "expected a folder such as /srv/images; nothing was written"
+        )
+    there = {name: f"{IDENTITY}/{name}" if name in identity else "" for name in IDENTITY_FILES}
+    broker = replace(config.broker, ca=there["ca.crt"], cert=there["client.crt"], key=there["client.key"])
+    return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
+
+
+def read_identity(folder: Path) -> dict[str, bytes]:
+    """A device's identity as `edge-fl fleet enrol` made it: a CA, a certificate and its key; with a token, a claim to them.
+
+    Raises ConfigError.
+    """
+    found = {}
+    for name in IDENTITY_FILES:
+        try:
+            with (folder / name).open("rb") as file:
+                found[name] = file.read(LARGEST_IDENTITY_BYTES)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"{folder / name}: {error.strerror}; nothing was written") from error
+    if missing := [name for name in IDENTITY_FILES[:3] if name not in found]:
+        raise ConfigError(
+            f"{folder}: {', '.join(missing)} missing; expected an identity as 'edge-fl fleet enrol' makes it; nothing was written"
+        )
+    return found

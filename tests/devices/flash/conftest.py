@@ -1,0 +1,48 @@
+"""What the flash tests share: a wheelhouse that is small and never fetched, an identity with a real key, and the command itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devices.config import DeviceBroker, DeviceConfig
+from devices.flash.order import Order, on_the_pi, read_identity
+from devices.flash.wheels import Wheelhouse, pins_key
+from tests.conftest import Issue
+
+
+@pytest.fixture
+def identity(issue: Issue, tmp_path: Path) -> Path:
+    """A folder with the identity of pi-07."""
+    folder = tmp_path / "identity"
+    folder.mkdir()
+    for name, file in zip(("ca.crt", "client.crt", "client.key"), issue("pi-07"), strict=True):
+        (folder / name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def order(identity: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], Order]:
+    """pi-07 as it is ordered for some Pythons, with one tiny wheel."""
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"a wheel")
+    found = read_identity(identity)
+    wanted = DeviceConfig("pi-07", "folder:/srv/images", broker=DeviceBroker("192.168.1.10", 8883))
+
+    def make(pythons: tuple[str, ...]) -> Order:
+        house = Wheelhouse({python: f"# {python}\n" for python in pythons}, (wheel,))
+        return Order(on_the_pi(wanted, found, root=False), house, found)
+
+    return make
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A cache in which the package index has been asked already, for both Pythons."""
+    cache = tmp_path / "wheels"
+    cache.mkdir()
+    for python in ("3.11", "3.13"):
+        (cache / f"{python}-{pins_key()}.txt").write_text("numpy==2.0 --hash=sha256:00")
+    return cache

@@ -1,0 +1,91 @@
+"""What a bundle holds: the paths of the Pi, keys that only their owner reads and nobody prints, and one wheel that is always the same."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devices import config as settings
+from devices.config import DeviceConfig
+from devices.flash import ownwheel, unit
+from devices.flash.bundle import MANIFEST, listed, plan
+from devices.flash.order import IDENTITY, Order, on_the_pi, read_identity
+from devices.flash.wheels import PYTHONS, gather, pins
+from edge_fl.errors import ConfigError
+
+MakeOrder = Callable[[tuple[str, ...]], Order]
+
+
+def test_the_settings_on_the_pi_are_settings_that_the_agent_reads(order: MakeOrder) -> None:
+    files = {file.path: file for file in plan(order(("3.11",)))}
+    tree = tomllib.loads(files["edge-fl/config.toml"].read().decode())
+    config = settings.convert(tree, "config.toml")
+    assert (config.id, config.data, config.folder) == ("pi-07", "folder:/srv/images", "/var/lib/edge-fl")
+    assert config.broker.ca == f"{IDENTITY}/ca.crt" and config.broker.key == f"{IDENTITY}/client.key"
+
+
+def test_the_manifest_comes_last_and_lists_every_other_file(order: MakeOrder) -> None:
+    files = plan(order(("3.11", "3.13")))
+    assert files[-1].path == MANIFEST
+    assert listed(files[-1].read().decode()) == {file.path: file.sha256 for file in files[:-1]}
+    assert {"edge-fl/requirements-3.11.txt", "edge-fl/requirements-3.13.txt"} < {file.path for file in files}
+
+
+def test_keys_are_for_their_owner_and_are_never_shown(order: MakeOrder) -> None:
+    wanted = order(("3.11",))
+    files = {file.path: file for file in plan(wanted)}
+    assert files["edge-fl/identity/client.key"].mode == 0o600
+    assert b"PRIVATE KEY" in files["edge-fl/identity/client.key"].read()
+    assert "PRIVATE KEY" not in f"{files} {wanted!r}"
+
+
+def test_an_incomplete_identity_is_refused(identity: Path) -> None:
+    (identity / "client.key").unlink()
+    with pytest.raises(ConfigError, match=r"client\.key missing"):
+        read_identity(identity)
+
+
+@pytest.mark.parametrize("data", ["folder:/home/pi/images", "/root/x", "npz:/tmp/a.npz"])
+def test_data_where_the_service_sees_nothing_are_refused(data: str) -> None:
+    with pytest.raises(ConfigError, match="no home or temporary folder"):
+        on_the_pi(DeviceConfig("pi-07", data), {}, root=False)
+
+
+def test_our_wheel_is_the_same_each_time_and_pip_takes_it(tmp_path: Path) -> None:
+    name, content = ownwheel.pack()
+    assert ownwheel.pack() == (name, content)
+    with zipfile.ZipFile(io.BytesIO(content)) as wheel:
+        assert wheel.testzip() is None
+        assert {"devices/agent.py", "devices/flash/install.sh", "edge_fl/cli.py"} < set(wheel.namelist())
+    (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run(
+        [*command, "--target", str(tmp_path / "site"), str(tmp_path / name)], check=True, timeout=60
+    )
+    assert (tmp_path / "site" / "bin" / "edge-fl").exists()
+    assert "torch" not in " ".join(pins()) and any(pin.startswith("onnxruntime==") for pin in pins())
+
+
+def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:
+    house = gather(tuple(PYTHONS.values()), wheels, offline=False)
+    lines = house.requirements["3.13"].splitlines()
+    assert "--require-hashes" in lines and "--no-index" not in lines
+    assert all("--hash=sha256:" in line for line in lines if "==" in line)
+    assert [file.name for file in house.files] == [ownwheel.pack()[0]]
+
+
+def test_a_unit_talks_to_the_brokers_address_only_and_to_anywhere_for_a_name() -> None:
+    assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in unit.service(
+        "192.168.1.10"
+    )
+    assert "IPAddressAllow=2001:db8::1\n" in unit.service("2001:db8::1")
+    by_name = [line for line in unit.service("broker.local").splitlines() if not line.startswith("#")]
+    assert not any("IPAddress" in line for line in by_name)
+    assert "~@resources" not in [line.partition("=")[2] for line in by_name]

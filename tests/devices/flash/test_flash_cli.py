@@ -1,0 +1,78 @@
+"""`edge-fl flash`, as a person types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge_fl.cli import main
+from tests.devices.flash import cards
+
+HOST = ["--host", "192.168.1.10"]
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Path:
+    return cards.folder(tmp_path / "bootfs", cards.BOOKWORM)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_dry_run_lists_what_would_be_written_and_writes_nothing(
+    card: Path, identity: Path, wheels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(card)
+    arguments = ["flash", "--device", "pi-07", "--boot", str(card), *HOST, "--identity", str(identity)]
+    arguments += ["--wheels", str(wheels)]
+    assert main([*arguments, "--dry-run", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert files(card) == before
+    assert main(arguments) == 0
+    assert {row["path"] for row in rows} - before == files(card) - before
+    assert {"edge-fl/identity/client.key": "0600"}.items() <= {r["path"]: r["mode"] for r in rows}.items()
+    said = capsys.readouterr()
+    assert "PRIVATE" not in said.out + said.err and "put the card into the Pi" in said.err
+    assert main(arguments) == 0
+    assert "pi-07 is on it already; nothing was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--device", "pi-07"], "expected one of --boot, --ssh and --out"),
+        (["--device", "pi-07", "--out", "a", "--ssh", "b"], "expected one of --boot, --ssh and --out"),
+        (["--device", "pi-07", "--boot", "nowhere", *HOST], "nowhere: is not there"),
+        (["--device", "pi-07", "--out", "o"], "--host is missing"),
+        (["--device", "Pi_07", "--out", "o", *HOST], "1 to 32 of a-z, 0-9 and '-'"),
+        (
+            ["--device", "pi-07", "--out", "o", *HOST, "--python", "3.9"],
+            "--python 3.9: expected 3.11 or 3.13",
+        ),
+        (["--device", "pi-07", "--ssh", "-oProxyCommand=x", *HOST], "expected user@host"),
+        (
+            ["--device", "pi-07", "--out", "o", *HOST, "--identity", "none"],
+            "ca.crt, client.crt, client.key missing",
+        ),
+        (
+            ["--device", "pi-07", "--out", "o", *HOST, "--data", "folder:/home/pi/x"],
+            "no home or temporary folder",
+        ),
+        (["--device", "pi-07", "--out", "o", *HOST, "--root", "none"], "none: No such file"),
+    ],
+)
+def test_bad_input_ends_with_one_line(
+    arguments: list[str],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["flash", *arguments]) == 4
+    said = capsys.readouterr().err
+    assert why in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

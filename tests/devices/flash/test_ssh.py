@@ -1,0 +1,92 @@
+"""A Pi that runs already, behind an `ssh` of our own that runs its command here, on a system that says what the test wants."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devices.flash.flash import apply, changes
+from devices.flash.order import Order
+from devices.flash.ssh import Ssh
+from edge_fl.errors import ConfigError, ConnectError, RunError
+
+MakeOrder = Callable[[tuple[str, ...]], Order]
+SSH = """#!/bin/sh
+# ssh [-o OPTION]... WHERE COMMAND
+while [ "$1" = -o ]; do shift 2; done
+[ "$1" != gone ] || { echo "ssh: connect to host gone: No route to host" >&2; exit 255; }
+cd "$PI_HOME" && PATH="$PI_BIN:$PATH" exec sh -c "$2"
+"""
+
+
+@pytest.fixture
+def pi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`pi(machine, python)` is the home folder of a Pi that says so."""
+    (tmp_path / "path").mkdir()
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    home.mkdir()
+    programs.mkdir()
+
+    def program(path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def make(machine: str = "arm64", python: str = "3.13", installs: bool = True) -> Path:
+        program(tmp_path / "path" / "ssh", SSH)
+        program(programs / "dpkg", f"#!/bin/sh\necho {machine}\n")
+        program(programs / "python3", f"#!/bin/sh\necho {python}\n")
+        # sudo sh INSTALL: keeps what the script would have found; sudo rm: does it
+        install = f"cp -a .edge-fl-flash {tmp_path}/seen" if installs else "echo no space left >&2; exit 1"
+        program(programs / "sudo", f'#!/bin/sh\nif [ "$1" = sh ]; then {install}; else "$@"; fi\n')
+        monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
+        monkeypatch.setenv("PI_HOME", str(home))
+        monkeypatch.setenv("PI_BIN", str(programs))
+        return home
+
+    return make
+
+
+def test_the_bundle_is_sent_installed_and_gone(
+    pi: Callable[..., Path], order: MakeOrder, tmp_path: Path
+) -> None:
+    home = pi()
+    target = Ssh("pi@pi-07")
+    new, old = changes(target, order)
+    assert [file.path for file in new if "requirements" in file.path] == ["edge-fl/requirements-3.13.txt"]
+    apply(target, new, old)
+    assert list(home.iterdir()) == []
+    seen = tmp_path / "seen"
+    assert stat.S_IMODE(seen.stat().st_mode) == 0o700
+    assert stat.S_IMODE((seen / "edge-fl/identity/client.key").stat().st_mode) == 0o600
+    assert (seen / "edge-fl/wheels/tiny-1.0-py3-none-any.whl").read_bytes() == b"a wheel"
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ({"machine": "armhf"}, "its system is armhf; expected 64-bit"),
+        ({"python": "3.9"}, "Python 3.9; expected 3.11 or 3.13"),
+    ],
+)
+def test_a_pi_that_cannot_run_it_is_refused(
+    pi: Callable[..., Path], order: MakeOrder, says: dict[str, str], why: str
+) -> None:
+    pi(**says)
+    with pytest.raises(ConfigError, match=why):
+        changes(Ssh("pi@pi-07"), order)
+
+
+def test_a_pi_that_is_not_there_or_fails_to_install_is_named(
+    pi: Callable[..., Path], order: MakeOrder
+) -> None:
+    pi(installs=False)
+    with pytest.raises(ConnectError, match="gone: ssh: ssh: connect to host gone: No route to host"):
+        changes(Ssh("gone"), order)
+    target = Ssh("pi@pi-07")
+    new, old = changes(target, order)
+    with pytest.raises(RunError, match="no space left; flash it again"):
+        apply(target, new, old)

@@ -1,0 +1,38 @@
+"""The units as systemd judges them; skipped where there is no systemd-analyze."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from devices.flash import unit
+
+pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+EXPOSURE = "20"  # of 100: what systemd calls safe; a plain unit has 96
+
+
+def analyse(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("host", ["192.168.1.10", "broker.local"])
+def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> None:
+    for name, text in ((unit.SERVICE, unit.service(host)), (unit.INSTALLER, unit.installer())):
+        there = text.replace("/opt/edge-fl/current/bin/edge-fl", "/bin/true")  # it looks for the program
+        (tmp_path / name).write_text(there)
+        done = analyse("verify", "--man=no", str(tmp_path / name))
+        mine = [line for line in (done.stdout + done.stderr).splitlines() if "edge-fl" in line]
+        assert mine == []
+
+
+def test_the_unit_exposes_little(tmp_path: Path) -> None:
+    (tmp_path / unit.SERVICE).write_text(unit.service("192.168.1.10"))
+    done = analyse(
+        "security", "--offline=yes", f"--threshold={EXPOSURE}", "--no-pager", str(tmp_path / unit.SERVICE)
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
