@@ -162,16 +162,16 @@ def up(
     from devices.fleet import FleetConfig, run_fleet, shares
     from devices.store import Store
     from edge_fl.config import DataConfig
-    from edge_fl.errors import nearest
-    from edge_fl.heads import HEADS
+    from edge_fl.heads import find
     from edge_fl.wire.endpoint import Endpoint
 
     heads_only, trains = shares(devices if devices or head or full else 12, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
-    if unknown := [kind for kind in kinds if kind not in HEADS]:
-        raise ConfigError(
-            f"--heads {heads}: {unknown[0]!r} is unknown{nearest(unknown[0], HEADS)}; nothing was started"
-        )
+    for kind in kinds:
+        try:
+            find(kind)
+        except ConfigError as error:
+            raise ConfigError(f"--heads {heads}: {error}; nothing was started") from error
     tree = {
         "dataset": dataset,
         "data_dir": str(data_dir),

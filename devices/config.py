@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from edge_fl import heads
 from edge_fl.errors import ConfigError, nearest
-from edge_fl.heads import HEADS
 from edge_fl.wire.endpoint import Endpoint
 
 FOLDER = "device"
@@ -72,10 +72,10 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
         config = msgspec.convert(tree, DeviceConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_explained(str(error), tree)}; nothing was started") from error
-    if config.head not in HEADS:
-        raise ConfigError(
-            f"{where}: head {config.head!r} is unknown{nearest(config.head, HEADS)}; nothing was started"
-        )
+    try:
+        heads.find(config.head)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}; nothing was started") from error
     return config
 
 

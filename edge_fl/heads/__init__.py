@@ -1,13 +1,15 @@
 """Personal heads by name: fitted on a client's own features with scikit-learn or NumPy, used with NumPy alone (METHODS.md section 5).
 
-To add a head: one final class and one line in HEADS. A release may bring a plan and extras for the linear head of its method: then a
-device that is set to `logistic`, the usual setting, gets that head (WAYS) instead; the other kinds stay what its owner chose.
+To add a head: one final class and one line in HEADS, or from another package an entry point of group `edge_fl.heads`. A release may bring
+a plan and extras for the linear head of its method: then a device that is set to `logistic`, the usual setting, gets that head (WAYS)
+instead; the other kinds stay what its owner chose.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 
 import numpy as np
 
@@ -35,6 +37,7 @@ __all__ = [
     "Nearest",
     "Svm",
     "Tuned",
+    "find",
     "fit",
     "from_arrays",
     "lesson",
@@ -53,6 +56,15 @@ WAYS: dict[Way, Callable[[Lesson], Head]] = {
     "ensemble": Ensemble.fit,
 }
 """How a method's own head is found."""
+
+
+def find(kind: str) -> type[Head]:
+    """The class behind a kind, also one registered under the entry point group `edge_fl.heads`. Raises ConfigError."""
+    if kind in HEADS:
+        return HEADS[kind]
+    for point in entry_points(group="edge_fl.heads", name=kind):
+        return point.load()  # type: ignore[no-any-return]
+    raise ConfigError(f"head {kind!r} is unknown{nearest(kind, HEADS)}")
 
 
 def fit(
@@ -74,12 +86,11 @@ def fit(
     matter. Raises ConfigError for an unknown kind, DataError for features or labels that cannot be used, ArtefactError for extras that do
     not fit the plan.
     """
-    if kind not in HEADS:
-        raise ConfigError(f"head {kind!r} is unknown{nearest(kind, HEADS)}; no head was fitted")
+    head = find(kind)
     found = lesson(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
     if kind == Logistic.kind and plan.way != "own":
         return WAYS[plan.way](found)
-    return (HEADS[kind] if len(found.present) > 1 else Constant).fit(found)
+    return (head if len(found.present) > 1 else Constant).fit(found)
 
 
 def lesson(
@@ -107,7 +118,7 @@ def lesson(
 
 def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Head:
     """The head whose `to_arrays()` and `describe()` these are. Raises ArtefactError for anything else."""
-    kind = KINDS.get(metadata.get("kind", ""))
+    kind = _known(metadata.get("kind", ""))
     if kind is None or not metadata.get("classes", "").isascii() or not metadata.get("classes", "").isdigit():
         raise ArtefactError(
             f"head file: described as {dict(metadata)}, expected kind, classes and extractor; not used"
@@ -139,6 +150,13 @@ def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Hea
             f"{kind.kind} head: classes {present.tolist()}, expected ascending ids below {classes}; not used"
         )
     return kind(classes, metadata.get("extractor", ""), **{name: arrays[name] for name in kind.shapes})
+
+
+def _known(kind: str) -> type[Head] | None:
+    try:
+        return KINDS[kind] if kind in KINDS else find(kind)
+    except ConfigError:
+        return None
 
 
 def _require_fittable(z: Array, y: Array, classes: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edge_fl.errors import MethodError
 from edge_fl.learn.losses import simplex_etf
 from edge_fl.learn.part import Net, shared
+from edge_fl.learn.tree import Params
 
 
 def orthonormal_head(net: Net, method: object = None) -> nn.Module:
@@ -33,6 +34,13 @@ def frame_head(net: Net, method: object = None) -> nn.Module:
     frame = simplex_etf(_width(net), net.classes, torch.randn(_width(net), net.classes))
     head.weight = nn.Parameter(frame.T.contiguous())
     return head
+
+
+def calibrated(gram: Tensor, moment: Tensor, ridge: float) -> Params:
+    """The head of least squares from sums over samples, (Σ z zᵀ + λ I)⁻¹ Σ z yᵀ, solved in float64 (SphereFed)."""
+    held = ridge * torch.eye(len(gram), dtype=torch.float64, device=gram.device)
+    weight = torch.linalg.solve(gram.double() + held, moment.double())
+    return {"weight": weight.T.float().contiguous()}
 
 
 def _width(net: Net) -> int:

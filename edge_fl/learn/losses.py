@@ -25,6 +25,11 @@ def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1)  # a padded row may be infinite
 
 
+def squared_error(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the rows that count of the mean squared difference of a and b [B, D]."""
+    return masked_mean(((a - b) ** 2).mean(1), mask)
+
+
 def one_hot(y: Tensor, classes: int) -> Tensor:
     """[B] -> [B, C] float32 by comparison (F.one_hot does not run under vmap)."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float32)

@@ -5,10 +5,14 @@ A convolution counts as the matrix [out, rest]. Whatever would not get smaller t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from edge_fl.learn.tree import Params
+from edge_fl.learn import tree
+from edge_fl.learn.mean import Mean, Update
+from edge_fl.learn.tree import Params, Parts
 
 LEFT, RIGHT = "~left", "~right"
 
@@ -39,6 +43,20 @@ def multiplied(thin: Params, like: Params) -> Params:
         name: thin[name] if name in thin else (thin[name + LEFT] @ thin[name + RIGHT]).reshape(tensor.shape)
         for name, tensor in like.items()
     }
+
+
+def mean(updates: Iterable[Update], part: str, old: Params, energy: float) -> Params:
+    """The plain mean of thin uploads of `part`, cut to `energy` as well; `old`, cut, where nobody sent one."""
+    total = Mean()
+    for update in updates:
+        if part in update.parts:
+            total.add(multiplied(update.parts[part], old), 1)
+    return multiplied(factorised(total.value() or old, energy), old)
+
+
+def base(params: Parts, compress: str) -> Parts:
+    """What a change is added to: the parameters for "update", nothing for "parameters", which travel themselves."""
+    return params if compress == "update" else tree.map(torch.zeros_like, params)
 
 
 def _factors(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor]:

@@ -150,7 +150,7 @@ class PartSpec:
     `build(net, method)` gives the module, in place of the net's own of that name if there is one; None for the net's own parts and for
     statistics such as prototypes. `like` names the part of the same shape whose initial values it shares (METHODS.md G11); `like`
     without `build` is that very network with parameters of its own. `start` holds the numbers that a part without a network starts from,
-    `state_of` names the parts whose optimiser it keeps.
+    `state_of` names the parts whose optimiser it keeps. What is `salted` starts from other values on every client.
     """
 
     travels: bool
@@ -158,6 +158,7 @@ class PartSpec:
     like: str = ""
     start: Mapping[str, float] = field(default_factory=dict)
     state_of: tuple[str, ...] = ()
+    salted: bool = False
 
 
 def shared(build: Callable[..., nn.Module] | None = None, like: str = "") -> PartSpec:
@@ -165,9 +166,11 @@ def shared(build: Callable[..., nn.Module] | None = None, like: str = "") -> Par
     return PartSpec(True, build, like)
 
 
-def personal(build: Callable[..., nn.Module] | None = None, like: str = "") -> PartSpec:
+def personal(
+    build: Callable[..., nn.Module] | None = None, like: str = "", *, salted: bool = False
+) -> PartSpec:
     """A part that never leaves its client."""
-    return PartSpec(False, build, like)
+    return PartSpec(False, build, like, salted=salted)
 
 
 def history(**start: float) -> PartSpec:
@@ -183,6 +186,11 @@ def optimiser_state(*parts: str) -> PartSpec:
 def linear_head(net: Net, method: object = None) -> nn.Module:
     """A head of the net's size: features [N, d] -> logits [N, C]."""
     return nn.Linear(net.feature_dim, net.classes)
+
+
+def alignment(net: Net, method: object = None) -> nn.Module:
+    """Features [N, d] of one network -> [N, d] as another has them (W_h of FedKD)."""
+    return nn.Linear(net.feature_dim, net.feature_dim, bias=False)
 
 
 def projection(net: Net, width: int) -> nn.Module:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge_fl.learn.mean import mixture
+from edge_fl.learn.tree import Params
 
 NEGLIGIBLE = 1e-3  # a smaller weight is taken as 0
 SMALLEST_EIGENVALUE = 0.01  # what is kept of a matrix that is not positive semidefinite
@@ -47,3 +50,10 @@ def mixtures(
     for mine in means:
         apart = mine - means
         yield minimise(np.diag(variance) + apart @ apart.T)
+
+
+def combined(heads: Sequence[Params], spreads: Sequence[Params]) -> Iterator[Params]:
+    """For each client, known by the `spread` of its features, the mixture of all heads; its own where none can be found."""
+    v, h = (np.array([s[key].cpu().numpy().ravel() for s in spreads], np.float64) for key in ("V", "H"))
+    for own, weights in zip(heads, mixtures(v.ravel(), h), strict=True):
+        yield own if weights is None else mixture(heads, weights)

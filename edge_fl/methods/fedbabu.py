@@ -40,6 +40,7 @@ class FedBABU(Method):
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
     sends: ClassVar = ("extractor",)
+    fixed_head: ClassVar = True
     head_tier: ClassVar = HeadTier(
         "native",
         "head, fine-tuned from its random start",
@@ -47,9 +48,6 @@ class FedBABU(Method):
         way="tuned",
         numbers={"epochs": "ft_epochs", "lr": "ft_lr", "momentum": 0.9, "weight_decay": 0.0, "min_steps": 0},
     )
-
-    def broadcast(self, shared: Parts, client: str) -> Parts:
-        return {"extractor": shared["extractor"]}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, head = self.net, self.net.head.init()
@@ -74,7 +72,4 @@ class FedBABU(Method):
         return {}, {**own, **tree.prefixed(TUNED, {**start, **tuned})}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.predict_global({**parts, **tree.unprefixed(TUNED, parts)}, x)
-
-    def predict_global(self, shared: Parts, x: Tensor) -> Tensor:
-        return self.classify({"head": self.net.head.init(), **shared}, x)
+        return self.classify({**parts, **tree.unprefixed(TUNED, parts)}, x)

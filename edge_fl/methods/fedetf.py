@@ -4,7 +4,6 @@ and Fixed Classifier", ICCV 2023. The head is a simplex equiangular tight frame 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
@@ -20,7 +19,7 @@ from edge_fl.learn.fixed import FRAME
 from edge_fl.learn.losses import balanced_cross_entropy, cross_entropy, unit
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.part import shared
-from edge_fl.learn.tree import Params, Parts
+from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import PERSONAL, HeadTier, Method
 
@@ -43,14 +42,12 @@ class FedETF(Method):
     parts: ClassVar = {"extractor": shared(), **FRAME, "scale": shared()}
     exports: ClassVar = ("extractor", "projection")
     sends: ClassVar = (*exports, "scale")
+    fixed_head: ClassVar = True
     head_tier: ClassVar = HeadTier("native", "an own copy of the frame", extras=("head", "scale"))
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.04, momentum=0.9, weight_decay=5e-4)
 
     def init_shared(self) -> Parts:
         return {**super().init_shared(), "scale": {"s": torch.tensor(self.scale)}}
-
-    def broadcast(self, shared: Parts, client: str) -> Parts:
-        return {name: shared[name] for name in self.sends}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, frame, counts = self.net, self.net.head.init(), data.counts
@@ -79,6 +76,5 @@ class FedETF(Method):
     def features(self, parts: Parts, x: Tensor) -> Tensor:
         return unit(self.net.projection.frozen(parts["projection"], super().features(parts, x)))
 
-    def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
-        parts = {"head": self.net.head.init(), **parts, **tree.unprefixed(PERSONAL, dict(parts))}
-        return super().classify(parts, x, head)
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        return self.classify({**parts, **tree.unprefixed(PERSONAL, parts)}, x)

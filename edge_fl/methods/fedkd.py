@@ -1,6 +1,5 @@
 """FedKD: C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, "Communication-efficient federated learning via knowledge distillation", Nature
-Communications 13:2032 (2022). A teacher that stays and a student that travels teach each other, the less the worse they are; what the
-student has learnt travels as products of thin matrices.
+Communications 2022. A teacher that stays and a student that travels, in thin matrices, teach each other, the less the worse they are.
 """
 
 from __future__ import annotations
@@ -10,22 +9,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from edge_fl.learn import tree
+from edge_fl.learn import lowrank, tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy, kl, masked_mean
-from edge_fl.learn.lowrank import factorised, multiplied
-from edge_fl.learn.mean import Update, weighted_mean
-from edge_fl.learn.part import Net, personal, shared
+from edge_fl.learn.losses import cross_entropy, kl, squared_error
+from edge_fl.learn.mean import Update
+from edge_fl.learn.part import alignment, personal, shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
-
-
-def _alignment(net: Net, method: object) -> nn.Module:
-    return nn.Linear(net.feature_dim, net.feature_dim, bias=False)
 
 
 @dataclass(frozen=True)
@@ -45,59 +39,42 @@ class FedKD(Method):
     has_global: ClassVar = True
     uniform: ClassVar = True
     sends: ClassVar = ("change",)
-    parts: ClassVar = {
-        **dict.fromkeys(("extractor", "head", *sends), shared()),
-        **{**PERSONAL_MODEL, "alignment": personal(_alignment)},
-    }
+    receives: ClassVar = ("extractor", "head")
+    student: ClassVar = dict.fromkeys((*receives, *sends), shared())
+    parts: ClassVar = {**student, **PERSONAL_MODEL, "alignment": personal(alignment, salted=True)}
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
-    deviations: ClassVar = (
-        "the server sends the student whole: who missed a round could not add a change to it"
-    )
+    deviations: ClassVar = "the student goes down whole: who missed a round could not add a change to it"
 
     def at(self, round: int) -> Self:
         past = min(round / self.rounds, 1.0)
         return replace(super().at(round), energy=self.energy + past * (self.last_energy - self.energy))
 
-    def init_own(self, client: str) -> Parts:
-        return {**super().init_own(client), "alignment": self.net.alignment.init(client)}
-
-    def broadcast(self, shared: Parts, client: str) -> Parts:
-        return {name: shared[name] for name in ("extractor", "head")}
-
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net = self.net
 
         def loss(w: Parts, batch: Batch) -> Tensor:
-            y, mask = batch.y, batch.mask
             z_s = net.extractor(w["extractor"], batch.x)
             z_t = net.personal_extractor(w["personal_extractor"], batch.x)
             s, t = net.head(w["head"], z_s), net.personal_head(w["personal_head"], z_t)
-            task = cross_entropy(t, y, mask) + cross_entropy(s, y, mask)
-            hidden = masked_mean(((z_t - net.alignment(w["alignment"], z_s)) ** 2).mean(1), mask)
+            task = cross_entropy(t, batch.y, batch.mask) + cross_entropy(s, batch.y, batch.mask)
+            hidden = squared_error(z_t, net.alignment(w["alignment"], z_s), batch.mask)
             weight = (task.detach() if self.detach_weight else task).clamp(min=1e-6)
-            return task + (kl(s, t, mask) + kl(t, s, mask) + 2 * hidden) / weight  # Eqs. 1 to 4
+            return task + (kl(s, t, batch.mask) + kl(t, s, batch.mask) + 2 * hidden) / weight  # Eqs. 1 to 4
 
         clipped = replace(self.optimiser, max_norm=self.max_norm)
         w = fit(loss, {**down, **own}, data, stage="train", epochs=self.epochs, optimiser=clipped)
-        base = self._base(down)
+        base = lowrank.base(down, self.compress)
         change = {name: tree.map(torch.sub, w[name], base[name]) for name in down}
         return {"change": tree.flat(change)}, {name: w[name] for name in own}
 
     def pack(self, up: Parts) -> Parts:
-        return {name: factorised(change, self.energy) for name, change in up.items()}
+        return {name: lowrank.factorised(change, self.energy) for name, change in up.items()}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         student = self.broadcast(shared, "")
-        base, like = self._base(student), tree.flat(student)
-        none = {"change": tree.flat(tree.map(torch.sub, student, base))}
-        whole = (replace(u, parts={n: multiplied(p, like) for n, p in u.parts.items()}) for u in updates)
-        mean = weighted_mean(none, whole, uniform=True)["change"]
-        change = tree.shaped(multiplied(factorised(mean, self.energy), like), student)
-        return {**shared, **tree.map(torch.add, base, change)}
-
-    def _base(self, student: Parts) -> Parts:
-        """What a change is added to."""
-        return student if self.compress == "update" else tree.map(torch.zeros_like, student)
+        base = lowrank.base(student, self.compress)
+        change = lowrank.mean(updates, "change", tree.flat(tree.map(torch.sub, student, base)), self.energy)
+        return {**shared, **tree.map(torch.add, base, tree.shaped(change, student))}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify(tree.unprefixed(PERSONAL, parts), x)

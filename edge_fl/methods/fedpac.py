@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +15,13 @@ from edge_fl.config import OptimiserConfig
 from edge_fl.learn import simplex
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy, masked_mean
-from edge_fl.learn.mean import Update, mixture, prototypes, spread, weighted_mean
+from edge_fl.learn.losses import cross_entropy, squared_error
+from edge_fl.learn.mean import Update, prototypes, spread, weighted_mean
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.method import HeadTier, Method, Numbers, Uploads
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,9 @@ class FedPAC(Method):
     family: ClassVar = "shared extractor, heads mixed by the server"
     sends: ClassVar = ("extractor", "head", "prototypes", "spread")
     parts: ClassVar = dict.fromkeys((*sends, "combined"), shared())
-    head_tier: ClassVar = HeadTier(
-        "native",
-        extras=("head", "prototypes"),
-        uploads={"head": "fitted_head", "prototypes": "class_means", "spread": "spread"},
-        way="tuned",
-        numbers={"lr": "head_lr", "momentum": 0.5, "epochs": 1},
-    )
+    gives: ClassVar[Uploads] = {"head": "fitted_head", "prototypes": "class_means", "spread": "spread"}
+    fits: ClassVar[Numbers] = {"lr": "head_lr", "momentum": 0.5, "epochs": 1}
+    head_tier: ClassVar = HeadTier("native", "head", ("head", "prototypes"), gives, way="tuned", numbers=fits)
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.01, momentum=0.5, weight_decay=5e-4)
     deviations: ClassVar = "a client that never took part gets the mean of the heads"
 
@@ -55,15 +50,14 @@ class FedPAC(Method):
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, known = self.net, down["prototypes"]["count"]
         z = data.features(net.extractor, down["extractor"])
-        before = prototypes(z)
         optimiser = Sgd(self.head_lr, 5e-4, momentum=0.5)
         head = fit(self.head_loss, down["head"], z, stage="s1", epochs=1, optimiser=optimiser)
-        target = torch.where(known[:, None] > 0, down["prototypes"]["mean"], before["mean"])
+        target = torch.where(known[:, None] > 0, down["prototypes"]["mean"], prototypes(z)["mean"])
         pull = self.lam * (known.sum() > 0)  # in round 1 nothing is known
 
         def loss(f: Params, batch: Batch) -> Tensor:
             features = net.extractor(f, batch.x)
-            away = masked_mean(((features - target[batch.y]) ** 2).mean(1), batch.mask)
+            away = squared_error(features, target[batch.y], batch.mask)
             return cross_entropy(net.head.frozen(head, features), batch.y, batch.mask) + pull * away  # Eq. 7
 
         f = fit(loss, down["extractor"], data, stage="s2", epochs=self.epochs, optimiser=self.optimiser)
@@ -81,8 +75,6 @@ class FedPAC(Method):
                 yield replace(update, parts={n: p for n, p in update.parts.items() if n != "spread"})
 
         mean, combined = weighted_mean(shared, without_spreads()), dict(shared.get("combined", {}))
-        v, h = (np.array([s[key].cpu().numpy().ravel() for s in spreads], np.float64) for key in ("V", "H"))
-        for (client, own), weights in zip(heads.items(), simplex.mixtures(v.ravel(), h), strict=True):
-            mixed = own if weights is None else mixture(heads.values(), weights)
-            combined |= {f"{client}/{key}": t for key, t in mixed.items()}
+        for client, head in zip(heads, simplex.combined([*heads.values()], spreads), strict=True):
+            combined |= {f"{client}/{key}": t for key, t in head.items()}
         return {**mean, "combined": combined}

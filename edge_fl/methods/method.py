@@ -44,6 +44,7 @@ from edge_fl.learn.part import Net, PartSpec, personal, shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods import hyper
 
+Uploads = Mapping[str, Share]  # by part: how a head-only device finds it
 Numbers = Mapping[str, str | float]  # by name: as they are, or the hyper-parameter that gives them
 PERSONAL = "personal_"  # before a part's name: the client's own version of a part that it also receives
 SHARED_MODEL = {name: shared() for name in ("extractor", "head")}
@@ -72,7 +73,7 @@ class HeadTier:
     kind: str = "adapted"
     trains: str = "head"
     extras: tuple[str, ...] = ()
-    uploads: Mapping[str, Share] = field(default_factory=dict)
+    uploads: Uploads = field(default_factory=dict)
     start: str = "head"
     way: Way = "own"
     numbers: Numbers = field(default_factory=dict)
@@ -101,6 +102,8 @@ class Method(ABC):
     has_global: ClassVar[bool] = False  # `predict_global` gives logits
     predicts_early: ClassVar[bool] = True  # a client can predict before `personalise`
     sends: ClassVar[tuple[str, ...]] = ()  # shared parts that clients send up; () = every one
+    receives: ClassVar[tuple[str, ...]] = ()  # shared parts that go down to clients; () = every one
+    fixed_head: ClassVar[bool] = False  # everybody draws it from the seed, so that it need not travel
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
     vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap
     usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's, for whoever names only the method
@@ -129,13 +132,13 @@ class Method(ABC):
         return start
 
     def init_own(self, client: str) -> Parts:
-        """Initial personal parts of a client: the same on all clients unless a method salts by `client` (METHODS.md G11)."""
+        """Initial personal parts of a client: the same on all clients but for those declared `salted` (METHODS.md G11)."""
         own: Parts = {}
         for name, spec in self.parts.items():
             if spec.travels:
                 continue
             if name in self.net.parts:
-                own[name] = self.net.parts[name].init()
+                own[name] = self.net.parts[name].init(client if spec.salted else "")
             elif spec.state_of:
                 trained = tree.parameters({part: self.net.parts[part].init() for part in spec.state_of})
                 own[name] = tree.flat(self.optimiser.init(trained))
@@ -150,8 +153,9 @@ class Method(ABC):
         return replace(self, optimiser=self.optimiser.at(round))
 
     def broadcast(self, shared: Parts, client: str) -> Parts:
-        """What one client receives: by default every declared shared part."""
-        return {name: shared[name] for name in self.travelling() if name in shared}
+        """What one client receives: by default the shared parts that `receives` names, a fixed head only once it is another."""
+        sent = (name for name in self.receives or self.travelling() if name in shared)
+        return {name: shared[name] for name in sent if not self._drawn(name, shared[name])}
 
     @abstractmethod
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -231,5 +235,11 @@ class Method(ABC):
         return HeadLoss(self.net.head)
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
-        """The plain prediction: a head of the net's size on `features`."""
-        return self.net.parts[head].frozen(parts[head], self.features(dict(parts), x))
+        """The plain prediction: a head of the net's size on `features`; a fixed head that is not among the parts is drawn."""
+        part = self.net.parts[head]
+        params = part.init() if self.fixed_head and head not in parts else parts[head]
+        return part.frozen(params, self.features(dict(parts), x))
+
+    def _drawn(self, name: str, params: Params) -> bool:
+        """Whether a part is the fixed head as everybody draws it."""
+        return self.fixed_head and name == "head" and tree.same(params, self.net.head.init())

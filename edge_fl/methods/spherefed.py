@@ -4,7 +4,7 @@ learn to meet the orthonormal rows of a head that nobody trains; at the end sums
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,8 +15,8 @@ from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.fixed import orthonormal_head
-from edge_fl.learn.losses import masked_mean, one_hot, unit
+from edge_fl.learn.fixed import calibrated, orthonormal_head
+from edge_fl.learn.losses import one_hot, squared_error, unit
 from edge_fl.learn.mean import Update
 from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Params, Parts
@@ -35,6 +35,7 @@ class SphereFed(Method):
     family: ClassVar = "global model, fixed head"
     has_global: ClassVar = True
     unit_norm: ClassVar = True
+    fixed_head: ClassVar = True
     parts: ClassVar = {"extractor": shared(), "head": shared(orthonormal_head), "sums": shared()}
     sends: ClassVar = ("extractor", "sums")
     head_tier: ClassVar = HeadTier(
@@ -49,16 +50,12 @@ class SphereFed(Method):
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.1, momentum=0.5)
     deviations: ClassVar = "the loss is the mean over samples and classes"
 
-    def broadcast(self, shared: Parts, client: str) -> Parts:
-        calibrated = not tree.same(shared["head"], self.net.head.init())
-        return {name: shared[name] for name in ("extractor", "head") if calibrated or name == "extractor"}
-
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, head = self.net, self.net.head.init()
 
         def loss(f: Params, batch: Batch) -> Tensor:
             logits = net.head.frozen(head, unit(net.extractor(f, batch.x)))
-            return masked_mean(((logits - one_hot(batch.y, net.classes)) ** 2).mean(1), batch.mask)
+            return squared_error(logits, one_hot(batch.y, net.classes), batch.mask)
 
         f = fit(loss, down["extractor"], data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
         return {"extractor": f}, own
@@ -74,12 +71,7 @@ class SphereFed(Method):
         if not sums:
             return shared
         gram, moment = (torch.stack([one[key] for one in sums]).double().sum(0) for key in ("gram", "moment"))
-        ridge = self.ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        weight = torch.linalg.solve(gram + ridge, moment).T.float().contiguous()
-        return {**shared, "head": {"weight": weight}}
+        return {**shared, "head": calibrated(gram, moment, self.ridge)}
 
     def features(self, parts: Parts, x: Tensor) -> Tensor:
         return unit(super().features(parts, x))
-
-    def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
-        return super().classify({"head": self.net.head.init(), **parts}, x, head)

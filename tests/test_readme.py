@@ -1,0 +1,99 @@
+"""What the README tells people to write works as it stands there: its Python goes into an installed package, its commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EDGE_FL = [sys.executable, "-m", "edge_fl"]
+SMALL = ["--dataset", "digits", "--rounds", "1", "--clients", "3", "--epochs", "1"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as pip would leave it: the README's modules, and the entry points that its pyproject.toml declares."""
+    folder = tmp_path_factory.mktemp("theirs")
+    for code in blocks("python"):
+        (folder / code.split()[1]).write_text(code)  # "# gentle.py"
+    (told,) = blocks("toml")
+    groups = tomllib.loads(told)["project"]["entry-points"]
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items()]
+    info = folder / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return folder
+
+
+def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(package), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_HOME": str(package / "torch"),
+    }
+    return subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split()[1])
+def test_every_example_is_shorter_than_20_lines(code: str) -> None:
+    assert sum(bool(line.strip()) for line in code.splitlines()) < 20
+
+
+def test_an_extractor_of_ones_own_trains(package: Path) -> None:
+    model = ["--model", "mine:Wide", "--set", "model.options.width=8"]
+    done = run(package, *EDGE_FL, "simulate", "--method", "fedrep", *SMALL, *model)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_method_of_ones_own_trains_and_its_hyper_parameters_are_checked(package: Path) -> None:
+    done = run(package, *EDGE_FL, "simulate", "--method", "gentle", *SMALL)
+    assert done.returncode == 0, done.stderr
+    wrong = [*EDGE_FL, "simulate", "--method", "gentle", *SMALL, "--set", "method.options.step=2"]
+    done = run(package, *wrong)
+    assert done.returncode == 4
+    assert "step = 2, expected 0 to 1" in done.stderr
+
+
+def test_imagenet_weights_that_are_not_there_are_named_with_their_place(package: Path) -> None:
+    spec = "from edge_fl.config import InputSpec; from edge_fl.models.resnet import resnet18"
+    done = run(package, sys.executable, "-c", f"{spec}; resnet18(InputSpec(3, 64, 64), weights='imagenet')")
+    assert done.returncode == 1
+    place = package / "torch" / "hub" / "checkpoints"
+    assert re.search(rf"DataError: {place}/resnet18-\w+\.pth: not there; put torchvision's", done.stderr)
+
+
+HEAD = """
+import numpy as np
+from devices.config import convert
+from edge_fl import heads
+from edge_fl.data import datasets
+
+digits = datasets.load("digits", None).samples
+z = digits.x.reshape(len(digits), -1).astype(np.float32) / 255
+kind = convert({"id": "pi-01", "data": "digits", "head": "discriminant"}, "device.toml").head
+head = heads.fit(kind, z[:600], digits.y[:600], 10, unit_norm=False, extractor="ab" * 32)
+again = heads.from_arrays(head.to_arrays(), head.describe())
+print(type(again).__name__, (again.predict(z[600:]) == digits.y[600:]).mean())
+"""
+
+
+def test_a_head_of_ones_own_is_found_by_a_device_and_survives_the_disk(package: Path) -> None:
+    done = run(package, sys.executable, "-c", HEAD)
+    assert done.returncode == 0, done.stderr
+    name, accuracy = done.stdout.split()
+    assert name == "Discriminant"
+    assert float(accuracy) > 0.85
