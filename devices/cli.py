@@ -82,6 +82,7 @@ def run(
 ) -> None:
     """Run one device's agent until Ctrl-C; it waits for the broker as long as it takes."""
     from devices import config as settings
+    from devices.notify import Notifier
     from devices.runner import Runner
     from devices.single import run_device
 
@@ -101,7 +102,7 @@ def run(
         tree["broker"] = {**_table(tree.get("broker")), **broker}
     chosen = settings.convert(tree, str(config) if config else "device run")
     _log_warnings()
-    runner = Runner()
+    runner = Runner(notifier=Notifier())
     _stop_on_signal(runner)
     run_device(chosen, _connect(chosen.broker.endpoint), runner, _full_worker, say)
 

@@ -17,6 +17,7 @@ from itertools import count
 
 from devices import events
 from devices.device import Device
+from devices.notify import Notifier
 from devices.rim import Admitted, Connect, Happening, Job
 
 log = logging.getLogger(__name__)
@@ -29,9 +30,16 @@ FETCHES = 32  # at a time: a megabyte of chunks may be under way for each
 class Runner:
     """Drives devices until told to stop. `run` blocks; `stop` and `deliver` may be called from any thread."""
 
-    def __init__(self, *, workers: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        workers: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        notifier: Notifier | None = None,
+    ) -> None:
         self.devices: list[Device] = []
         self._clock = clock
+        self._notifier = notifier or Notifier({})
         self._inbox: queue.SimpleQueue[tuple[Device, Happening] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Device]] = []
         self._order = count()
@@ -75,12 +83,14 @@ class Runner:
     ) -> None:
         """Until `stop`, the deadline, or `done()`, which is asked every `every_s`; then every device leaves in order."""
         ends_s, ask_s = self._clock() + deadline_s, self._clock()
+        self._notifier.ready()
         try:
             while (now_s := self._clock()) < ends_s:
                 if now_s >= ask_s:
                     if done():
                         break
                     ask_s = now_s + every_s
+                    self._notifier.alive(now_s)
                 self._tick_due()
                 try:
                     item = self._inbox.get(timeout=max(0.0, min(self._next_s, ask_s, ends_s) - self._clock()))
@@ -90,6 +100,7 @@ class Runner:
                     break
                 self._hand(*item)
         finally:
+            self._notifier.leaving()
             self._leave()
 
     @property

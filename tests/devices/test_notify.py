@@ -1,0 +1,69 @@
+"""systemd hears that the runner is ready, alive and leaving, and a runner that hangs is silent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from devices.notify import Notifier
+from devices.runner import Runner
+
+
+@pytest.fixture
+def systemd() -> Iterator[tuple[dict[str, str], Callable[[], list[str]]]]:
+    """(environment, heard): a socket as systemd makes it, for a watchdog that waits 0.3 s."""
+    name = f"edge-fl-test-{time.monotonic_ns()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(f"\0{name}")
+        listener.setblocking(False)
+
+        def heard() -> list[str]:
+            found = []
+            while True:
+                try:
+                    found.append(listener.recv(100).decode())
+                except BlockingIOError:
+                    return found
+
+        yield {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": "300000"}, heard
+
+
+def test_a_runner_says_ready_then_alive_then_stopping(
+    systemd: tuple[dict[str, str], Callable[[], list[str]]],
+) -> None:
+    environment, heard = systemd
+    Runner(notifier=Notifier(environment)).run(deadline_s=0.5, every_s=0.02)
+    said = heard()
+    assert (said[0], said[-1]) == ("READY=1", "STOPPING=1")
+    assert 3 <= said.count("WATCHDOG=1") <= 6  # every 0.1 s, not every 0.02 s
+
+
+def test_a_runner_that_hangs_is_silent(systemd: tuple[dict[str, str], Callable[[], list[str]]]) -> None:
+    environment, heard = systemd
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        hangs.set()
+        return goes_on.wait(30)
+
+    thread = threading.Thread(target=Runner(notifier=Notifier(environment)).run, kwargs={"done": hang})
+    thread.start()
+    assert hangs.wait(30)
+    heard()
+    time.sleep(0.5)
+    assert heard() == []
+    goes_on.set()
+    thread.join(30)
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "x"}])
+def test_nobody_listening_is_no_error(environment: dict[str, str], tmp_path: Path) -> None:
+    notifier = Notifier(environment)
+    notifier.ready()
+    notifier.alive(0.0)
+    notifier.leaving()
