@@ -2,6 +2,7 @@
 
     EdgeFLError                     1  the run failed
     ├── RunError                    1  a run cannot go on (NaN loss, quorum missed for good)
+    │   └── StoppedError            1  somebody asked it to end
     ├── ArtefactError               1  bytes that are not what their manifest says
     │   └── TrustError              1  release metadata that must not be believed
     ├── ProtocolError               1  a message, topic or tensor file that breaks the wire contract
@@ -31,6 +32,10 @@ class EdgeFLError(Exception):
 
 class RunError(EdgeFLError):
     """A run cannot go on."""
+
+
+class StoppedError(RunError):
+    """A run ends because somebody asked for it."""
 
 
 class ArtefactError(EdgeFLError):

@@ -60,6 +60,13 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="The folder of a run to go on with, instead of a recipe.")
     ] = None,
+    database: Annotated[
+        str,
+        typer.Option(
+            envvar="EDGE_FL_DATABASE",
+            help="The registry: a file, or postgresql://user@host/name; by default server/registry.sqlite beside --home.",
+        ),
+    ] = "",
     runs: Runs = Path("runs"),
     home: Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")] = Path(
         "runs/releases"
@@ -82,7 +89,7 @@ def run(
 
     signal.signal(signal.SIGTERM, _interrupt)
     connect = _connect(chosen.broker.host, chosen.broker.port, ca, cert, key)
-    print(task.run(task.Order(chosen, connect, runs, home, takeover, resume)))
+    print(task.run(task.Order(chosen, connect, runs, home, takeover, resume, database)))
 
 
 def list_devices(

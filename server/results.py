@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from edge_fl import atomic, config
 from edge_fl.config import Recipe, Source
-from edge_fl.errors import InputError, RunError, nearest
+from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.metrics import Summary
 from server.provenance import Provenance, provenance
 
@@ -195,6 +195,8 @@ class Results:
             self.finish("completed")
         elif isinstance(error, KeyboardInterrupt):
             self.finish("stopped", "interrupted at the keyboard")
+        elif isinstance(error, StoppedError):
+            self.finish("stopped", str(error))
         else:
             self.finish("failed", str(error) or type(error).__name__)
 

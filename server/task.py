@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from math import isnan
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from edge_fl import atomic
 from edge_fl.config import Recipe, Source, TaskSpec
 from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, StoppedError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
@@ -36,6 +37,9 @@ from server.fleets.mqtt import Limits, MqttFleet
 from server.fleets.union import UnionFleet
 from server.ledger import Ledger
 from server.progress import Progress
+from server.registry import Database, releases, reports, runs
+from server.registry import database as registry
+from server.registry.records import ReleaseRecord, RoundRecord, RunRecord
 from server.release import export
 from server.release.refusal import Refusal
 from server.release.rollout import Rollout
@@ -43,6 +47,7 @@ from server.results import Results
 from server.rounds import RoundResult
 from server.simulate import Study
 from server.wire.inbox import Inbox
+from server.wire.journal import Journal
 from server.wire.link import Connect, Heard, Link
 from server.wire.roster import Roster
 from server.wire.wants import Wants, withdraw_leftovers
@@ -56,7 +61,8 @@ LEVELS = logging.getLevelNamesMapping()
 class Order:
     """What to run and where to put things: results below `runs`, the keys of releases below `home`.
 
-    `resume` is the folder of a run to go on with; `recipe` is then the one found there.
+    `resume` is the folder of a run to go on with; `recipe` is then the one found there. `database` is the registry's path or URL; by
+    default a file in the folder `server` beside `home`.
     """
 
     recipe: Recipe
@@ -65,6 +71,12 @@ class Order:
     home: Path = Path("runs/releases")
     takeover: bool = False
     resume: Path | None = None
+    database: str = ""
+
+    @property
+    def registry(self) -> str:
+        """Where the registry is."""
+        return self.database or str(self.home.parent / "server" / registry.FILE)
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,7 @@ class Server:
     roster: Roster
     inbox: Inbox
     wants: Wants
+    journal: Journal
 
 
 @dataclass(frozen=True)
@@ -113,13 +126,16 @@ def run(order: Order) -> Path:
     recipe, resumed = order.recipe, order.resume
     saved = checkpoint.load(Results.open(resumed).checkpoints) if resumed else None
     work = prepare(recipe)
-    with connected(order.connect, recipe.broker.fleet, takeover=order.takeover) as server:
+    with ExitStack() as stack:
+        db = stack.enter_context(closing(Database.open(order.registry)))
+        journal = stack.enter_context(Journal(db, recipe.broker.fleet))
+        server = stack.enter_context(connected(order.connect, journal, takeover=order.takeover))
         results = (
             Results.resume(resumed)
             if resumed
             else Results.create(order.runs, recipe, data_hash=_data_hash(work))
         )
-        with results, Progress(recipe.rounds) as progress:
+        with _registered(db, recipe, results), results, Progress(recipe.rounds) as progress:
             progress.say(
                 f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
             )
@@ -142,17 +158,31 @@ def prepare(recipe: Recipe) -> Work:
 
 
 @contextmanager
-def connected(connect: Connect, fleet: str, *, takeover: bool = False) -> Iterator[Server]:
-    """A server that has the lease of a fleet; says goodbye at the end. Raises ConnectError."""
-    link = Link(connect, fleet, takeover=takeover)
+def connected(connect: Connect, journal: Journal, *, takeover: bool = False) -> Iterator[Server]:
+    """A server that has the lease of a journal's fleet; says goodbye at the end. Raises ConnectError."""
+    link = Link(connect, journal.fleet, takeover=takeover)
     link.on("log", _device_says)
-    server = Server(link, Roster(link), Inbox(link), Wants(link))
+    server = Server(link, Roster(link, journal), Inbox(link, journal), Wants(link), journal)
     try:
         link.open()
+        journal.begin(link.epoch)
         withdraw_leftovers(link, connect)
         yield server
     finally:
         link.close()
+
+
+@contextmanager
+def _registered(db: Database, recipe: Recipe, results: Results) -> Iterator[None]:
+    """The run in the registry while it goes on, and then in the word that its folder ends in."""
+    names = (recipe.broker.fleet, recipe.method.name, recipe.data.dataset, recipe.source, recipe.rounds)
+    runs.begin(db, RunRecord(results.id, *names, str(results.path.absolute())))
+    try:
+        yield
+    finally:
+        state = Results.open(results.path).state()
+        if state.state != "running":
+            runs.end(db, results.id, state.state, state.reason)
 
 
 def _device_says(heard: Heard) -> None:
@@ -165,6 +195,8 @@ def _run(
 ) -> None:
     ledger = Ledger()
     recipe, task = work.recipe, results.id
+    for kept in reports.of_run(server.journal.db, task):  # of the run's earlier life
+        ledger.note(kept.device, reports.report_of(kept))
     rollout = None
     if work.method.exports:
         repository = Repository(home / recipe.broker.fleet)
@@ -248,6 +280,14 @@ def _rounds(run: Run, shared: Parts, first: int) -> Iterator[RoundResult]:
     for _ in range(first, plan.rounds + 1):
         _wait_for_devices(run)
         yield next(results)
+        _heed(run)
+
+
+def _heed(run: Run) -> None:
+    """Somebody else may have asked, through the registry, that this run ends. Raises StoppedError."""
+    record = runs.get(run.server.journal.db, run.results.id)
+    if record and record.desired == "stopped":
+        raise StoppedError(f"run {run.results.id}: somebody asked it to end")
 
 
 def _wait_for_devices(run: Run) -> None:
@@ -266,6 +306,20 @@ def _remember(run: Run, result: RoundResult) -> None:
     checkpoint.save(
         run.results.checkpoints, result.round, _plan(run.work), result.shared, run.fleet.personal_state()
     )
+    means = {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()}
+    runs.note_round(
+        run.server.journal.db,
+        RoundRecord(
+            run.results.id,
+            result.round,
+            len(result.asked),
+            len(result.answered),
+            result.seconds,
+            result.bytes_down,
+            result.bytes_up,
+            means,
+        ),
+    )
     run.progress.round(result)
 
 
@@ -283,6 +337,19 @@ def _release(run: Run, method: Method, shared: Parts, round: int, *, collect: bo
     atomic.write(
         run.results.artefacts / f"release-{manifest.release}.json",
         msgspec.json.format(msgspec.json.encode(manifest)),
+    )
+    journal = run.server.journal
+    releases.note(
+        journal.db,
+        ReleaseRecord(
+            journal.fleet,
+            manifest.release,
+            run.results.id,
+            round,
+            run.work.recipe.method.name,
+            manifest.extractor.sha256,
+            manifest.extractor.bytes,
+        ),
     )
     heads = len(run.server.roster.head_devices())
     run.progress.say(

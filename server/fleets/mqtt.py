@@ -173,6 +173,7 @@ class MqttFleet:
         until = time.monotonic() + deadline_s
         self._inbox.open(exchange)
         self._announce(question)
+        self._inbox.journal.ask(downs, self._task, round, mode, id)
         for client in downs:
             down = broadcasts.send(downs[client])
             self._wants.ask(
@@ -224,6 +225,7 @@ class MqttFleet:
         question, self._question = self._question, None
         asked = question.exchange
         self._inbox.close(asked)
+        self._inbox.journal.settle(asked.id, "timed_out", "deadline")
         question.broadcasts.clear()
         for device in sorted(asked.cohort):
             self._wants.ask(device, "rest", task=asked.task, round=asked.round, id=f"{asked.id}-rest")

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, Engine, Select, Table, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
@@ -19,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import StaticPool
 
 from edge_fl.errors import ConfigError, RunError
+from server.registry.tables import metadata
 
 FILE = "registry.sqlite"
 IN_MEMORY = "sqlite://"
@@ -44,7 +43,10 @@ class Database:
         engine = _engine(where)
         try:
             with engine.begin() as connection:
-                _upgrade(connection)
+                if str(where) == IN_MEMORY:
+                    metadata.create_all(connection)
+                else:
+                    _upgrade(connection)
         except DBAPIError as error:
             engine.dispose()
             raise ConfigError(
@@ -152,6 +154,9 @@ def _begin(connection: Connection) -> None:
 
 
 def _upgrade(connection: Connection) -> None:
+    from alembic import command  # here, because half of its price is paid by whoever only imports it
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection

@@ -11,6 +11,8 @@ from server.registry.database import Database, now
 from server.registry.records import DeviceRecord, Rejection, ReportRecord
 from server.registry.tables import devices, rejections, reports
 
+KEPT_REJECTIONS = 200
+
 
 def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> ReportRecord:
     """A report as the registry keeps it."""
@@ -32,6 +34,23 @@ def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> 
         report.bytes_down,
         report.bytes_up,
         report.error,
+    )
+
+
+def report_of(record: ReportRecord) -> Report:
+    """The report that a record was made of, as far as anybody asks for it again."""
+    return Report(
+        record.id,
+        record.kind,  # type: ignore[arg-type]
+        "none",
+        record.samples,
+        record.metrics,
+        release=record.release,
+        head=record.head,
+        seconds=record.seconds,
+        bytes_down=record.bytes_down,
+        bytes_up=record.bytes_up,
+        error=record.error,
     )
 
 
@@ -60,10 +79,10 @@ def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
     return db.find(wanted.order_by(reports.c.received_at, reports.c.device), ReportRecord)
 
 
-def reject(db: Database, rejection: Rejection, *, allowed: int = 0) -> str:
-    """Notes a report that does not count. After more than `allowed` of a device (0: any number) it is put in quarantine.
+def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> str:
+    """Notes a report that does not count; with `quarantine_after`, a device that has so many is put in quarantine.
 
-    Returns why it is in quarantine from now on; empty when nothing has changed for it.
+    Returns why it is in quarantine from now on; empty when nothing has changed for it. The newest KEPT_REJECTIONS of a device are kept.
     """
     row = {**msgspec.to_builtins(rejection), "received_at": now()}
     del row["number"]
@@ -71,10 +90,16 @@ def reject(db: Database, rejection: Rejection, *, allowed: int = 0) -> str:
     unknown = msgspec.to_builtins(DeviceRecord(rejection.fleet, rejection.device, first_seen_at=now()))
     with db.writing() as connection:
         connection.execute(rejections.insert(), row)
+        ours = (rejections.c.fleet == rejection.fleet) & (rejections.c.device == rejection.device)
+        newest = select(rejections.c.number).where(ours).order_by(rejections.c.number.desc())
+        if oldest := connection.execute(newest.offset(KEPT_REJECTIONS).limit(1)).scalar():
+            connection.execute(rejections.delete().where(ours, rejections.c.number <= oldest))
+        if not quarantine_after:
+            return ""
         db.add(connection, devices, unknown)
         connection.execute(update(devices).where(mine).values(refusals=devices.c.refusals + 1))
         now_found = connection.execute(select(devices.c.refusals, devices.c.quarantine).where(mine)).one()
-        if not allowed or now_found.refusals <= allowed or now_found.quarantine:
+        if now_found.refusals < quarantine_after or now_found.quarantine:
             return ""
         why = f"{now_found.refusals} reports refused, the last for {rejection.reason}"
         connection.execute(update(devices).where(mine).values(quarantine=why))

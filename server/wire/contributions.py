@@ -52,6 +52,11 @@ class Contributions:
         """Whether chunks of the report `id` may come."""
         return self._exchange is not None and self._exchange.id == id
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The run and the round of the release whose uploads are taken."""
+        return (self._exchange.task, self._exchange.round) if self._exchange else ("", 0)
+
     def take_report(self, device: str, report: Report) -> Verdict | None:
         """The verdict on a report with a blob; None while chunks are missing."""
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge_fl.errors import ArtefactError
@@ -51,6 +51,8 @@ class Verdict:
     id: str
     status: Literal["accepted", "duplicate", "rejected"]
     reason: str = ""
+    report: Report | None = None  # that was judged, where it is not at hand
+    detail: str = ""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Exchange:
     def take_report(self, device: str, report: Report) -> Verdict | None:
         """The verdict, or None while chunks are missing."""
         if known := self.settled.get(device):
-            return Verdict(known.id, "duplicate") if known.status == "accepted" else known
+            return replace(known, status="duplicate") if known.status == "accepted" else known
         try:
             check_report(report, KINDS[self.mode], self._expected, self._samples(device))
         except RefusedError as refusal:
@@ -134,7 +136,8 @@ class Exchange:
         return self._settle(Answer(device, upload.report, parts))
 
     def _settle(self, answer: Answer, reason: str = "") -> Verdict:
-        verdict = Verdict(self.id, "rejected" if reason else "accepted", reason)
+        status: Literal["accepted", "rejected"] = "rejected" if reason else "accepted"
+        verdict = Verdict(self.id, status, reason, answer.report, answer.refusal)
         self.settled[answer.device] = verdict
         self._uploads.pop(answer.device, None)
         self.answers.put(answer)

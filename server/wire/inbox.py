@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 
 from edge_fl.wire.messages import Ack, Report
 from server.wire.contributions import Contributions
 from server.wire.exchange import Exchange, Verdict
+from server.wire.journal import Journal
 from server.wire.link import Heard, Link
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = 100_000
 ACK_EXPIRY_S = 3600
 STALE = "stale_round"
 
@@ -28,18 +28,22 @@ HeadHandler = Callable[
 
 
 class Inbox:
-    """Routes reports and chunks; `counts` says how many were accepted, duplicate, or rejected for which reason."""
+    """Routes reports and chunks; `counts` says how many were accepted, duplicate, or rejected for which reason.
 
-    def __init__(self, link: Link) -> None:
+    What counts is in the journal before its device is told so.
+    """
+
+    def __init__(self, link: Link, journal: Journal | None = None) -> None:
         self._link = link
+        self.journal = journal or Journal(fleet=link.topics.fleet)
         self._open: dict[str, Exchange] = {}
-        self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._lock = threading.Lock()
         self._on_head: HeadHandler = lambda device, report: Verdict(report.id, "rejected", STALE)
         self._contributions: Contributions | None = None
         self.counts: Counter[str] = Counter()
         link.on("rpt", self._report)
         link.on("blob", self._chunk)
+        link.on_refused(self._malformed)
 
     def open(self, exchange: Exchange) -> None:
         """From now on answers to this exchange are taken."""
@@ -61,11 +65,14 @@ class Inbox:
             return
         with self._lock:
             verdict = self._verdict(device, report, heard.address.path)
-            self._note(device, verdict)
+            run, round = heard.address.path
+            self._note(device, verdict, report, run, int(round))
         self._answer(device, verdict)
 
     def _verdict(self, device: str, report: Report, path: tuple[str, ...]) -> Verdict | None:
-        if (device, report.id) in self._accepted:
+        if barred := self.journal.barred(device):
+            return Verdict(report.id, "rejected", barred)
+        if self.journal.counted(device, report.id):
             return Verdict(report.id, "duplicate")
         if report.kind == "head":
             return self._on_head(device, report)
@@ -80,26 +87,38 @@ class Inbox:
         device, (id, index) = heard.address.device, heard.address.path
         with self._lock:
             exchange, heads, payload = self._open.get(id), self._contributions, heard.message
-            if not isinstance(payload, bytes):
+            run, round = "", 0
+            if not isinstance(payload, bytes) or self.journal.barred(device):
                 verdict = None
             elif exchange and device in exchange.cohort:
+                run, round = exchange.task, exchange.round
                 verdict = exchange.take_chunk(device, int(index), payload)
             elif heads and heads.is_open(id):
+                run, round = heads.place
                 verdict = heads.take_chunk(device, id, int(index), payload)
             else:
                 self.counts["stray chunk"] += 1
                 verdict = None
-            self._note(device, verdict)
+            self._note(device, verdict, verdict.report if verdict else None, run, round)
         self._answer(device, verdict)
 
-    def _note(self, device: str, verdict: Verdict | None) -> None:
+    def _note(
+        self, device: str, verdict: Verdict | None, report: Report | None, run: str, round: int
+    ) -> None:
+        """Counts a verdict and writes it down; one for a device that is barred is counted only."""
         if verdict is None:
             return
         self.counts[verdict.reason or verdict.status] += 1
-        if verdict.status == "accepted":
-            self._accepted[device, verdict.id] = None
-            if len(self._accepted) > REMEMBERED:
-                self._accepted.popitem(last=False)
+        if verdict.status == "rejected" and not self.journal.barred(device):
+            self.journal.reject(device, run, round, verdict.id, verdict.reason, verdict.detail)
+        elif verdict.status == "accepted" and report:
+            self.journal.accept(device, run, round, report)
+
+    def _malformed(self, device: str, kind: str, why: str) -> None:
+        """What cannot even be read counts nowhere, and speaks against the device that sent it."""
+        self.counts["malformed"] += 1
+        if device and not self.journal.barred(device):
+            self.journal.reject(device, "", 0, kind, "malformed", why)
 
     def _answer(self, device: str, verdict: Verdict | None) -> None:
         if verdict is None:

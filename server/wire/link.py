@@ -82,6 +82,7 @@ class Link:
         self._takeover = takeover
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
+        self._refusals: list[Callable[[str, str, str], None]] = []
         self._fresh: list[Callable[[], None]] = []
         self._waiting: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
         self._born = threading.Event()
@@ -101,6 +102,10 @@ class Link:
     def on_fresh_broker(self, say_again: Callable[[], None]) -> None:
         """Calls `say_again`, aside, after connecting to a broker that does not know us: whatever was retained there may be gone."""
         self._fresh.append(say_again)
+
+    def on_refused(self, handler: Callable[[str, str, str], None]) -> None:
+        """Calls `handler` with the sender, the kind and what was wrong, for every packet that broke the protocol."""
+        self._refusals.append(handler)
 
     def aside(self, name: str, errand: Callable[[], None]) -> None:
         """Runs `errand` on a thread that may wait, one after the other; does nothing while one of that name waits already."""
@@ -255,8 +260,11 @@ class Link:
             heard = Heard(address, _content(address.kind, packet), packet.retain)
         except ProtocolError as error:
             kind = packet.topic.split("/")[6:7]  # behind efl/1/FLEET/d/DEVICE/up
-            self.refused[" ".join([self.topics.sender(packet.topic), *kind])[:80]] += 1
+            sender = self.topics.sender(packet.topic)
+            self.refused[" ".join([sender, *kind])[:80]] += 1
             log.warning("%s: %s", packet.topic, error)
+            for refused in self._refusals:
+                refused(sender, "".join(kind)[:32], str(error))
             return
         for handler in self._handlers[address.kind]:
             handler(heard)

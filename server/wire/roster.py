@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
 from msgspec import Struct
 
 from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.messages import PROTOCOL, Capability, DeviceState
+from server.registry.records import DeviceRecord
+from server.wire.journal import Journal
 from server.wire.link import Heard, Link
 
 DeviceId = str
@@ -86,8 +89,9 @@ def of_tier(devices: Iterable[Device], tier: Tier) -> list[DeviceId]:
 class Roster:
     """The table of one fleet as it changes; made before the link opens."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, journal: Journal | None = None) -> None:
         self._link = link
+        self._journal = journal or Journal(fleet=link.topics.fleet)
         self._devices: dict[DeviceId, Device] = {}
         self._change = threading.Condition()  # holds a re-entrant lock
         self._listeners: list[Changed] = []
@@ -105,12 +109,15 @@ class Roster:
         return self._devices.get(id)
 
     def full_devices(self) -> list[DeviceId]:
-        """Devices that can train, ascending."""
-        return of_tier(self.table.values(), Tier.FULL)
+        """Devices that can train, ascending, without those whose reports do not count."""
+        return self._in_good_standing(Tier.FULL)
 
     def head_devices(self) -> list[DeviceId]:
-        """Devices that fit heads, ascending."""
-        return of_tier(self.table.values(), Tier.HEAD)
+        """Devices that fit heads, ascending, without those whose reports do not count."""
+        return self._in_good_standing(Tier.HEAD)
+
+    def _in_good_standing(self, tier: Tier) -> list[DeviceId]:
+        return [id for id in of_tier(self.table.values(), tier) if not self._journal.barred(id)]
 
     def gone_for(self, id: DeviceId) -> float:
         """Seconds since a device left; 0 while it is there."""
@@ -153,8 +160,17 @@ class Roster:
         if heard.retained and isinstance(message, DeviceState) and message.status not in GONE:
             self._link.ask_rebirth(id)
         if now is not None and now is not before:
+            self._journal.heard(_record(self._link.topics.fleet, now))
             for listener in self._listeners:
                 listener(before, now)
+
+
+def _record(fleet: str, device: Device) -> DeviceRecord:
+    state = device.state or DeviceState("init", "none")
+    capability = msgspec.to_builtins(device.capability) if device.capability else None
+    return DeviceRecord(
+        fleet, device.id, state.status, state.activity, state.release, state.why, state.boot, capability
+    )
 
 
 def _word(device: Device) -> str:

@@ -39,6 +39,7 @@ from server.fleets.mqtt import Limits, MqttFleet
 from server.wire import link as links
 from server.wire.exchange import KINDS
 from server.wire.inbox import Inbox
+from server.wire.journal import Journal
 from server.wire.link import Connect, Link
 from server.wire.roster import Roster
 from server.wire.wants import Wants
@@ -361,12 +362,13 @@ def stage(broker: InMemoryBroker) -> Iterator[Stage]:
 
 def _bench(connect: Connect, fleet: str) -> Iterator[Bench]:
     link = Link(connect, fleet, limits=QUICK)
-    roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
-    bench = Bench(connect=connect, topics=link.topics, link=link, roster=roster, inbox=inbox, wants=wants)
-    link.open()
-    yield bench
-    link.close()
-    bench.close()
+    with Journal(fleet=fleet) as journal:
+        roster, inbox, wants = Roster(link, journal), Inbox(link, journal), Wants(link)
+        bench = Bench(connect=connect, topics=link.topics, link=link, roster=roster, inbox=inbox, wants=wants)
+        link.open()
+        yield bench
+        link.close()
+        bench.close()
 
 
 @pytest.fixture

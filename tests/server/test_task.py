@@ -23,10 +23,11 @@ from edge_fl.config import (
     Recipe,
     ReleaseConfig,
 )
-from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError
+from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError, StoppedError
 from edge_fl.learn.tree import same
 from edge_fl.wire.messages import ServerState, Want, decode
 from server import checkpoint, task
+from server.registry import Database, devices, releases, reports, runs
 from server.results import Results
 
 
@@ -94,6 +95,26 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order,
         "release-2.json",
     ]
 
+    db = Database.open(order.registry)
+    (known,) = runs.listed(db, "main")
+    assert (known.run, known.state, known.folder) == (path.name, "completed", str(path))
+    assert [(done.round, done.asked, done.answered) for done in runs.rounds_of(db, path.name)] == [
+        (1, 2, 2),
+        (2, 2, 2),
+    ]
+    assert {given.state for given in runs.tasks_of(db, path.name)} == {"succeeded"}
+    assert {one.device: (one.before, one.after) for one in reports.of_release(db, "main", 2)}["h1"] == (
+        0.5,
+        1.0,
+    )
+    assert [release.round for release in releases.listed(db, "main")] == [2, 1]
+    assert [(device.device, device.capability["tier"]) for device in devices.known(db, "main")] == [
+        ("d1", "full"),
+        ("d2", "full"),
+        ("h1", "head"),
+        ("h2", "head"),
+    ]
+
     kept = stage.retained()
     assert not decode(kept["srv/state"], ServerState).online
     assert not [
@@ -132,6 +153,25 @@ def test_too_few_devices_end_the_run_with_who_is_there(stage, order):
     assert late.value.exit_code == 3
     assert the_run(order).state().state == "failed"
     assert "expected 2" in the_run(order).state().reason
+
+
+def test_a_run_that_somebody_asks_to_end_is_stopped(stage, order):
+    """Through the registry, from another process, while it goes on."""
+    stage.device("d1", delay_s=0.3), stage.device("d2")
+    order = with_recipe(order, rounds=500)
+
+    def ask():
+        db = Database.open(order.registry)
+        assert stage.eventually(lambda: any(runs.rounds_of(db, run.run) for run in runs.listed(db)), 30)
+        assert runs.stop(db, runs.listed(db)[0].run)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(StoppedError, match="asked it to end"):
+        task.run(order)
+    asking.join()
+    assert the_run(order).state().state == "stopped"
+    assert [run.state for run in runs.listed(Database.open(order.registry))] == ["stopped"]
 
 
 def test_a_missed_quorum_ends_the_run_as_failed(stage, order):

@@ -149,7 +149,7 @@ def test_of_many_threads_one_gets_a_report_counted(db):
 
 def test_refused_reports_put_a_device_in_quarantine(db):
     refused = Rejection("main", "d1", "r1-1", "r1", 1, "tensors", "extractor.weight: NaN")
-    assert [reports.reject(db, refused, allowed=2) for _ in range(4)] == [
+    assert [reports.reject(db, refused, quarantine_after=3) for _ in range(4)] == [
         "",
         "",
         "3 reports refused, the last for tensors",

@@ -1,0 +1,115 @@
+"""What a running server writes down in the registry: who said what about itself, which reports count, which do not, and why.
+
+A report is in the registry before its device is told that it counts, so that it never counts twice, also after a restart. What devices
+say about themselves is written in batches by a thread of its own, which also learns whom somebody else has put in quarantine or revoked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from edge_fl.errors import EdgeFLError
+from edge_fl.wire.messages import Mode, Report
+from server.registry import Database, devices, reports, runs
+from server.registry.records import DeviceRecord, Rejection, TaskRecord, TaskWord
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 0.5
+SEQUENCES_PER_EPOCH = 2**32
+HARMLESS = frozenset({"stale_round", "not_in_cohort", "unknown_release", "extractor", "malformed"})
+"""Reasons that are written down and lead to no quarantine: honest devices give them too, or what came could not even be read."""
+
+
+class Journal:
+    """The registry of one fleet, from any thread; without a database, one in memory.
+
+    After `quarantine_after` reports that nobody honest sends (0: never) a device is in quarantine: nothing it sends counts any more.
+    """
+
+    def __init__(self, db: Database | None = None, fleet: str = "main", *, quarantine_after: int = 3) -> None:
+        self.db, self.fleet = db or Database.open(), fleet
+        self._quarantine_after = quarantine_after
+        self._barred = devices.barred(self.db, fleet)
+        self._heard: dict[str, DeviceRecord] = {}
+        self._sequence = 0
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._keep_up, name="edge-fl-journal", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._thread.join(10.0)
+        self._catch_up()
+
+    def begin(self, epoch: int) -> None:
+        """Numbers what is heard from now on, above all that servers before this one have heard."""
+        self._sequence = epoch * SEQUENCES_PER_EPOCH
+
+    def barred(self, device: str) -> str:
+        """Why nothing that a device sends counts: "quarantined", "revoked", or "" when it does."""
+        return self._barred.get(device, "")
+
+    def heard(self, record: DeviceRecord) -> None:
+        """A device said something about itself; written soon."""
+        with self._lock:
+            self._sequence += 1
+            self._heard[record.device] = _numbered(record, self._sequence)
+
+    def counted(self, device: str, id: str) -> bool:
+        """Whether the report `id` of a device has been counted."""
+        return reports.counted(self.db, self.fleet, device, id)
+
+    def accept(self, device: str, run: str, round: int, report: Report) -> None:
+        """A report counts, and its task is over. Raises RunError when that cannot be written: then nobody is told that it does."""
+        reports.accept(self.db, reports.record_of(self.fleet, device, run, round, report))
+        self.settle(report.id, "failed" if report.error else "succeeded", report.error, device=device)
+
+    def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
+        """A report does not count; enough of them, and nothing of the device does."""
+        after = 0 if reason in HARMLESS else self._quarantine_after
+        rejection = Rejection(self.fleet, device, id, run, round, reason, detail[:2000])
+        if why := reports.reject(self.db, rejection, quarantine_after=after):
+            self._barred = {**self._barred, device: "quarantined"}
+            log.warning("%s: in quarantine from now on: %s", device, why)
+        if reason not in HARMLESS:
+            self.settle(id, "rejected", reason, device=device)
+
+    def ask(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
+        """Devices are asked for something."""
+        runs.ask(self.db, [TaskRecord(self.fleet, device, id, run, round, mode) for device in cohort])
+
+    def settle(self, id: str, state: TaskWord, reason: str = "", *, device: str | None = None) -> None:
+        """The task `id` of one device is over, or all that are still open under it."""
+        runs.settle(self.db, self.fleet, id, state, reason, device=device)
+
+    def _keep_up(self) -> None:
+        while not self._closing.wait(EVERY_S):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        with self._lock:
+            heard, self._heard = self._heard, {}
+        try:
+            if heard:
+                devices.heard(self.db, heard.values())
+            self._barred = devices.barred(self.db, self.fleet)
+        except EdgeFLError as error:
+            log.warning("%s", error)
+            with self._lock:
+                self._heard = {**heard, **self._heard}
+
+
+def _numbered(record: DeviceRecord, sequence: int) -> DeviceRecord:
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return DeviceRecord(**{**fields, "seen_sequence": sequence})
