@@ -1,12 +1,11 @@
 """The canary: a new extractor meets its signed test input in a child process with little memory, little time and nothing to break.
 
 A signature says who released a model, not that it is well: one that never returns, asks for terabytes, gives NaN or other features
-than its manifest promises is found here, before it becomes current, and only the child suffers.
+than its manifest promises is found here, before it becomes current, and only the child suffers. The child is `devices.trial`.
 """
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -14,12 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from devices.features import Extractor
 from edge_fl.errors import ArtefactError, RunError
 from edge_fl.release.artefact import Installed
-from edge_fl.release.manifest import Manifest, canary_images, decode, encode
+from edge_fl.release.manifest import Manifest, encode
 
 MEBIBYTE = 1024 * 1024
 
@@ -52,7 +49,7 @@ def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Ver
     package_root = Path(__file__).resolve().parents[1]
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "devices.canary"],
+            [sys.executable, "-m", "devices.trial"],
             input=order,
             capture_output=True,
             timeout=limits.deadline_s,
@@ -77,16 +74,6 @@ def require(installed: Installed, limits: Limits = Limits()) -> None:
         )
 
 
-def compare(extractor: Extractor, manifest: Manifest) -> str:
-    """The word "ok", or how the features of the canary's images differ from what the manifest promises."""
-    found = extractor.run(canary_images(manifest.canary, manifest.input))
-    for row, expected in zip(found, manifest.canary.features, strict=True):
-        difference = float(np.abs(row[: len(expected)] - np.asarray(expected, np.float32)).max())
-        if not difference <= manifest.canary.tolerance:
-            return f"features differ by {difference:.3g}, tolerance {manifest.canary.tolerance:g}"
-    return "ok"
-
-
 def _reason(child: subprocess.CompletedProcess[bytes]) -> str:
     if child.returncode < 0:
         return f"killed by signal {-child.returncode} (processor time, memory or a crash)"
@@ -96,34 +83,3 @@ def _reason(child: subprocess.CompletedProcess[bytes]) -> str:
     raise RunError(
         f"canary: the child ended with {child.returncode}, {last[0][:300]}; the release is not judged"
     )
-
-
-def _confine(limits: Limits, file_bytes: int) -> None:
-    """From here on: no more memory than allowed, no processor time beyond it, no file, no core dump."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    address_space_bytes = pages * resource.getpagesize() + limits.memory_bytes + 3 * file_bytes
-    for kind, amount in (
-        (resource.RLIMIT_AS, address_space_bytes),
-        (resource.RLIMIT_CPU, limits.cpu_s),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (amount, amount))
-
-
-def main() -> None:
-    """The child: reads the order from stdin, answers in one line on stdout."""
-    where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, Limits, str])
-    path, manifest = Path(where), decode(text)
-    _confine(limits, path.stat().st_size)
-    try:
-        answer = compare(Extractor(path, manifest), manifest)
-    except ArtefactError as error:
-        answer = str(error)
-    except Exception as error:  # whatever else a model can do to the process that runs it
-        answer = f"{type(error).__name__}: {error}"
-    sys.stdout.write(" ".join(answer.split()) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -38,6 +38,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One device. `data` is a source of `devices.data`; `tier` limits what is measured; `root` is the release root it was shipped with.
 
     With `uploads` off a head-only device sends numbers only, whatever parts a method could use (class means, a copy of its head, ...).
+    `balanced` lets every class count the same, however many images it has; with `guard` a new pair that is worse on held-out images than
+    the one that serves does not replace it.
     """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -49,6 +51,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0)] = 0
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
     validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    balanced: bool = False
+    guard: bool = True
     threads: Annotated[int, Meta(ge=1)] = 1
     uploads: bool = True
     broker: DeviceBroker = DeviceBroker()

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.config import DeviceConfig
 from devices.pictures import LIMITS, SUFFIXES, Limits, decode
 from edge_fl.config import InputSpec
 from edge_fl.data import arrays, npz
@@ -144,6 +145,27 @@ def split(
         np.argsort(place, kind="stable"), [tests, min(max(untrained, tests), last)]
     )
     return ClientData(*(samples.take(np.sort(part)) for part in (train, validation, test)))
+
+
+def of(config: DeviceConfig) -> Callable[[tuple[str, ...], InputSpec], ClientData]:
+    """A device's own data, read from its source whenever they are asked for."""
+
+    def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
+        return load_for(config, Need(classes, input))[0]
+
+    return data
+
+
+def load_for(config: DeviceConfig, need: Need) -> tuple[ClientData, DataReport]:
+    """The data that a device's settings name. Raises DataError."""
+    return load(
+        config.data,
+        need,
+        seed=config.seed,
+        client=config.id,
+        test_fraction=config.test_fraction,
+        validation_fraction=config.validation_fraction,
+    )
 
 
 def folder(location: str, need: Need) -> Found:

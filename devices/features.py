@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from devices.runtime import Runtime, require_runnable
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError
 from edge_fl.release.disk import reporting
@@ -33,26 +34,10 @@ Features = NDArray[np.float32]
 Images = NDArray[np.uint8]
 
 
-def runtime() -> str:
-    """The version of onnxruntime."""
-    return str(onnxruntime.__version__)
-
-
 @cache
-def max_opset() -> int:
-    """The highest ONNX opset that this runtime loads, found by trying."""
-    return next((opset for opset in reversed(OPSETS) if _loads(opset)), 0)
-
-
-def require_runnable(manifest: Manifest) -> None:
-    """Raises ArtefactError ("unsupported_opset") for a release that this runtime is too old for; before anything is fetched."""
-    needs = f"release {manifest.release} needs"
-    if _version(runtime()) < _version(manifest.min_onnxruntime):
-        raise _unsupported(f"{needs} onnxruntime {manifest.min_onnxruntime}, this is {runtime()}")
-    if manifest.opset > max_opset():
-        raise _unsupported(
-            f"{needs} opset {manifest.opset}, onnxruntime {runtime()} runs up to {max_opset()}"
-        )
+def runtime() -> Runtime:
+    """The runtime of this process."""
+    return Runtime(str(onnxruntime.__version__), next((o for o in reversed(OPSETS) if _loads(o)), 0))
 
 
 class Extractor:
@@ -62,7 +47,7 @@ class Extractor:
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        require_runnable(manifest)
+        require_runnable(manifest, runtime())
         self.sha256 = manifest.extractor.sha256
         self._dim, self._shape = manifest.feature_dim, manifest.input.shape
         self._session = self._open(path)
@@ -181,18 +166,10 @@ def _fits(declared: list[object], expected: tuple[int, ...]) -> bool:
     )
 
 
-def _unsupported(what: str) -> ArtefactError:
-    return ArtefactError(f"{what}; the installed release keeps serving", "unsupported_opset")
-
-
 def _first_line(error: Exception) -> str:
     """What onnxruntime means stands at the end of its first line, behind a C++ signature."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if len(line) <= 160 else f"...{line[-160:]}"
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:3])
 
 
 def _loads(opset: int) -> bool:

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from devices import canary, device, state
 from devices.device import Device
-from devices.features import max_opset
+from devices.eyes import Here
+from devices.features import runtime
 from devices.head import ChildFitter
 from devices.outcome import DeviceOutcome, Progress, outcome, progress
 from devices.release import HeadWorker
@@ -200,7 +201,7 @@ def _maker(
     full = full_devices(len(ids), config.full, config.seed)
     kinds = dict(zip((n for n in range(len(ids)) if n not in full), cycle(config.heads), strict=False))
     check = _Once(canary.require)
-    machine = capability.measure(folder=config.folder, max_opset=max_opset())
+    machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
 
     def make(number: int) -> Device:
         name, store, kind = ids[number], Store(config.folder / ids[number]), kinds.get(number, "")
@@ -212,7 +213,15 @@ def _maker(
             full_worker(name, store, data, limits=config.limits)
             if full_worker and number in full
             else HeadWorker(
-                name, store, data, kind, fitter, root=config.root, check=check, limits=config.limits
+                name,
+                store,
+                Here(data, store.folder),
+                kind,
+                fitter,
+                runtime(),
+                root=config.root,
+                check=check,
+                limits=config.limits,
             )
         )
         counts = np.bincount(dataset.samples.y[split.train[number]], minlength=len(dataset.classes)).tolist()

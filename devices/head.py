@@ -8,16 +8,12 @@ which fits thousands of heads on one machine, keeps its children.
 from __future__ import annotations
 
 import json
-import os
 import resource
-import struct
-import subprocess
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, LifoQueue
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -25,15 +21,12 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from devices.child import Child, serve
 from edge_fl import heads
-from edge_fl.errors import DataError, DeadlineError, EdgeFLError, RunError
 from edge_fl.heads import Head, HeadPlan
 from edge_fl.heads.head import Extras
 
-FRAME = struct.Struct("<BQ")  # what follows (an index of OUTCOMES), then its length in bytes
-MAX_FRAME_BYTES = 1024 * 1024 * 1024
 SEPARATOR = ":"  # between an extra's name and its tensor's
-OUTCOMES: tuple[type[EdgeFLError] | None, ...] = (None, DataError, RunError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +52,7 @@ class Order(Struct, frozen=True):
 class Fitter(Protocol):
     """Fits a head on features z float32 [n, d] with class ids y int64 [n]; `extras` came with the release.
 
-    Raises DataError, RunError or DeadlineError.
+    Raises DataError, RunError, DeadlineError or MemoryError.
     """
 
     def __call__(
@@ -90,7 +83,7 @@ class ChildFitter:
 
     def __init__(self, limits: FitLimits = FitLimits(), *, keep: bool = False) -> None:
         self._limits, self._keep = limits, keep
-        self._idle: LifoQueue[_Child] = LifoQueue()
+        self._idle: LifoQueue[Child] = LifoQueue()
 
     def __call__(
         self, order: Order, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras | None = None
@@ -123,82 +116,18 @@ class ChildFitter:
             while True:
                 self._idle.get_nowait().close()
 
-    def _child(self) -> _Child:
+    def _child(self) -> Child:
         try:
             return self._idle.get_nowait()
         except Empty:
-            return _Child(self._limits)
-
-
-class _Child:
-    """The near end of a child process."""
-
-    def __init__(self, limits: FitLimits) -> None:
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "devices.head", str(limits.max_address_mb)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **threads},
-        )
-
-    def exchange(self, payload: bytes, deadline_s: float) -> bytes:
-        """One lesson there, one answer back. Raises DeadlineError, DataError for what cannot be fitted, RunError for a child that died."""
-        process, timer = self._process, threading.Timer(deadline_s, self._process.kill)
-        assert process.stdin and process.stdout
-        timer.start()
-        try:
-            _write(process.stdin, 0, payload)
-            outcome, answer = _read(process.stdout)
-        except (OSError, EOFError) as error:
-            code = process.wait()
-            if not timer.is_alive():
-                raise DeadlineError(
-                    f"head: not fitted after {deadline_s:g} s; the child was ended, the old head keeps serving"
-                ) from error
-            raise RunError(
-                f"head: the child that fitted it ended with code {code}; the old head keeps serving"
-            ) from error
-        finally:
-            timer.cancel()
-        if failure := OUTCOMES[outcome]:
-            raise failure(answer.decode())
-        return answer
-
-    def close(self) -> None:
-        """Ends the process."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            return Child("devices.head", "head", [str(self._limits.max_address_mb)])
 
 
 def main(arguments: list[str]) -> int:
     """The child: answers lessons from standard input until it ends."""
-    os.nice(5)
     limit = int(arguments[0]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while True:
-        try:
-            _, lesson = _read(sys.stdin.buffer)
-        except EOFError:
-            return 0
-        _write(sys.stdout.buffer, *_attempt(lesson))
-
-
-def _attempt(lesson: bytes) -> tuple[int, bytes]:
-    try:
-        return 0, answer(lesson)
-    except DataError as error:
-        return 1, str(error).encode()
-    except (EdgeFLError, MemoryError, ArithmeticError, ValueError) as error:
-        return 2, f"head: {type(error).__name__}: {error}; no head was fitted".encode()
+    return serve("head", answer)
 
 
 def answer(lesson: bytes) -> bytes:
@@ -221,26 +150,6 @@ def _words(payload: bytes) -> dict[str, Any]:
     length = int.from_bytes(payload[:8], "little")
     words: dict[str, Any] = json.loads(payload[8 : 8 + length])["__metadata__"]
     return words
-
-
-def _write(pipe: IO[bytes], outcome: int, payload: bytes) -> None:
-    pipe.write(FRAME.pack(outcome, len(payload)))
-    pipe.write(payload)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes]) -> tuple[int, bytes]:
-    outcome, length = FRAME.unpack(_exactly(pipe, FRAME.size))
-    if outcome >= len(OUTCOMES) or length > MAX_FRAME_BYTES:
-        raise EOFError(f"a frame of kind {outcome} and {length} bytes")
-    return outcome, _exactly(pipe, length)
-
-
-def _exactly(pipe: IO[bytes], length: int) -> bytes:
-    payload = pipe.read(length)
-    if len(payload) < length:
-        raise EOFError(f"{len(payload)} of {length} bytes")
-    return payload
 
 
 if __name__ == "__main__":

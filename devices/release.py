@@ -10,32 +10,34 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
+import msgspec
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from devices import canary, uploads
 from devices.effects import Fit, Install, Job, Refresh
 from devices.events import Event, Failed, Installed, Refreshed
-from devices.features import Extractor, FeatureCache, require_runnable
 from devices.fetch import Sink
 from devices.head import Fitter, Order
-from devices.pair import installed_extractors, serving
+from devices.judge import is_worse
+from devices.pair import Pair, installed_extractors, serving
+from devices.runtime import Runtime, require_runnable
 from devices.state import LIMITS, Limits
 from devices.store import Store, StoredHead
-from devices.work import Data, Worker
+from devices.views import Look, View
+from devices.work import Worker
 from edge_fl import metrics
-from edge_fl.data.samples import ClientData, Samples
-from edge_fl.errors import DataError
 from edge_fl.heads import Head, Tuned
-from edge_fl.heads.head import Array
+from edge_fl.heads.head import Array, Extras
 from edge_fl.heads.tuned import OWN
 from edge_fl.release import artefact
 from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.release.trust import Trust
-from edge_fl.wire.blob import Assembly, Blob, describe
+from edge_fl.wire.blob import Assembly, Blob, describe, digest
 from edge_fl.wire.messages import Report
+
+BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
+AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +56,34 @@ class _KeptChunks:
 
 
 class HeadWorker(Worker):
-    """Installs releases and fits heads of one `kind` on the device's data; with `share` off, only numbers are ever sent back."""
+    """Installs releases and fits heads of one `kind` on the device's data; with `share` off, only numbers are ever sent back.
+
+    With `guard` a new pair serves only if it is not worse than the old one on the held-out images; a simulated fleet, which measures
+    releases as they are, does without.
+    """
 
     def __init__(
         self,
         device: str,
         store: Store,
-        data: Data,
+        look: Look,
         kind: str,
         fitter: Fitter,
+        runtime: Runtime,
         *,
         root: bytes | None = None,
         share: bool = True,
+        balanced: bool = False,
+        guard: bool = False,
         check: Callable[[artefact.Installed], None] = canary.require,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
-        self._data, self._kind, self._fitter, self._check = data, kind, fitter, check
-        self._share = share
+        self._look, self._kind, self._fitter, self._check = look, kind, fitter, check
+        self._runtime = runtime
+        self._share, self._balanced, self._guard = share, balanced, guard
         self._slots = Slots(store.folder / "release")
         self._trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None)
-        self._cache = FeatureCache(store.folder / "features")
         self._jobs: dict[type, Callable[..., Event]] = {
             Refresh: self._refresh,
             Install: self._install,
@@ -109,7 +118,7 @@ class HeadWorker(Worker):
         current = self._slots.current()
         if current and current.manifest == manifest:
             return Refreshed(manifest, installed=True)
-        require_runnable(manifest)
+        require_runnable(manifest, self._runtime)
         self._slots.prepare(manifest)
         return Refreshed(manifest, tuple(blob for blob in blobs(manifest) if self._slots.missing(blob)))
 
@@ -122,66 +131,77 @@ class HeadWorker(Worker):
         installed = self._slots.current()
         if installed is None:
             return Failed("incomplete", detail="there is no release to fit a head on")
-        manifest = installed.manifest
-        data = self._data(tuple(manifest.classes), manifest.input)
-        _require_usable(data, manifest)
-        extractor = Extractor(installed.extractor, manifest)
-        before = self._accuracies_before(data)
-        order = Order(
-            self._kind,
-            len(manifest.classes),
-            manifest.unit_norm,
-            extractor.sha256,
-            seed=manifest.round,
-            plan=manifest.heads,
-        )
-        z, extras = self._cache.features(extractor, data.train.x), self._extras(installed)
-        head = self._fitter(order, z, data.train.y, extras)
-        after = _accuracies(
-            head, self._features(extractor), data, (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
-        )
+        manifest, pair = installed.manifest, serving(self.store, self._slots)
+        (view, served), fingerprint = self._views(installed, pair)
+        extras = self._extras(installed)
+        head, lesson = self._head(manifest, view, fingerprint, extras)
+        if self._guard and pair and served and is_worse(pair.stored.head, served, head, view):
+            return self._keep_old(installed, pair)
+        before = _accuracies(pair.stored.head, served, BEFORE) if pair and served else {}
+        after = _accuracies(head, view, AFTER)
         sizes = {
-            metrics.TEST_SAMPLES: float(len(data.test)),
-            metrics.VALIDATION_SAMPLES: float(len(data.validation)),
+            metrics.TEST_SAMPLES: float(len(view.test)),
+            metrics.VALIDATION_SAMPLES: float(len(view.validation)),
         }
         report = Report(
             job.want.id,
             "head",
             job.boot,
-            len(data.train),
+            len(view.train),
             {**sizes, **before, **after},
             release=manifest.release,
-            extractor=extractor.sha256,
+            extractor=head.extractor,
             head=head.kind,
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        stored = StoredHead(head, manifest.release, self.parcel(job.want, report))
+        stored = StoredHead(head, manifest.release, self.parcel(job.want, report), lesson)
         self.store.keep_head(stored, installed_extractors(self._slots))
         self._slots.mark_good()
         asked = (
             self._share and job.want.version > 0
         )  # a device that fits anew on its own account sends numbers only
-        blob = uploads.parts_for(manifest, head, z, data.train.y, extras) if asked else None
+        blob = uploads.parts_for(manifest, head, view.train.z, view.train.y, extras) if asked else None
         return self.finish(job.want, replace(report, blob=describe(blob) if blob else None), blob)
+
+    def _head(self, manifest: Manifest, view: View, fingerprint: str, extras: Extras) -> tuple[Head, str]:
+        """The head for this view, and what names its lesson; fitted only when something of the lesson is new."""
+        order = Order(
+            self._kind,
+            len(manifest.classes),
+            manifest.unit_norm,
+            manifest.extractor.sha256,
+            seed=manifest.round,
+            balanced=self._balanced,
+            plan=manifest.heads,
+        )
+        lesson = digest(msgspec.json.encode(order) + fingerprint.encode())
+        known = self.store.head(manifest.extractor.sha256)
+        if known and known.lesson == lesson:
+            return known.head, lesson
+        return self._fitter(order, view.train.z, view.train.y, extras), lesson
+
+    def _keep_old(self, installed: artefact.Installed, pair: Pair) -> Event:
+        """The new pair is worse on the held-out images: the old one serves on, and a release that brought it is not tried again."""
+        if pair.installed.extractor != installed.extractor:
+            self._slots.rollback("worse")
+        return Failed("worse", final=True, detail="the new pair is worse on held-out images")
+
+    def _views(
+        self, installed: artefact.Installed, pair: Pair | None
+    ) -> tuple[tuple[View, View | None], str]:
+        """The device's data through the extractor to fit on and through the one that serves until now."""
+        others = [pair.installed] if pair and pair.installed.extractor != installed.extractor else []
+        sight = self._look([installed, *others])
+        view = sight.views[0]
+        assert view  # `Look` raises when the first does not fit
+        return (view, sight.views[-1] if pair else None), sight.fingerprint
 
     def _extras(self, installed: artefact.Installed) -> dict[str, Mapping[str, Array]]:
         """What came with the release, and the method's own head as it served until now."""
         pair, extras = serving(self.store, self._slots), uploads.read_extras(installed.extras)
         own = pair.stored.head if pair else None
         return {**extras, OWN: own.raw().arrays()} if isinstance(own, Tuned) else extras
-
-    def _accuracies_before(self, data: ClientData) -> dict[str, float]:
-        """Those of the pair that serves until now; none if there is none."""
-        pair = serving(self.store, self._slots)
-        if pair is None:
-            return {}
-        extractor = Extractor(pair.installed.extractor, pair.installed.manifest)
-        names = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
-        return _accuracies(pair.stored.head, self._features(extractor), data, names)
-
-    def _features(self, extractor: Extractor) -> Callable[[Samples], NDArray[np.float32]]:
-        return lambda samples: self._cache.features(extractor, samples.x)
 
     def _report_rollback(self, release: int) -> None:
         """What was to be said of a release that crashed too often is now that it did."""
@@ -191,26 +211,7 @@ class HeadWorker(Worker):
                 self.store.keep(replace(parcel, report=report))
 
 
-def _accuracies(
-    head: Head, features: Callable[[Samples], NDArray[np.float32]], data: ClientData, names: tuple[str, str]
-) -> dict[str, float]:
+def _accuracies(head: Head, view: View, names: tuple[str, str]) -> dict[str, float]:
     """Accuracy on test and validation, under these names, where there are samples."""
-    found = {}
-    for name, samples in zip(names, (data.test, data.validation), strict=True):
-        if len(samples):
-            found[name] = metrics.accuracy(head.predict(features(samples)), samples.y)
-    return found
-
-
-def _require_usable(data: ClientData, manifest: Manifest) -> None:
-    if not len(data.train):
-        raise DataError("no training samples on this device; no head was fitted")
-    for samples in (data.train, data.validation, data.test):
-        if len(samples) and samples.shape != manifest.input.shape:
-            raise DataError(
-                f"images are {list(samples.shape)}, release {manifest.release} takes {list(manifest.input.shape)}; no head was fitted"
-            )
-    if (highest := int(np.max(data.train.y))) >= len(manifest.classes):
-        raise DataError(
-            f"label {highest}, release {manifest.release} knows {len(manifest.classes)} classes; no head was fitted"
-        )
+    sets = zip(names, (view.test, view.validation), strict=True)
+    return {name: metrics.accuracy(head.predict(seen.z), seen.y) for name, seen in sets if len(seen)}

@@ -9,21 +9,20 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from devices import device, features
+from devices import data, device
 from devices.config import DeviceConfig
-from devices.data import DataReport, Need, load
 from devices.device import Device
 from devices.head import ChildFitter
 from devices.release import HeadWorker
 from devices.rim import Connect
 from devices.runner import Runner
+from devices.runtime import Runtime
 from devices.store import Store
-from devices.work import Data, MakeWorker, Worker
+from devices.views import ChildLook
+from devices.work import MakeWorker, Worker
 from edge_fl import capability
 from edge_fl.capability import Tier
-from edge_fl.config import InputSpec
-from edge_fl.data.samples import ClientData
-from edge_fl.errors import ConfigError, ConnectError, DataError
+from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 
@@ -40,9 +39,10 @@ def run_device(
     """
     store = Store(Path(config.folder))
     with store.owned():
-        can = measure(config, say)
+        look = ChildLook(config)
+        can = measure(config, look, say)
         alive = device.start(
-            config.id, Topics(config.broker.fleet), can, _worker(config, can, store, full_worker)
+            config.id, Topics(config.broker.fleet), can, _worker(config, can, store, look, full_worker)
         )
         say(
             f"{config.id}: {can.notes[0]}; {can.samples} samples to train on; broker {config.broker.endpoint}"
@@ -56,63 +56,54 @@ def run_device(
         )
 
 
-def measure(config: DeviceConfig, say: Say) -> Capability:
+def measure(config: DeviceConfig, look: ChildLook, say: Say) -> Capability:
     """What this machine and its data allow. Raises DataError when the source cannot be read at all."""
     limit = None if config.tier == "auto" else Tier(config.tier)
-    found = _inspect(config, say)
-    counts = found.samples_per_class if found else ()
+    seen = look.inspect()
+    if seen.trouble:
+        say(f"{config.id}: {seen.trouble}")
+    counts = seen.report.samples_per_class if seen.report else ()
     can = capability.measure(
         folder=Path(config.folder),
         samples_per_class=counts,
         head=config.head,
         limit=limit,
-        max_opset=features.max_opset(),
+        onnxruntime=seen.runtime.version,
+        max_opset=seen.runtime.max_opset,
     )
     if config.tier == "full" and can.tier != "full":
         raise ConfigError(
             f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory; nothing was started"
         )
-    return replace(can, notes=[*can.notes, *(found.notes if found else [])])
-
-
-def data_of(config: DeviceConfig) -> Data:
-    """The device's data, read from its source when asked for."""
-
-    def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
-        return _load(config, Need(classes, input))[0]
-
-    return data
-
-
-def _inspect(config: DeviceConfig, say: Say) -> DataReport | None:
-    """What is there before any release says what it needs; None when that cannot be told yet."""
-    try:
-        return _load(config, Need())[1]
-    except DataError as error:
-        say(f"{config.id}: {error}")
-        return None
-
-
-def _load(config: DeviceConfig, need: Need) -> tuple[ClientData, DataReport]:
-    return load(
-        config.data,
-        need,
-        seed=config.seed,
-        client=config.id,
-        test_fraction=config.test_fraction,
-        validation_fraction=config.validation_fraction,
-    )
+    return replace(can, notes=[*can.notes, *(seen.report.notes if seen.report else [])])
 
 
 def _worker(
-    config: DeviceConfig, can: Capability, store: Store, full_worker: Callable[[], MakeWorker]
+    config: DeviceConfig,
+    can: Capability,
+    store: Store,
+    look: ChildLook,
+    full_worker: Callable[[], MakeWorker],
 ) -> Worker:
-    data = data_of(config)
     if can.tier == "full":
         # read once: a full device trains on its images again and again
-        return full_worker()(config.id, store, functools.lru_cache(1)(data), threads=config.threads)
+        return full_worker()(
+            config.id, store, functools.lru_cache(1)(data.of(config)), threads=config.threads
+        )
     root = _read_root(Path(config.root)) if config.root else None
-    return HeadWorker(config.id, store, data, config.head, ChildFitter(), root=root, share=config.uploads)
+    runtime = Runtime(can.onnxruntime, can.max_opset)
+    return HeadWorker(
+        config.id,
+        store,
+        look,
+        config.head,
+        ChildFitter(),
+        runtime,
+        root=root,
+        share=config.uploads,
+        balanced=config.balanced,
+        guard=config.guard,
+    )
 
 
 def _read_root(path: Path) -> bytes:

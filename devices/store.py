@@ -42,11 +42,15 @@ OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 
 @dataclass(frozen=True, eq=False)
 class StoredHead:
-    """A head, which names its extractor, with the release it was fitted for; `parcel` is the report on the fit."""
+    """A head, which names its extractor, with the release it was fitted for; `parcel` is the report on the fit.
+
+    `lesson` names all that the fit followed from: the same lesson gives the same head.
+    """
 
     head: Head
     release: int
     parcel: Parcel
+    lesson: str = ""
 
 
 class Store:
@@ -147,7 +151,8 @@ class Store:
                 arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             head = heads.from_arrays(arrays, words)
             head.require(extractor_sha256)
-            return StoredHead(head, int(words["release"]), msgspec.json.decode(words["parcel"], type=Parcel))
+            parcel = msgspec.json.decode(words["parcel"], type=Parcel)
+            return StoredHead(head, int(words["release"]), parcel, words.get("lesson", ""))
         except (
             OSError,
             SafetensorError,
@@ -173,6 +178,7 @@ class Store:
         """
         parcel = msgspec.json.encode(stored.parcel).decode()
         words = {**stored.head.describe(), "release": str(stored.release), "parcel": parcel}
+        words["lesson"] = stored.lesson
         file = self._head_file(stored.head.extractor)
         self._write(f"heads/{file.name}", save(stored.head.to_arrays(), words))
         for other in file.parent.glob("*.safetensors"):

@@ -35,6 +35,7 @@ def measure(
     samples_per_class: Sequence[int] = (),
     head: str = "",
     limit: Tier | None = None,
+    onnxruntime: str = "",
     max_opset: int = 0,
     memory_mb: int | None = None,
 ) -> Capability:
@@ -45,7 +46,7 @@ def measure(
         tier=chosen.value,
         machine=platform.machine(),
         python=platform.python_version(),
-        onnxruntime=_version("onnxruntime"),
+        onnxruntime=onnxruntime or _version("onnxruntime"),
         max_opset=max_opset,
         memory_mb=memory,
         disk_free_mb=free_disk_mb(folder),

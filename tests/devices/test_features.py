@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 import pytest
 
-from devices.features import Extractor, FeatureCache, fingerprint, max_opset, require_runnable, runtime
+from devices.features import Extractor, FeatureCache, fingerprint, runtime
+from devices.runtime import require_runnable
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from tests.devices import graphs
@@ -55,25 +56,30 @@ def test_images_of_another_shape_or_type_are_refused(tmp_path, x):
 
 def test_an_opset_beyond_the_runtime_is_refused_by_name_before_the_fetch():
     with pytest.raises(
-        ArtefactError, match=rf"needs opset 99, onnxruntime {runtime()} runs up to {max_opset()}"
+        ArtefactError,
+        match=rf"needs opset 99, onnxruntime {runtime().version} runs up to {runtime().max_opset}",
     ) as caught:
-        require_runnable(manifest_for(graph(), opset=99))
+        require_runnable(manifest_for(graph(), opset=99), runtime())
     assert caught.value.why == "unsupported_opset"
 
 
 def test_a_runtime_that_is_too_old_is_named():
-    with pytest.raises(ArtefactError, match=rf"needs onnxruntime 99\.1, this is {runtime()}") as caught:
-        require_runnable(manifest_for(graph(), min_onnxruntime="99.1"))
+    with pytest.raises(
+        ArtefactError, match=rf"needs onnxruntime 99\.1, this is {runtime().version}"
+    ) as caught:
+        require_runnable(manifest_for(graph(), min_onnxruntime="99.1"), runtime())
     assert caught.value.why == "unsupported_opset"
-    require_runnable(manifest_for(graph(), min_onnxruntime="1.9"))  # 1.31 is newer: numbers, not text
+    require_runnable(
+        manifest_for(graph(), min_onnxruntime="1.9"), runtime()
+    )  # 1.31 is newer: numbers, not text
 
 
 def test_max_opset_is_what_the_runtime_really_loads(tmp_path):
-    newest = min(max_opset(), onnx.defs.onnx_opset_version())
+    newest = min(runtime().max_opset, onnx.defs.onnx_opset_version())
     assert newest >= 17
     extractor(tmp_path, graph(opset=newest), opset=newest)
-    if max_opset() < onnx.defs.onnx_opset_version():
-        error = refusal(tmp_path, graph(opset=max_opset() + 1))  # the manifest says 17: it lies
+    if runtime().max_opset < onnx.defs.onnx_opset_version():
+        error = refusal(tmp_path, graph(opset=runtime().max_opset + 1))  # the manifest says 17: it lies
         assert error.why == "unsupported_opset"
         assert "opset" in str(error).lower()
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from devices.head import ChildFitter, FitLimits, Order, fit_here
-from edge_fl.errors import DataError, DeadlineError, RunError
+from edge_fl.errors import DataError, DeadlineError
 
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(60, 8)).astype(np.float32)
@@ -55,7 +55,7 @@ def test_a_child_that_takes_too_long_is_ended() -> None:
 
 
 def test_a_child_that_needs_too_much_memory_is_an_error_here_and_no_more() -> None:
-    with pytest.raises(RunError, match="head"):
+    with pytest.raises(MemoryError, match="head"):
         ChildFitter(FitLimits(max_address_mb=32))(order(), Z, Y)
 
 

@@ -193,7 +193,8 @@ def test_the_whole_head_path_runs_where_torch_and_scikit_learn_cannot_be_importe
         server.want("pi-09", "serve", task="toy", round=1, id="rel-1", release=1)
         report = server.wait_for("pi-09", "rpt")
         took_s = time.monotonic() - started_s
-        assert report.head == "svm" and not report.error and report.metrics["personal.test_acc.after"] > 0.9
+        assert not report.error, report
+        assert report.head == "svm" and report.metrics["personal.test_acc.after"] > 0.9
         server.ack("pi-09", "rel-1")
         server.wait_for("pi-09", "state", lambda s: s.activity == "idle" and s.release == 1)
     finally:

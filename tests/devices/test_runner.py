@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,8 @@ from onnx import helper
 
 from devices.device import Device, start
 from devices.events import DataChanged
+from devices.eyes import Here
+from devices.features import runtime
 from devices.fetch import FetchLimits
 from devices.head import fit_here
 from devices.predict import Predictor
@@ -60,12 +62,15 @@ def big(weights: np.ndarray = graphs.WEIGHTS) -> bytes:
 
 
 def head_device(
-    folder: Path, name: str = "pi-01", data: ClientData = DATA, kind: str = "nearest", **changes: Any
+    folder: Path,
+    name: str = "pi-01",
+    data: Callable[[], ClientData] = lambda: DATA,
+    kind: str = "nearest",
+    **changes: Any,
 ) -> Device:
-    worker = HeadWorker(
-        name, Store(folder), lambda classes, input: data, kind, fit_here, limits=QUICK, **changes
-    )
-    can = Capability("head", "x86_64", "3.12", samples=len(data.train))
+    look = Here(lambda classes, input: data(), folder)
+    worker = HeadWorker(name, Store(folder), look, kind, fit_here, runtime(), limits=QUICK, **changes)
+    can = Capability("head", "x86_64", "3.12", samples=20)
     return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST)
 
 
@@ -236,8 +241,7 @@ def test_a_device_without_samples_says_so_and_fits_when_it_has_some(local: Site)
     local.serve(local.publish())
     none = DATA.train.take(np.empty(0, np.int64))
     holding = [ClientData(none, none, none)]
-    device = head_device(local.home)
-    device.worker._data = lambda classes, input: holding[0]  # type: ignore[attr-defined]
+    device = head_device(local.home, data=lambda: holding[0])
     with running(device, connect=local.connect) as runner:
         assert server.wait_for("pi-01", "rpt").error == "no_data"
         server.ack("pi-01", "rel-1")

@@ -17,6 +17,8 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.device import Device, start
+from devices.eyes import Here
+from devices.features import runtime
 from devices.full import FullWorker
 from devices.head import fit_here
 from devices.release import HeadWorker
@@ -99,9 +101,10 @@ class Site:
                 HeadWorker(
                     name,
                     store,
-                    lambda c, i, d=data: d,
+                    Here(lambda c, i, d=data: d, store.folder),  # type: ignore[misc]
                     heads[name],
-                    fit_here,  # type: ignore[misc]
+                    fit_here,
+                    runtime(),
                     check=lambda installed: None,
                     limits=QUICK,
                     **options,

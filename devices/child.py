@@ -1,0 +1,141 @@
+"""Child processes that do one heavy thing and end, so that the agent stays small: a request as bytes there, an answer or an error back.
+
+`python -m MODULE` is the far end, which calls `serve`; `Child` is the near end, `ask` one exchange with a child of its own. What a child
+holds (scikit-learn, onnxruntime, images) goes with it, and whatever kills it is an error here and no more.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+
+from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
+
+FRAME = struct.Struct("<BQ")  # what follows (an index of FAILURES), then its length in bytes
+MAX_FRAME_BYTES = 1024 * 1024 * 1024
+FAILURES: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Child:
+    """The near end. `what` opens every message about it."""
+
+    def __init__(self, module: str, what: str, arguments: Sequence[str] = ()) -> None:
+        self._what = what
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **dict.fromkeys(THREADS, "1")},
+        )
+
+    def exchange(self, payload: bytes, deadline_s: float) -> bytes:
+        """One request there, one answer back.
+
+        Raises DeadlineError, what the far end raised, MemoryError for a child that the system ended, RunError for one that died otherwise.
+        """
+        process, timer = self._process, threading.Timer(deadline_s, self._process.kill)
+        assert process.stdin and process.stdout
+        timer.start()
+        try:
+            _write(process.stdin, 0, payload)
+            outcome, answer = _read(process.stdout)
+        except (OSError, EOFError) as error:
+            code = process.wait()
+            if not timer.is_alive():
+                raise DeadlineError(
+                    f"{self._what}: no answer after {deadline_s:g} s; the child was ended, what served goes on serving"
+                ) from error
+            if code == -signal.SIGKILL:
+                raise MemoryError(
+                    f"{self._what}: the system ended the child; out of memory, what served goes on serving"
+                ) from error
+            raise RunError(
+                f"{self._what}: the child ended with code {code}; what served goes on serving"
+            ) from error
+        finally:
+            timer.cancel()
+        if failure := FAILURES[outcome]:
+            message, why = msgspec.json.decode(answer, type=tuple[str, str])
+            raise ArtefactError(message, why) if failure is ArtefactError else failure(message)
+        return answer
+
+    def close(self) -> None:
+        """Ends the process."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def ask(module: str, what: str, payload: bytes, deadline_s: float) -> bytes:
+    """One exchange with a child that ends after it. Raises as `Child.exchange`."""
+    child = Child(module, what)
+    try:
+        return child.exchange(payload, deadline_s)
+    finally:
+        child.close()
+
+
+def serve(what: str, answer: Callable[[bytes], bytes]) -> int:
+    """The far end: answers requests from standard input until it ends, gently and without core dumps."""
+    os.nice(5)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    while True:
+        try:
+            _, request = _read(sys.stdin.buffer)
+        except EOFError:
+            return 0
+        _write(sys.stdout.buffer, *_attempt(what, answer, request))
+
+
+def _attempt(what: str, answer: Callable[[bytes], bytes], request: bytes) -> tuple[int, bytes]:
+    try:
+        return 0, answer(request)
+    except DataError as error:
+        return _failed(DataError, str(error))
+    except ArtefactError as error:
+        return _failed(ArtefactError, str(error), error.why)
+    except MemoryError:
+        return _failed(MemoryError, f"{what}: out of memory; nothing came of it")
+    except Exception as error:  # a child that dies for it would say less
+        return _failed(RunError, f"{what}: {type(error).__name__}: {error}; nothing came of it")
+
+
+def _failed(kind: type[Exception], message: str, why: str = "") -> tuple[int, bytes]:
+    return FAILURES.index(kind), msgspec.json.encode((message, why))
+
+
+def _write(pipe: IO[bytes], outcome: int, payload: bytes) -> None:
+    pipe.write(FRAME.pack(outcome, len(payload)))
+    pipe.write(payload)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes]) -> tuple[int, bytes]:
+    outcome, length = FRAME.unpack(_exactly(pipe, FRAME.size))
+    if outcome >= len(FAILURES) or length > MAX_FRAME_BYTES:
+        raise EOFError(f"a frame of kind {outcome} and {length} bytes")
+    return outcome, _exactly(pipe, length)
+
+
+def _exactly(pipe: IO[bytes], length: int) -> bytes:
+    payload = pipe.read(length)
+    if len(payload) < length:
+        raise EOFError(f"{len(payload)} of {length} bytes")
+    return payload

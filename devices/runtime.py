@@ -1,0 +1,34 @@
+"""What the onnxruntime of this device can run, as a value: the agent holds only the value, the runtime itself lives in its children."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from edge_fl.errors import ArtefactError
+from edge_fl.release.manifest import Manifest
+
+
+class Runtime(Struct, frozen=True):
+    """onnxruntime's version, and the highest ONNX opset that it loads, found by trying (`devices.features.runtime`)."""
+
+    version: str
+    max_opset: int
+
+
+def require_runnable(manifest: Manifest, runtime: Runtime) -> None:
+    """Raises ArtefactError ("unsupported_opset") for a release that this runtime is too old for; before anything is fetched."""
+    needs = f"release {manifest.release} needs"
+    if _numbers(runtime.version) < _numbers(manifest.min_onnxruntime):
+        raise _unsupported(f"{needs} onnxruntime {manifest.min_onnxruntime}, this is {runtime.version}")
+    if manifest.opset > runtime.max_opset:
+        raise _unsupported(
+            f"{needs} opset {manifest.opset}, onnxruntime {runtime.version} runs up to {runtime.max_opset}"
+        )
+
+
+def _unsupported(what: str) -> ArtefactError:
+    return ArtefactError(f"{what}; the installed release keeps serving", "unsupported_opset")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
