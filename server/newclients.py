@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,13 @@ from edge_fl.learn.optimiser import Optimiser, Sgd
 from edge_fl.learn.part import Part
 from edge_fl.learn.tree import Params, Parts, parameters
 from edge_fl.methods import norm, steps
-from edge_fl.methods.method import Method
+from edge_fl.methods.method import BatchNorm, Method
 from edge_fl.seeds import generator
 
 Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classes]
+Model = Callable[
+    [Tensor], Predict
+]  # a newcomer's training pixels, uint8, without their labels -> what it predicts with
 Reports = dict[str, dict[str, float]]
 HIDDEN = 256  # METHODS.md section 5
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -49,15 +53,18 @@ def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
     return tuple(sorted(clients[row] for row in chosen))
 
 
-def global_model(
+def stranger(
     method: Method, shared: Parts, own: Iterable[tuple[str, Parts]], samples: Mapping[str, int]
-) -> Predict | None:
-    """What a stranger can use: the method's global model, or its shared extractor under the mean of the personal heads, or nothing.
+) -> Model | None:
+    """What a newcomer can use: the method's global model, or its shared extractor under the mean of the personal heads, or nothing.
 
-    `own` are the clients' personal parts; those in `samples` count, by their training samples.
+    `own` are the clients' personal parts; those in `samples` count, by their training samples. Where only BatchNorm is personal, the
+    newcomer measures its own.
     """
     if method.has_global:
-        return lambda x: _given(steps.predict_global(method, shared, x))
+        return lambda _: lambda x: _given(steps.predict_global(method, shared, x))
+    if method.batch_norm is BatchNorm.LOCAL_BN:
+        return lambda seen: partial(method.predict, norm.newcomer(method, shared, seen))
     mean = Mean()
     if "extractor" in method.travelling() and "head" in method.parts and "head" in method.net.parts:
         for client, parts in own:
@@ -65,13 +72,14 @@ def global_model(
                 mean.add(parts["head"], samples[client])
     if (head := mean.value()) is None:
         return None
-    return lambda x: method.classify({**norm.for_export(shared), "head": head}, x)
+    return lambda _: partial(method.classify, {**norm.for_export(shared), "head": head})
 
 
-def meet(predict: Predict, clients: Mapping[str, ClientData], device: str = "cpu") -> Reports:
+def meet(model: Model, clients: Mapping[str, ClientData], device: str = "cpu") -> Reports:
     """The accuracy of a model, without any adaptation, on the test sets of clients that never trained."""
     reports = {}
     for id, data in clients.items():
+        predict = model(torch.from_numpy(data.train.x).to(device))
         logits = in_batches(predict, torch.from_numpy(data.test.x).to(device))
         accuracy = metrics.accuracy(logits.argmax(1).cpu().numpy(), data.test.y)
         reports[id] = {metrics.UNSEEN_TEST: accuracy, metrics.TEST_SAMPLES: float(len(data.test))}

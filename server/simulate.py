@@ -144,8 +144,8 @@ def _meet_unseen(study: Study, method: Method, shared: Parts, clients: Fleet, tr
     if not strangers:
         return {}
     samples = {id: len(data.train) for id, data in study.data().items() if id in trained}
-    predict = newclients.global_model(method, shared, clients.personal_state(), samples)
-    return newclients.meet(predict, strangers, torch_device(study.recipe.device)) if predict else {}
+    model = newclients.stranger(method, shared, clients.personal_state(), samples)
+    return newclients.meet(model, strangers, torch_device(study.recipe.device)) if model else {}
 
 
 def plan(recipe: Recipe) -> Plan:

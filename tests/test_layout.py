@@ -19,12 +19,14 @@ import broker
 import devices
 import edge_fl
 import server
+from edge_fl.methods import METHODS
 
 ROOT = Path(edge_fl.__file__).parents[1]
 PACKAGES = (edge_fl, broker, devices, server)
 SOURCES = sorted(path for package in PACKAGES for path in Path(str(package.__file__)).parent.rglob("*.py"))
 TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "devices.full")
 LARGEST_FILE_LINES = 400
+LARGEST_METHOD_LINES = 80
 
 # A child that imports the modules named in its arguments, where what a Raspberry Pi lacks cannot be imported.
 HEAD_ONLY = """
@@ -141,6 +143,29 @@ def test_a_module_is_short_and_says_what_it_is(path: Path) -> None:
     text = path.read_text()
     assert ast.get_docstring(ast.parse(text)), "no docstring that a newcomer could quote"
     assert len(text.splitlines()) <= LARGEST_FILE_LINES
+
+
+METHOD_FILES = sorted({Path(str(sys.modules[method.__module__].__file__)) for method in METHODS.values()})
+
+
+@pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
+def test_a_method_is_short_and_stands_alone(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LARGEST_METHOD_LINES
+    others = {f"edge_fl.methods.{other.stem}" for other in METHOD_FILES} - {f"edge_fl.methods.{path.stem}"}
+    nodes = ast.walk(ast.parse(path.read_text()))
+    assert not others & {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_the_one_batch_loop_is_in_fit() -> None:
+    looping = {
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if "server/bench" not in str(path)  # the plain loop that the engines are measured against
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.For | ast.comprehension)
+        and re.search(r"\.batches\(\w*stage", ast.unparse(node.iter))
+    }
+    assert looping == {"edge_fl/learn/fit.py"}
 
 
 def test_constraints_pin_every_direct_dependency_and_hold_no_address() -> None:

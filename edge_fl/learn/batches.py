@@ -63,7 +63,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """x uint8 [N, C, H, W] or float32 features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw."""
+    """x uint8 [N, C, H, W] or float32 features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw.
+
+    `hurry`: how likely the client has no time for all epochs in a round.
+    """
 
     x: Tensor
     y: Tensor
@@ -72,6 +75,7 @@ class Batches:
     run: int = 0
     round: int = 0
     client: str = ""
+    hurry: float = 0.0
 
     @classmethod
     def of(cls, x: np.ndarray | Tensor, y: np.ndarray | Tensor, **settings: object) -> Batches:
@@ -105,7 +109,7 @@ class Batches:
             return
         rng = generator(self.run, f"{stage}.order", self.round, self.client)
         shortest = SHORTEST_NORM_BATCH if norm else 1
-        for _ in range(epochs):
+        for _ in range(self._in_time(stage, epochs)):
             yield cut(rng.permutation(len(self)), self.batch_size, shortest)
 
     def copy(self, tensor: Tensor) -> Tensor:
@@ -123,6 +127,16 @@ class Batches:
         rows = generator(self.run, f"{stage}.sample", self.round, self.client).permutation(len(self))
         index = torch.from_numpy(rows[: max(int(share * len(self)), 1)]).to(self.y.device)
         return replace(self, x=self.x[index], y=self.y[index])
+
+    def hurried(self, hurry: float) -> Batches:
+        """The same samples on a client that may not have time for all epochs (FedProx's stragglers)."""
+        return replace(self, hurry=hurry)
+
+    def _in_time(self, stage: str, epochs: int) -> int:
+        rng = (
+            generator(self.run, f"{stage}.hurry", self.round, self.client) if self.hurry and epochs else None
+        )
+        return int(rng.integers(1, epochs, endpoint=True)) if rng and rng.random() < self.hurry else epochs
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
         """The same samples with x replaced by fn(pixels), without gradient, in order."""

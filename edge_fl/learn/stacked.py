@@ -73,6 +73,9 @@ class Stacked(Batches):
     def sample(self, share: float, stage: str) -> Batches:
         raise NotImplementedError("a random share of the samples cannot be drawn in a vectorised chunk")
 
+    def hurried(self, hurry: float) -> Batches:
+        return replace(self, members=tuple(member.hurried(hurry) for member in self.members))
+
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
         parts = [fn(self._pixels(chunk)) for chunk in self.x.split(EVALUATION_BATCH)]
         return replace(self, x=torch.cat([part.detach() for part in parts]))

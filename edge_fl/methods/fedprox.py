@@ -28,6 +28,10 @@ class FedProx(Method):
         source="FedCRC [P]; else {0.001, 0.01, 0.1, 1}",
     )
 
+    stragglers: float = hyper(
+        0.0, "how likely a client has time for 1 to E epochs only in a round", low=0, high=1, source="[P]"
+    )
+
     title: ClassVar = "FedProx"
     citation: ClassVar = "Li et al., MLSys 2020"
     family: ClassVar = "global model"
@@ -39,7 +43,8 @@ class FedProx(Method):
         def loss(w: Parts, batch: Batch) -> Tensor:
             return self.loss(w, batch) + proximal(w, down, self.mu)  # Eq. 2
 
-        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+        mine = data.hurried(self.stragglers)
+        return fit(loss, down, mine, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify(parts, x)

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from edge_fl.learn import tree
+from edge_fl.learn.batches import EVALUATION_BATCH, pixels
 from edge_fl.learn.mean import Mean, Update
 from edge_fl.learn.tree import Params, Parts, merge
 from edge_fl.methods.method import BatchNorm, Method
@@ -73,6 +78,16 @@ def for_export(shared: Parts) -> Parts:
     """Shared parts with the averaged statistics put back in."""
     averaged = {name.removesuffix(EXPORT): params for name, params in shared.items() if name.endswith(EXPORT)}
     return merge({name: params for name, params in shared.items() if not name.endswith(EXPORT)}, averaged)
+
+
+def newcomer(method: Method, shared: Parts, x: Tensor) -> Parts:
+    """Shared parts for a client that was never there: averaged BatchNorm whose statistics then saw its pixels x once (FedBN)."""
+    whole = for_export(shared)
+    seen = tree.clone(whole["extractor"])
+    with torch.no_grad():
+        for chunk in x.split(EVALUATION_BATCH):
+            method.net.extractor(seen, pixels(chunk))
+    return {**whole, "extractor": seen}
 
 
 def _only(params: Params, names: frozenset[str]) -> Params:

@@ -14,7 +14,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.tree import Params
 from edge_fl.methods import build_method, steps
 from server import cohort, newclients, simulate
-from server.newclients import Lesson, draw, global_model, learn_task, meet
+from server.newclients import Lesson, draw, learn_task, meet, stranger
 from server.rounds import RoundResult
 from server.simulate import Outcome
 
@@ -47,13 +47,13 @@ def test_clients_left_out_never_train_and_are_all_met() -> None:
     assert outcome.last()["global.test_acc"].clients == 3
 
 
-def test_strangers_get_the_global_model_without_any_adaptation() -> None:
+def test_strangers_get_the_stranger_without_any_adaptation() -> None:
     study, _, outcome = run("fedavg")
-    predict = global_model(outcome.method, outcome.shared, [], {})
-    assert predict is not None
+    model = stranger(outcome.method, outcome.shared, [], {})
+    assert model is not None
     for id, data in study.unseen_data().items():
         with torch.no_grad():
-            found = predict(torch.from_numpy(data.test.x) / 255).argmax(1).numpy()
+            found = model(torch.empty(0))(torch.from_numpy(data.test.x) / 255).argmax(1).numpy()
         assert outcome.unseen[id][metrics.UNSEEN_TEST] == metrics.accuracy(found, data.test.y)
 
 
@@ -66,16 +66,28 @@ def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> N
         return {name: torch.full_like(t, value) for name, t in method.net.head.init().items()}
 
     own = [("c000", {"head": head(1.0)}), ("c001", {"head": head(4.0)}), ("c002", {"head": head(99.0)})]
-    predict = global_model(method, shared, own, {"c000": 30, "c001": 10})
-    assert predict is not None
+    model = stranger(method, shared, own, {"c000": 30, "c001": 10})
+    assert model is not None
     expected = method.classify({**shared, "head": head((30 * 1 + 10 * 4) / 40)}, x)
-    assert torch.allclose(predict(x), expected)
+    assert torch.allclose(model(torch.empty(0))(x), expected)
 
 
 @pytest.mark.parametrize("method", ["local", "repper"])
 def test_where_there_is_no_global_model_there_is_no_such_number(method: str) -> None:
     _, _, outcome = run(method)
     assert outcome.unseen == {} and metrics.UNSEEN_TEST not in outcome.last()
+
+
+def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
+    study = simulate.prepare(config.with_settings(TINY, ["method.name=fedbn"]))
+    outcome = simulate.run(study, lambda _: None)
+    (first, data), *_ = sorted(study.unseen_data().items())
+    model = stranger(outcome.method, outcome.shared, [], {})
+    assert model is not None
+    x = torch.from_numpy(data.test.x) / 255
+    own = model(torch.from_numpy(data.train.x))(x)
+    assert outcome.unseen[first][metrics.UNSEEN_TEST] == metrics.accuracy(own.argmax(1).numpy(), data.test.y)
+    assert not torch.allclose(own, model(torch.zeros(4, 1, 8, 8, dtype=torch.uint8))(x), atol=1e-3)
 
 
 def test_the_same_clients_are_left_out_whatever_the_method() -> None:
@@ -98,7 +110,9 @@ def test_an_accuracy_of_strangers_is_over_their_own_test_sets() -> None:
     def always_one(batch: torch.Tensor) -> torch.Tensor:
         return torch.tensor([[0.0, 1.0]]).expand(len(batch), 2)
 
-    assert meet(always_one, {"c9": data}) == {"c9": {metrics.UNSEEN_TEST: 0.75, metrics.TEST_SAMPLES: 4.0}}
+    assert meet(lambda _: always_one, {"c9": data}) == {
+        "c9": {metrics.UNSEEN_TEST: 0.75, metrics.TEST_SAMPLES: 4.0}
+    }
 
 
 def new_task(study: simulate.Study, classes: int) -> dict[str, ClientData]:

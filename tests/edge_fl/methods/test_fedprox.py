@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -56,3 +58,20 @@ def test_the_mean_is_weighted_by_samples() -> None:
     weights = {id: update.samples for id, update in run.updates[0].items()}
     mean = sum(heads[id].double() * weights[id] for id in heads) / sum(weights.values())
     assert torch.allclose(run.shared["head"]["weight"], mean.float(), atol=1e-7)
+
+
+def test_a_straggler_stops_after_whole_epochs_the_same_in_every_run() -> None:
+    data = toy.batches()
+    steps_of = {len(list(data.batches("train", epochs))) for epochs in (1, 2, 3, 4)}
+    hurried = [len(list(replace(data, round=r).hurried(0.5).batches("train", 4))) for r in range(40)]
+    assert set(hurried) == steps_of
+    assert 10 <= hurried.count(max(steps_of)) < 35
+    again = [len(list(replace(data, round=r).hurried(0.5).batches("train", 4))) for r in range(40)]
+    assert hurried == again
+
+
+def test_without_stragglers_nothing_changes() -> None:
+    plain, hurried = toy.method("fedprox"), toy.method("fedprox", stragglers=0.0)
+    assert tree.same(trained(plain)[1], trained(hurried)[1])
+    late = toy.method("fedprox", stragglers=1.0, epochs=3)
+    assert not tree.same(trained(late)[1], trained(toy.method("fedprox", epochs=3))[1])
