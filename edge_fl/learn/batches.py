@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from edge_fl.learn.part import Part
 from edge_fl.learn.random import fold, key_of
@@ -96,7 +98,7 @@ class Batches:
         for rows in self.order(stage, epochs, norm=norm):
             index = torch.from_numpy(np.concatenate(rows)).to(self.y.device)
             sizes = [len(batch) for batch in rows]
-            for x, y in zip(self.x[index].split(sizes), self.y[index].split(sizes), strict=True):
+            for x, y in zip(take(self.x, index).split(sizes), take(self.y, index).split(sizes), strict=True):
                 yield Batch(pixels(x), y, keys, next(step))
 
     def noise_seed(self, stage: str) -> int:
@@ -149,6 +151,31 @@ def cut(rows: np.ndarray, size: int, shortest: int = 1) -> list[np.ndarray]:
     if len(batches) > 1 and len(batches[-1]) < shortest:
         batches[-2:] = [np.concatenate(batches[-2:])]
     return batches
+
+
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], whole rows at a time: for images thirty times as fast as torch's own indexing, and as fast under vmap."""
+    return _Take.apply(x, rows) if is_functorch_wrapped_tensor(x) else x.index_select(0, rows)  # type: ignore[no-any-return]
+
+
+class _Take(torch.autograd.Function):
+    """`take` under vmap, whose own rule for it goes from value to value."""
+
+    @staticmethod
+    def forward(x: Tensor, rows: Tensor) -> Tensor:
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        """Data have no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, int], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
+        """x [K, N, ...], rows [K, S] -> [K, S, ...]."""
+        x, rows = x.movedim(in_dims[0], 0), rows.movedim(in_dims[1], 0)
+        starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
+        taken = x.flatten(0, 1).index_select(0, (rows + starts[:, None]).flatten())
+        return taken.unflatten(0, rows.shape), 0
 
 
 def as_tensor(array: np.ndarray | Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Mean:
                     torch.maximum(self._sums[name], tensor) if name in self._sums else tensor.clone()
                 )
             elif name in self._sums:
-                self._sums[name].add_(tensor.to(torch.float64), alpha=weight)
+                self._sums[name].add_(tensor, alpha=weight)  # widened on the way, without a copy
             else:
                 self._sums[name] = tensor.to(torch.float64) * weight
             self._dtypes[name] = tensor.dtype

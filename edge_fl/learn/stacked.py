@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, Keys, pixels
+from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, Keys, pixels, take
 
 PADDING = -1  # the label of a row that is no sample
 
@@ -49,8 +49,8 @@ class Stacked(Batches):
             masks = [None] * len(plan.widths) if all(plan.full) else self._mine(plan.mask).split(plan.widths)
             actives = [None] * len(plan.widths) if all(plan.all_on) else self._mine(plan.active).unbind()
             columns = zip(
-                self.x[index].split(plan.widths),
-                self.y[index].split(plan.widths),
+                take(self.x, index).split(plan.widths),
+                take(self.y, index).split(plan.widths),
                 masks,
                 actives,
                 strict=True,

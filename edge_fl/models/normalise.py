@@ -33,4 +33,4 @@ class Normalised(nn.Module):
             self.register_buffer(name, constant.clone(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.extractor((x - self.mean) / self.std)  # type: ignore[no-any-return]
+        return self.extractor((x - self.mean).div_(self.std))  # type: ignore[no-any-return]
