@@ -107,7 +107,7 @@ class Batches:
 
     def order(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[list[np.ndarray]]:
         """Sample indices of each epoch's batches: every epoch its own permutation from (run, stage, round, client)."""
-        if norm and len(self) < 2:
+        if not epochs or (norm and len(self) < 2):
             return
         rng = generator(self.run, f"{stage}.order", self.round, self.client)
         shortest = SHORTEST_NORM_BATCH if norm else 1

@@ -1,7 +1,7 @@
 """The pool: one-thread processes, each training whole clients. On a CPU this is the fastest engine for convolutions.
 
 Where a client's step runs: `worker.work`, in the worker processes of this program (`processes`). All of them map the images from one
-file; broadcasts and updates are files of the same folder, and personal parts are one file per client.
+file; personal parts are one file per client beside it, broadcasts and updates are files in memory where the system offers that.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from server.fleets.worker import Done, Job
 
 AHEAD = 2  # clients under way per worker: workers stay busy and memory stays bounded
 TRIES = 3  # how often the work of a worker that died is given to a new one
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder that Linux keeps in memory
+LEAST_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # what must be free there to be used
 SILENCE_S = 3600.0  # a run ends when no client has finished for so long
 
 
@@ -37,8 +39,7 @@ class PoolFleet:
 
     def __init__(self, site: Site, *, workers: int = 0) -> None:
         self._site, self._workers = site, workers or processes.cores()
-        self._folder = Path(tempfile.mkdtemp(prefix="edge-fl-pool-"))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._folder, self._travelling = _folder(self), _folder(self, _in_memory())
         site.save(self._folder)
         self._personal = Personal(build_method(site.settings.spec), self._folder / worker.PERSONAL)
 
@@ -81,7 +82,7 @@ class PoolFleet:
                         message = f"round {round}, client {job.client}: its worker died {TRIES} times ({error}); the run stops"
                         raise RunError(message) from error
                     running[self._submit(job)] = (job, tries + 1)
-        for path in self._folder.glob(f"down-{step}-{round}-*"):
+        for path in self._travelling.glob(f"down-{step}-{round}-*"):
             path.unlink()
 
     def _submit(self, job: Job) -> Future[Done]:
@@ -94,12 +95,26 @@ class PoolFleet:
     def _jobs(self, step: Step, round: int, downs: Downs) -> Iterator[Job]:
         """Jobs, the longest first; a broadcast that is the same as the one before is not written again."""
         written: Parts | None = None
-        path = self._folder
+        path = self._travelling
         for number, client in enumerate(schedule.largest_first(downs, self._site.samples)):
             down = downs[client]
             if written is None or not schedule.identical(down, written):
-                path = self._folder / f"down-{step}-{round}-{number}.safetensors"
+                path = self._travelling / f"down-{step}-{round}-{number}.safetensors"
                 path.write_bytes(tensors.pack(to_arrays(down)))
                 written = down
-            up, own = (self._folder / f"{what}-{client}.safetensors" for what in ("up", "own"))
+            up = self._travelling / f"up-{client}.safetensors"
+            own = self._folder / f"own-{client}.safetensors"
             yield Job(self._folder, step, round, client, path, up, own)
+
+
+def _folder(owner: object, parent: Path | None = None) -> Path:
+    """A new folder, gone when its owner is."""
+    folder = Path(tempfile.mkdtemp(prefix="edge-fl-pool-", dir=parent))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _in_memory() -> Path | None:
+    """Where files are memory, if there is enough of it; a container often has next to none."""
+    enough = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= LEAST_SHARED_BYTES
+    return SHARED_MEMORY if enough else None
