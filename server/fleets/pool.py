@@ -29,7 +29,7 @@ from server.fleets.worker import Done, Job
 
 AHEAD = 2  # clients under way per worker: workers stay busy and memory stays bounded
 TRIES = 3  # how often the work of a worker that died is given to a new one
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder that Linux keeps in memory
+SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # what must be free there to be used
 SILENCE_S = 3600.0  # a run ends when no client has finished for so long
 
