@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.provision import cli as provision
-from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
 if TYPE_CHECKING:
     from broker.config import Settings
+    from broker.provision.authority import Authority
 
-Host = Annotated[str, typer.Option(help="The address to listen on; without certificates only loopback.")]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The port.")]
+Host = Annotated[str, typer.Option(help="The address to listen on; in plaintext only loopback.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="The port [8883, in plaintext 1883].")]
 Fleet = Annotated[str, typer.Option(help="The fleet whose topics the access list is about.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Plaintext for anybody, on loopback only.")]
 Folder = Annotated[
     Path, typer.Option("--dir", help="Where configuration, log and retained messages are kept.")
 ]
+Home = Annotated[
+    Path, typer.Option(help="Where the CA of 'edge-fl fleet enrol' is: it says who may connect.")
+]
 File = Path | None
-Ca = Annotated[File, typer.Option(help="The CA that signs every client's certificate (PEM).")]
+Ca = Annotated[File, typer.Option(help="Instead of --home: the CA that signs every client (PEM).")]
 Cert = Annotated[File, typer.Option(help="The broker's certificate (PEM).")]
 Key = Annotated[File, typer.Option(help="The key of the broker's certificate (PEM).")]
 Foreground = Annotated[
@@ -36,6 +40,8 @@ Foreground = Annotated[
     ),
 ]
 DEFAULT_FOLDER = Path("runs/broker")
+WATCH_S = 0.5
+_HOW = {True: "plaintext, for everybody on this machine", False: "TLS"}
 
 
 def register(app: App) -> None:
@@ -49,20 +55,22 @@ def register(app: App) -> None:
 
 def up(
     host: Host = "127.0.0.1",
-    port: Port = 1883,
+    port: Port = None,
     fleet: Fleet = "main",
     insecure: Insecure = False,
     folder: Folder = DEFAULT_FOLDER,
+    home: Home = provision.DEFAULT_HOME,
     foreground: Foreground = False,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Run mosquitto until Ctrl-C; what it retains is there again the next time."""
+    """Run mosquitto until Ctrl-C, over TLS, for those who were enrolled; what it retains is there again the next time."""
     from broker.find import find
     from broker.mosquitto import Mosquitto, replace_process
+    from broker.provision.gate import Gate
 
-    settings = _settings(host, port, fleet, insecure, folder, ca, cert, key)
+    settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     program = find()
     if foreground:
         replace_process(settings, program)
@@ -76,11 +84,14 @@ def up(
         signal.signal(number, ask)
     with broker:
         version = ".".join(map(str, program.version))
-        how = "TLS" if settings.certificates else "plaintext, for everybody on this machine"
+        how = f"TLS, who may enter is in {home}" if authority else _HOW[settings.certificates is None]
         say(
             f"mosquitto {version} on {broker.endpoint} ({how}), fleet {fleet!r}; log in {broker.log_path}; Ctrl-C ends it"
         )
-        while not asked.wait(0.5):
+        gate = Gate(broker, authority) if authority else None
+        while not asked.wait(WATCH_S):
+            if gate and gate.look():
+                say("read again who may enter")
             if broker.has_ended():
                 raise ConnectError(
                     f"mosquitto ended by itself: {broker.log_tail()}; its log is {broker.log_path}"
@@ -90,10 +101,11 @@ def up(
 
 def config(
     host: Host = "127.0.0.1",
-    port: Port = 1883,
+    port: Port = None,
     fleet: Fleet = "main",
     insecure: Insecure = False,
     folder: Folder = DEFAULT_FOLDER,
+    home: Home = provision.DEFAULT_HOME,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
@@ -102,24 +114,20 @@ def config(
     from broker.config import render, render_access
     from broker.find import find
 
-    settings = _settings(host, port, fleet, insecure, folder, ca, cert, key)
+    settings, _ = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     program = find()
     print(f"# {program.path}, for {settings.config_path}\n")
     print(render(settings, program))
     if settings.certificates:
         print(f"# ---- {settings.access_path}\n")
-        print(render_access(fleet), end="")
+        print(render_access(fleet, settings.claims, settings.denied), end="")
 
 
 def check(
     host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
-    port: Port = 1883,
+    port: Port = None,
     fleet: Annotated[str, typer.Option(help="The fleet below whose topics the test message goes.")] = "main",
-    ca: Annotated[
-        File, typer.Option(help="The CA that signed the broker's certificate (PEM); speaks TLS.")
-    ] = None,
-    cert: Annotated[File, typer.Option(help="The server's certificate (PEM).")] = None,
-    key: Annotated[File, typer.Option(help="The key of the server's certificate (PEM).")] = None,
+    identity: IdentityOption = None,
     deadline_s: Annotated[
         float, typer.Option("--deadline", min=0.1, help="Seconds to wait for each answer.")
     ] = 10.0,
@@ -129,10 +137,10 @@ def check(
     from dataclasses import asdict
 
     from broker import check as checks
-    from edge_fl.wire.endpoint import Endpoint
+    from edge_fl.wire.identity import endpoint as endpoint_of
     from edge_fl.wire.topics import checked
 
-    endpoint = Endpoint(host, port, ca, cert, key)
+    endpoint = endpoint_of(host, port or 0, identity)
     findings = checks.check(endpoint, checked(fleet, "fleet"), deadline_s)
     columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok"}
     show_table([asdict(finding) for finding in findings], columns, format)
@@ -142,14 +150,30 @@ def check(
 
 
 def _settings(
-    host: str, port: int, fleet: str, insecure: bool, folder: Path, ca: File, cert: File, key: File
-) -> Settings:
+    host: str,
+    port: int | None,
+    fleet: str,
+    insecure: bool,
+    folder: Path,
+    home: Path,
+    files: tuple[File, File, File],
+) -> tuple[Settings, Authority | None]:
+    """Plaintext only when asked for; else the certificates given, or those of the CA in `home`, which then also says who may enter."""
     from broker.config import Certificates, Settings
+    from broker.provision import gate
+    from broker.provision.authority import Authority
+    from edge_fl.wire.endpoint import PORT, TLS_PORT
 
-    if not any((ca, cert, key)):
-        return Settings(folder, host, port, fleet)
-    if insecure or not (ca and cert and key):
+    ca, cert, key = files
+    if insecure and not any(files):
+        return Settings(folder, host, port or PORT, fleet), None
+    if ca and cert and key and not insecure:
+        return Settings(folder, host, port or TLS_PORT, fleet, Certificates(ca, cert, key)), None
+    if any(files):
         raise ConfigError(
             "TLS takes --ca, --cert and --key together, and no --insecure; no broker was started"
         )
-    return Settings(folder, host, port, fleet, Certificates(ca, cert, key))
+    gate.require(home)
+    authority = Authority.open(home)
+    certificates = gate.certificates(authority, host)
+    return gate.in_step(Settings(folder, host, port or TLS_PORT, fleet, certificates), authority), authority

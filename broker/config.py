@@ -15,6 +15,7 @@ from pathlib import Path
 
 from broker.find import Program
 from edge_fl.errors import ConfigError
+from edge_fl.wire.endpoint import PORT
 from edge_fl.wire.topics import OFFICES, access_rules, checked
 
 
@@ -50,21 +51,26 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a broker listens, for which fleet, and the folder that holds its files. Raises ConfigError for what would be unsafe."""
+    """Where a broker listens, for which fleet, and the folder that holds its files; which claims are open and who is denied.
+
+    Raises ConfigError for what would be unsafe.
+    """
 
     folder: Path
     host: str = "127.0.0.1"
-    port: int = 1883
+    port: int = PORT
     fleet: str = "main"
     certificates: Certificates | None = None
     limits: Limits = LIMITS
+    claims: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checked(self.fleet, "fleet")
         if not self.certificates and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host!r}: a broker without certificates listens on loopback only;"
-                " give --ca, --cert and --key, or --host 127.0.0.1; nothing was started"
+                " 'edge-fl fleet enrol' makes some, or give --host 127.0.0.1; nothing was started"
             )
 
     @property

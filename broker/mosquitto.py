@@ -76,6 +76,12 @@ class Mosquitto:
                 self._any_port = False  # started again, it is where its clients look for it
                 return
 
+    def reload(self, settings: Settings) -> None:
+        """Takes over another access list, and reads the revocation list again; who is connected stays so. Raises ConnectError."""
+        self.settings = settings
+        write_files(settings, self.program)
+        os.kill(self.pid, signal.SIGHUP)
+
     def stop(self, deadline_s: float = STOP_S) -> None:
         """Ends it, so that it saves what it retains; by force after `deadline_s`."""
         until = time.monotonic() + deadline_s
@@ -157,7 +163,8 @@ def write_files(settings: Settings, program: Program) -> None:
     try:
         settings.folder.mkdir(parents=True, exist_ok=True)
         atomic.write(settings.config_path, render(settings, program))
-        atomic.write(settings.access_path, render_access(settings.fleet))
+        access = render_access(settings.fleet, settings.claims, settings.denied)
+        atomic.write(settings.access_path, access)
         settings.access_path.chmod(0o600)  # mosquitto warns about one that others can read
     except OSError as error:
         raise ConnectError(

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from devices.flash.cli import flash
-from edge_fl.cli import App, Format, FormatOption, is_quiet, say, show_table
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, is_quiet, say, show_table
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
     from devices.outcome import Progress
-    from devices.rim import Connect
     from devices.runner import Runner
-    from edge_fl.wire.endpoint import Endpoint
 
 Host = Annotated[str | None, typer.Option(help="The broker's host [127.0.0.1].")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="The broker's port [1883].")]
+Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="The broker's port [8883 with an identity, else 1883].")
+]
 Fleet = Annotated[str | None, typer.Option(help="The fleet's name [main].")]
 Folder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="The device's own folder.")]
 DEVICE_FOLDER = Path("device")
@@ -79,9 +78,11 @@ def run(
     host: Host = None,
     port: Port = None,
     fleet: Fleet = None,
+    identity: IdentityOption = None,
 ) -> None:
     """Run one device's agent until Ctrl-C; it waits for the broker as long as it takes."""
     from devices import config as settings
+    from devices.entry import entry
     from devices.notify import Notifier
     from devices.runner import Runner
     from devices.single import run_device
@@ -93,18 +94,15 @@ def run(
         for name, value in given.items()
         if value is not None
     }
-    broker = {
-        name: value
-        for name, value in {"host": host, "port": port, "fleet": fleet}.items()
-        if value is not None
-    }
+    given = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
+    broker = {name: value for name, value in given.items() if value is not None}
     if broker:
         tree["broker"] = {**_table(tree.get("broker")), **broker}
     chosen = settings.convert(tree, str(config) if config else "device run")
     _log_warnings()
     runner = Runner(notifier=Notifier())
     _stop_on_signal(runner)
-    run_device(chosen, _connect(chosen.broker.endpoint), runner, _full_worker, say)
+    run_device(chosen, entry(chosen.broker.endpoint), runner, _full_worker, say)
 
 
 def predict(
@@ -142,8 +140,15 @@ def up(
     fraction: Annotated[float, typer.Option(help="The share of the samples that is used.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the split and of who is full.")] = 0,
     host: Annotated[str, typer.Option(help="The broker's host.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The broker's port.")] = 1883,
+    port: Port = None,
     fleet: Annotated[str, typer.Option(help="The fleet's name.")] = "main",
+    identities: Annotated[
+        Path | None,
+        typer.Option(
+            "--identities",
+            help="The folder of their identities (edge-fl fleet enrol --baked): TLS [plaintext].",
+        ),
+    ] = None,
     folder: Annotated[
         Path, typer.Option("--dir", help="Where the devices keep what they keep.")
     ] = FLEET_FOLDER,
@@ -160,11 +165,12 @@ def up(
     """Run a simulated fleet over a real broker, with the agents that real devices run."""
     import msgspec
 
+    from devices.entry import entries, entry
     from devices.fleet import FleetConfig, run_fleet, shares
     from devices.store import Store
     from edge_fl.config import DataConfig
     from edge_fl.heads import find
-    from edge_fl.wire.endpoint import Endpoint
+    from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 
     heads_only, trains = shares(devices if devices or head or full else 12, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
@@ -185,6 +191,11 @@ def up(
         data = msgspec.convert(tree, DataConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"fleet up: {error}; nothing was started") from error
+    endpoint = Endpoint(host, port or (TLS_PORT if identities else PORT))
+    if identities:
+        ids, connect = entries(host, endpoint.port, identities, heads_only + trains)
+    else:
+        ids, connect = (), entry(endpoint)
     config = FleetConfig(
         data,
         trains,
@@ -196,11 +207,12 @@ def up(
         duration_s=duration_s or float("inf"),
         until_idle=until_idle,
         wait_s=wait_s,
+        ids=ids,
     )
     _log_warnings()
-    connect, full_worker = _connect(Endpoint(host, port)), _full_worker() if trains else None
+    full_worker = _full_worker() if trains else None
     say(
-        f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {host}:{port}, fleet {fleet}"
+        f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}, fleet {fleet}"
     )
     with Store(folder).owned():
         outcomes = run_fleet(config, connect, full_worker=full_worker, tell=_Line(), on_start=_stop_on_signal)
@@ -227,12 +239,6 @@ class _Line:
         else:
             return
         self._last = line
-
-
-def _connect(endpoint: Endpoint) -> Connect:
-    from edge_fl.wire.mqtt import MqttTransport
-
-    return partial(MqttTransport, endpoint, tls=endpoint.tls_context())
 
 
 def _full_worker() -> Any:

@@ -12,26 +12,24 @@ from msgspec import Meta, Struct
 
 from edge_fl import heads
 from edge_fl.errors import ConfigError, nearest
+from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 
 FOLDER = "device"
 
 
 class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the broker is; `ca`, `cert` and `key` are PEM files."""
+    """Where the broker is (port 0: 8883 with an identity, else 1883), and the folder of this device's identity."""
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=1, le=65535)] = 1883
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
     fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
+    identity: str = ""
 
     @property
     def endpoint(self) -> Endpoint:
-        """As the transport takes it."""
-        ca, cert, key = (Path(file) if file else None for file in (self.ca, self.cert, self.key))
-        return Endpoint(self.host, self.port, ca, cert, key)
+        """As the transport takes it. Raises ConfigError for an identity that cannot be used."""
+        return identity.endpoint(self.host, self.port, self.identity)
 
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +70,7 @@ def load(path: Path) -> dict[str, object]:
 
 def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     """The settings as a value. Raises ConfigError, which names the nearest known key."""
+    tree = _named(tree, where)
     try:
         config = msgspec.convert(tree, DeviceConfig)
     except msgspec.ValidationError as error:
@@ -81,6 +80,20 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}; nothing was started") from error
     return config
+
+
+def _named(tree: dict[str, object], where: str) -> dict[str, object]:
+    """A device that has an identity is called what its certificate calls it."""
+    broker = tree.get("broker")
+    folder = broker.get("identity") if isinstance(broker, dict) else None
+    if not folder or not isinstance(folder, str):
+        return tree
+    name = identity.read(Path(folder)).device
+    if tree.get("id", name) != name:
+        raise ConfigError(
+            f"{where}: id = {tree['id']!r}, but the identity in {folder} is that of {name!r}; expected one name; nothing was started"
+        )
+    return {**tree, "id": name}
 
 
 def _explained(message: str, tree: dict[str, object]) -> str:

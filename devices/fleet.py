@@ -49,7 +49,7 @@ class FleetConfig:
     """What to simulate. `data.clients` is the number of devices, `full` of them train, the others fit `heads` in turn.
 
     Ends after `duration_s`, or with `until_idle` once nothing is left to do and the server has gone, or nothing has happened for
-    `idle_s`; it waits for a server that never came.
+    `idle_s`; it waits for a server that never came. `ids` are the devices' names, in their order, where they have certificates on them.
     """
 
     data: DataConfig
@@ -64,6 +64,7 @@ class FleetConfig:
     idle_s: float = 20.0
     wait_s: float = 60.0
     root: bytes | None = None
+    ids: tuple[str, ...] = ()
     limits: Limits = state.LIMITS
 
 
@@ -197,7 +198,7 @@ def _maker(
     full_worker: MakeWorker | None,
 ) -> Callable[[int], Device]:
     """What makes device i."""
-    ids = names(len(split.clients))
+    ids = config.ids or names(len(split.clients))
     full = full_devices(len(ids), config.full, config.seed)
     kinds = dict(zip((n for n in range(len(ids)) if n not in full), cycle(config.heads), strict=False))
     check = _Once(canary.require)

@@ -42,6 +42,13 @@ class Format(StrEnum):
 FormatOption = Annotated[
     Format, typer.Option("--format", help="How to print: a table for people, JSON for programs.")
 ]
+IdentityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--identity",
+        help="The folder of our identity (edge-fl fleet enrol): TLS, and who we are [plaintext].",
+    ),
+]
 
 
 def _show_help(context: typer.Context) -> None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import signal
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, show_table
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, show_table
 from server import research
 
 if TYPE_CHECKING:
@@ -22,14 +21,9 @@ if TYPE_CHECKING:
 
 Host = Annotated[str | None, typer.Option(help="Where the broker is; instead of the recipe's.")]
 Port = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="The broker's port; instead of the recipe's.")
+    int | None, typer.Option(min=1, max=65535, help="The broker's port [8883 with an identity, else 1883].")
 ]
 Fleet = Annotated[str | None, typer.Option(help="The fleet's name in every topic; instead of the recipe's.")]
-Ca = Annotated[
-    Path | None, typer.Option(help="The CA that signed the broker's certificate (PEM); speaks TLS.")
-]
-Cert = Annotated[Path | None, typer.Option(help="The server's certificate (PEM).")]
-Key = Annotated[Path | None, typer.Option(help="The key of the server's certificate (PEM).")]
 Runs = Annotated[Path, typer.Option(help="The folder that takes a folder of results per run.")]
 
 
@@ -71,9 +65,7 @@ def run(
     home: Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")] = Path(
         "runs/releases"
     ),
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    identity: IdentityOption = None,
 ) -> None:
     """Train over MQTT, release the extractor, collect what heads report; prints the folder of the results."""
     from edge_fl import config
@@ -81,30 +73,34 @@ def run(
     from server.results import Results
 
     chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
-    given = {"broker.host": host, "broker.port": port, "broker.fleet": fleet, "device": device}
+    given = {
+        "broker.host": host,
+        "broker.port": port,
+        "broker.fleet": fleet,
+        "broker.identity": str(identity) if identity else None,
+        "device": device,
+    }
     replaced = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     chosen = config.with_settings(chosen, [*replaced, *(settings or [])])
 
     from server import task  # torch comes with it: what is wrong with a recipe is said before
 
     signal.signal(signal.SIGTERM, _interrupt)
-    connect = _connect(chosen.broker.host, chosen.broker.port, ca, cert, key)
+    connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
     print(task.run(task.Order(chosen, connect, runs, home, takeover, resume, database)))
 
 
 def list_devices(
     host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The broker's port.")] = 1883,
+    port: Port = None,
     fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    identity: IdentityOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the devices that the broker knows of, with what each said about itself last."""
     from server import listing
 
-    rows = listing.devices(_connect(host, port, ca, cert, key), fleet)
+    rows = listing.devices(_connect(host, port or 0, identity), fleet)
     show_table(rows, listing.COLUMNS, format)
 
 
@@ -135,11 +131,10 @@ def demo(
     print(f"\n{found.note}\nThe results are in {found.path}")
 
 
-def _connect(host: str, port: int, ca: Path | None, cert: Path | None, key: Path | None) -> Connect:
-    from edge_fl.wire.endpoint import Endpoint
-    from edge_fl.wire.mqtt import MqttTransport
+def _connect(host: str, port: int, identity: Path | str | None) -> Connect:
+    from server.wire.entry import entry
 
-    return partial(MqttTransport, Endpoint(host, port, ca, cert, key))
+    return entry(host, port, identity)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from edge_fl import atomic
 from edge_fl.errors import ConfigError, EdgeFLError
-from edge_fl.wire.endpoint import TLS_PORT, Endpoint
+from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl.wire.topics import NAME, Role, role_of
 
 CA_FILE, CERT_FILE, KEY_FILE, TOKEN_FILE = "ca.crt", "client.crt", "client.key", "token"
@@ -67,6 +67,11 @@ class Identity:
     def role(self) -> Role:
         """Server, operator, device, claim, ..."""
         return role_of(self.name)
+
+    @property
+    def device(self) -> str:
+        """Whose it is: its name, or for a claim the device that it is for."""
+        return self.token.device if self.token else self.name
 
     @property
     def renew_at(self) -> datetime:
@@ -109,6 +114,13 @@ def read(folder: Path) -> Identity:
         )
     begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return Identity(folder, name, begins, expires, certificate.serial_number, _token(folder))
+
+
+def endpoint(host: str, port: int = 0, folder: Path | str | None = None) -> Endpoint:
+    """A broker, over TLS with the identity in `folder`, in plaintext without one; port 0 is the usual one. Raises ConfigError."""
+    if folder:
+        return read(Path(folder)).endpoint(host, port or TLS_PORT)
+    return Endpoint(host, port or PORT)
 
 
 def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | None = None) -> Identity:

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -275,7 +275,7 @@ def client_id(fleet: str) -> str:
     return f"server-{fleet}"
 
 
-def read_retained(connect: Connect, patterns: Iterable[str], limits: Limits = Limits()) -> dict[str, bytes]:
+def read_retained(connect: Connect, patterns: Sequence[str], limits: Limits = Limits()) -> dict[str, bytes]:
     """What is retained below `patterns`, by topic, read by a throw-away client. Raises ConnectError.
 
     The broker does not say when it has sent everything: reading ends once `settle_s` pass without a message, after `read_s` at the latest.
@@ -287,16 +287,21 @@ def read_retained(connect: Connect, patterns: Iterable[str], limits: Limits = Li
     found: dict[str, bytes] = {}
     try:
         transport.wait_connected(limits.connect_s)
-        for pattern in patterns:
-            transport.subscribe(pattern)
-        until = time.monotonic() + limits.read_s
+        until, patience_s = time.monotonic() + limits.read_s, limits.settle_s
         while time.monotonic() < until:
             try:
-                event = events.get(timeout=limits.settle_s)
+                event = events.get(timeout=patience_s)
             except queue.Empty:
                 break
-            if isinstance(event, Packet) and event.payload:
-                found[event.topic] = event.payload
+            match event:
+                case Connected():  # again, when another reader of our name has thrown us out
+                    patience_s = limits.settle_s
+                    for pattern in patterns:
+                        transport.subscribe(pattern)
+                case Disconnected():
+                    patience_s = limits.read_s
+                case Packet() if event.payload:
+                    found[event.topic] = event.payload
     finally:
         transport.close()
     return found

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.broker
 def test_config_prints_what_up_would_run_with(
     mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["broker", "config", "--port", "1999", "--dir", "/tmp/nowhere"]) == 0
+    assert main(["broker", "config", "--insecure", "--port", "1999", "--dir", "/tmp/nowhere"]) == 0
     printed = capsys.readouterr().out
     assert "listener 1999 127.0.0.1" in printed
     assert str(mosquitto_program.path) in printed
@@ -48,11 +48,12 @@ def test_check_lists_findings_as_json(mosquitto: Mosquitto, capsys: pytest.Captu
     ("arguments", "code", "message"),
     [
         (["check", "--port", "{free}", "--deadline", "0.3"], 2, "Connection refused"),
-        (["up", "--port", "{taken}"], 2, "taken by another program"),
-        (["up", "--host", "0.0.0.0"], 4, "loopback only"),
+        (["up", "--insecure", "--port", "{taken}"], 2, "taken by another program"),
+        (["up", "--insecure", "--host", "0.0.0.0"], 4, "loopback only"),
+        (["up"], 4, "--insecure does without"),
         (["up", "--ca", "ca.pem"], 4, "--ca, --cert and --key together"),
         (["up", "--port", "70000"], 4, "65535"),
-        (["up", "--fleet", "Upper"], 1, "'Upper'"),
+        (["up", "--insecure", "--fleet", "Upper"], 1, "'Upper'"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_an_exit_code(
@@ -78,7 +79,14 @@ def test_up_serves_until_it_is_told_to_end(
     tmp_path: Path, mosquitto_program: Program, foreground: bool
 ) -> None:
     port = free_port("127.0.0.1")
-    options = ["--port", str(port), "--dir", str(tmp_path), *(["--foreground"] if foreground else [])]
+    options = [
+        "--insecure",
+        "--port",
+        str(port),
+        "--dir",
+        str(tmp_path),
+        *(["--foreground"] if foreground else []),
+    ]
     command = [sys.executable, "-m", "edge_fl", "broker", "up", *options]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -98,7 +98,7 @@ def test_a_mistyped_key_is_an_error_that_names_the_right_one(table: str, key: st
         ("[method.optimiser]\nlr = inf", "[method.optimiser] lr = inf: expected a finite number"),
         ("[method.options]\ntau = nan", "[method.options] tau = nan: expected a finite number"),
         ("[method.options]\ntaus = [0.1, -inf]", "[method.options] taus = -inf: expected a finite number"),
-        ("[broker]\nport = 0", "[broker] port = 0: expected `int` >= 1"),
+        ("[broker]\nport = -1", "[broker] port = -1: expected `int` >= 0"),
         (
             '[broker]\nfleet = "a/#"',
             "[broker] fleet = 'a/#': expected `str` matching regex '^[a-z0-9-]{1,32}\\\\Z'",

@@ -115,7 +115,9 @@ def test_children_end_whatever_happens(mosquitto_program, tmp_path):
     lines = []
     with pytest.raises(KeyboardInterrupt), Children(heard, {}) as children:
         port = str(demo._free_port())
-        child = children.start("broker", "broker", "up", "--port", port, "--dir", str(tmp_path / "broker"))
+        child = children.start(
+            "broker", "broker", "up", "--insecure", "--port", port, "--dir", str(tmp_path / "broker")
+        )
         with pytest.raises(DeadlineError, match="still running after"):
             children.wait(child, 0.5)
         until = time.monotonic() + 20

@@ -1,0 +1,60 @@
+"""Keeps a broker in step with the register: who may enter, which claims are open, who is denied; without a restart."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from broker.config import Certificates, Settings, is_loopback
+from broker.mosquitto import Mosquitto
+from broker.provision.authority import Authority
+from broker.provision.register import claims, denied
+from edge_fl.errors import ConfigError
+from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
+
+log = logging.getLogger(__name__)
+
+ANYWHERE = frozenset({"0.0.0.0", "::"})
+
+
+def require(home: Path) -> None:
+    """Raises ConfigError when there is no CA in `home`."""
+    if not (home / CA_FILE).exists():
+        raise ConfigError(
+            f"{home}: no identities, expected those of a fleet ('edge-fl fleet enrol --baked -n 12' makes some;"
+            " --insecure does without, in plaintext, on loopback only); no broker was started"
+        )
+
+
+def certificates(authority: Authority, host: str) -> Certificates:
+    """The broker's, good for the address that it listens on, with the CA and the revocation list."""
+    found = authority.broker(() if host in ANYWHERE or is_loopback(host) else (host,)).folder
+    return Certificates(found / CA_FILE, found / CERT_FILE, found / KEY_FILE, authority.revoked_path)
+
+
+def in_step(settings: Settings, authority: Authority) -> Settings:
+    """The settings with what the register says now."""
+    rows, now = authority.rows(), authority.now()
+    return replace(settings, claims=tuple(claims(rows, now)), denied=tuple(denied(rows, now)))
+
+
+class Gate:
+    """Watches the register of a running broker; `look` costs two calls of stat while nothing changes."""
+
+    def __init__(self, broker: Mosquitto, authority: Authority) -> None:
+        self._broker, self._authority = broker, authority
+        self._seen = self._stamps()
+
+    def look(self) -> bool:
+        """Reloads the broker if certificates were issued or revoked since; says whether it did."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        self._broker.reload(in_step(self._broker.settings, self._authority))
+        return True
+
+    def _stamps(self) -> tuple[int, ...]:
+        files = (self._authority.register.path, self._authority.revoked_path)
+        return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in files)

@@ -1,0 +1,43 @@
+"""How the server gets to its broker: as itself, and beside that as a reader who only looks.
+
+A broker that names its clients by their certificates throws the older of two with one name out. Whoever looks whether there is a server
+already must not be mistaken for it, so the folder of the server's identity holds a second one, `reader`, which may not write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_fl.wire import identity
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.transport import Listener, Packet
+from server.wire.link import Connect
+
+READER = "reader"
+
+
+def entry(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
+    """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
+    server = reader = identity.endpoint(host, port, folder)
+    if folder and (Path(folder) / READER).exists():
+        reader = identity.endpoint(host, port, Path(folder) / READER)
+
+    def connect(
+        client_id: str,
+        will: Packet | None,
+        deliver: Listener,
+        *,
+        session_expiry_s: int = 86400,
+        clean_start: bool = False,
+    ) -> MqttTransport:
+        """The server is known by its will; who has none only looks."""
+        return MqttTransport(
+            server if will else reader,
+            client_id,
+            will,
+            deliver,
+            session_expiry_s=session_expiry_s,
+            clean_start=clean_start,
+        )
+
+    return connect
