@@ -13,10 +13,10 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench clean
+.PHONY: help venv demo demo-secure test check format bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## make or refresh the virtual environment .venv with everything in it
 
@@ -32,6 +32,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: venv ## broker, server and 12 devices learn on real digits, in under two minutes
 	$(BIN)/edge-fl demo $(ARGS)
+
+demo-secure: venv ## the same over mTLS, every device with a certificate of its own; beside the plain one, both timed
+	$(BIN)/edge-fl demo --secure --beside $(ARGS)
 
 test: venv ## every test but those marked slow, gpu, arm64 or browser (ARGS='-k topics' for some)
 	$(TEST) -n 2 -m 'not slow and not gpu and not arm64 and not browser' $(ARGS)

@@ -212,7 +212,8 @@ def up(
     _log_warnings()
     full_worker = _full_worker() if trains else None
     say(
-        f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}, fleet {fleet}"
+        f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
+        f"{' (TLS)' if identities else ''}, fleet {fleet}"
     )
     with Store(folder).owned():
         outcomes = run_fleet(config, connect, full_worker=full_worker, tell=_Line(), on_start=_stop_on_signal)

@@ -117,18 +117,39 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the devices' and the broker's folders too.")
     ] = False,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure", help="Everybody with a certificate: broker, server and each device over mTLS."
+        ),
+    ] = False,
+    beside: Annotated[
+        bool,
+        typer.Option(
+            "--beside", help="With --secure: run it in plaintext too, first, to see what TLS costs."
+        ),
+    ] = False,
 ) -> None:
     """See it work: a broker, a server and simulated devices learn together on this machine; takes about a minute."""
+    from dataclasses import replace
+
     from server import demo as demos
 
     signal.signal(signal.SIGTERM, _interrupt)
-    plan = demos.Plan(dataset, data_dir, devices, full, rounds, port, runs, keep)
+    plan = demos.Plan(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
+    plain_s = demos.run(replace(plan, secure=False)).seconds if beside else None
     found = demos.run(plan)
     print(found.histogram, end="\n\n")
     show_table([*found.devices], demos.DEVICE_COLUMNS)
     print()
     show_table([*found.comparison], demos.COMPARISON_COLUMNS)
     print(f"\n{found.note}\nThe results are in {found.path}")
+    print(
+        f"It took {found.seconds:.1f} s" + (" over mTLS" if secure else ""),
+        end="\n" if plain_s is None else ", ",
+    )
+    if plain_s is not None:
+        print(f"{plain_s:.1f} s in plaintext: {found.seconds / plain_s:.2f} times as long")
 
 
 def _connect(host: str, port: int, identity: Path | str | None) -> Connect:

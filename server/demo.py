@@ -10,6 +10,7 @@ import csv
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ COMPARISON_COLUMNS = {
     "std": "std",
     "bottom_decile": "bottom decile",
 }
+IDENTITIES = "identities"
+PLAINTEXT: dict[str, list[str]] = {"broker": ["--insecure"], "fleet": [], "server": []}
 RIVALS = {"Local": "local", "FedAvg+FT": "fedavg+ft"}
 PIXEL_HEAD = "logistic"
 
@@ -59,6 +62,7 @@ class Plan:
     port: int | None = None
     runs: Path = Path("runs")
     keep: bool = False
+    secure: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,19 +74,24 @@ class Shown:
     comparison: Sequence[Mapping[str, object]]
     note: str
     path: Path
+    seconds: float
 
 
 def run(plan: Plan) -> Shown:
     """Runs it. Raises what the commands raise, DataError before anything is started."""
+    begin_s = time.monotonic()
     recipe = recipe_of(plan)
     study = simulate.prepare(recipe)
     with _folder(plan) as folder, Children(_tell, QUIET_THREADS) as children:
+        if plan.secure:
+            _enrol(plan, folder)
         for name, arguments in commands(plan, recipe, folder).items():
             server = children.start(name, *arguments)
         rivals = baselines(study)
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
     rows = read_devices(path)
-    return Shown(study.histogram(), rows, compare(rows, rivals), _note(plan, recipe), path)
+    seconds = time.monotonic() - begin_s
+    return Shown(study.histogram(), rows, compare(rows, rivals), _note(plan, recipe), path, seconds)
 
 
 def recipe_of(plan: Plan) -> Recipe:
@@ -118,10 +127,42 @@ def commands(plan: Plan, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
         "dir": folder / "fleet",
     }
     split = {name: getattr(data, name) for name in ("dataset", "data_dir", "partition", "beta", "fraction")}
+    trust = _trust(folder / IDENTITIES) if plan.secure else PLAINTEXT
     return {
-        "broker": ["broker", "up", "--insecure", *_options(port=port, dir=folder / "broker")],
-        "fleet": ["fleet", "up", *_options(**devices, **split)],
-        "server": ["server", "run", str(file), *_options(runs=plan.runs, home=folder / "releases")],
+        "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
+        "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices, **split)],
+        "server": [
+            "server",
+            "run",
+            str(file),
+            *trust["server"],
+            *_options(runs=plan.runs, home=folder / "releases"),
+        ],
+    }
+
+
+def _enrol(plan: Plan, folder: Path) -> None:
+    """Ends before the others start, which need what it makes."""
+    with Children(_tell, QUIET_THREADS) as children:
+        children.wait(children.start("enrol", *enrolment(plan, folder)), DEADLINE_S)
+
+
+def enrolment(plan: Plan, folder: Path) -> list[str]:
+    """What makes the certificates of broker, server and devices."""
+    return [
+        "fleet",
+        "enrol",
+        "--baked",
+        *_options(count=plan.devices, prefix="sim-", home=folder / IDENTITIES),
+    ]
+
+
+def _trust(home: Path) -> dict[str, list[str]]:
+    """The options by which each command finds its identity."""
+    return {
+        "broker": _options(home=home),
+        "fleet": _options(identities=home / "devices"),
+        "server": _options(identity=home / "server"),
     }
 
 

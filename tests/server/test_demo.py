@@ -84,7 +84,7 @@ def test_every_command_of_the_demo_exists(tmp_path):
     for register in (of_broker, of_devices, of_server):
         register(app)
     commands = demo.commands(Plan(), Recipe(), tmp_path)
-    for group, command, *_ in commands.values():
+    for group, command, *_ in (*commands.values(), demo.enrolment(Plan(), tmp_path)):
         assert command in {
             found.name or found.callback.__name__ for found in app.group(group).registered_commands
         }
@@ -131,8 +131,9 @@ def test_children_end_whatever_happens(mosquitto_program, tmp_path):
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_the_demo_ends_well_and_leaves_only_its_results(mosquitto_program, tmp_path):
-    plan = Plan(devices=4, full=2, rounds=2, runs=tmp_path / "runs")
+@pytest.mark.parametrize("secure", [False, True], ids=["plaintext", "mTLS"])
+def test_the_demo_ends_well_and_leaves_only_its_results(mosquitto_program, tmp_path, secure):
+    plan = Plan(devices=4, full=2, rounds=2, runs=tmp_path / "runs", secure=secure)
     shown = demo.run(plan)
     assert [entry.name for entry in plan.runs.iterdir()] == [shown.path.name]
     results = Results.open(shown.path)
