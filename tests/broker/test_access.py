@@ -1,0 +1,295 @@
+"""Who may do what, asked of a real mosquitto over mTLS: every role, every topic, to publish and to read; and who gets in at all.
+
+mosquitto grants a subscription that it will not serve, so reading is tried by delivery: a message counts as read when it arrives.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from paho.mqtt.client import topic_matches_sub
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from broker.provision import gate
+from broker.provision.authority import Authority
+from broker.provision.gate import Gate
+from edge_fl.errors import ConnectError
+from edge_fl.wire import identity
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.topics import Topics, access_rules, role_of
+from edge_fl.wire.transport import Disconnected, Event, Packet
+
+pytestmark = pytest.mark.broker
+FLEET = Topics("mill")
+WAIT_S = 20.0
+SHA = "0" * 64
+
+
+def topics_of(device: str) -> dict[str, str]:
+    """Every family of topics, those of one device and its claim among them."""
+    return {
+        "srv/state": FLEET.server_state(),
+        "tuf": FLEET.tuf("timestamp.json"),
+        "art": FLEET.chunk(SHA, 0),
+        "round": FLEET.round("task"),
+        "dn/want": FLEET.want(device),
+        "dn/cmd": FLEET.command(device),
+        "dn/ack": FLEET.ack(device),
+        "up/state": FLEET.state(device),
+        "up/meta": FLEET.meta(device),
+        "up/rpt": FLEET.report(device, "task", 1),
+        "up/blob": FLEET.blob(device, "id", 0),
+        "up/req": FLEET.request(device),
+        "up/log": FLEET.log(device),
+        "enroll/req": FLEET.enrol_request(device),
+        "enroll/rsp": FLEET.enrol_response(device),
+    }
+
+
+BROADCAST = {"srv/state", "tuf", "art", "round"}
+DOWN, UP = {"dn/want", "dn/cmd", "dn/ack"}, {name for name in topics_of("x") if name.startswith("up/")}
+ALL = set(topics_of("x"))
+# role -> what it may (write, read) of its own and of another's topics, written out by hand: the rules are not to grade themselves
+MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
+    "server": (ALL, ALL, ALL, ALL),
+    "reader": ({"enroll/req"} | UP, ALL, set(), ALL),
+    "operator": ({"tuf", "art", "enroll/req"} | DOWN | UP, ALL, {"tuf", "art"} | DOWN, ALL),
+    "registrar": (
+        {"enroll/req", "enroll/rsp"} | UP,
+        BROADCAST | DOWN | {"enroll/req", "enroll/rsp"},
+        {"enroll/req", "enroll/rsp"},
+        BROADCAST | {"enroll/req", "enroll/rsp"},
+    ),
+    "device": (UP | {"enroll/req"}, BROADCAST | DOWN | {"enroll/rsp"}, set(), BROADCAST),
+    "claim": ({"enroll/req"}, {"enroll/rsp"}, set(), set()),
+}
+
+
+class Ear:
+    """A client that keeps what it hears; `lost` says that the broker has let it go."""
+
+    def __init__(self, endpoint: Endpoint, name: str = "another name", wait_s: float = WAIT_S) -> None:
+        self.heard: queue.SimpleQueue[Packet] = queue.SimpleQueue()
+        self.lost = threading.Event()
+        self.transport = MqttTransport(endpoint, name, None, self._keep, session_expiry_s=0)
+        try:
+            self.transport.wait_connected(wait_s)
+        except ConnectError:
+            self.transport.close()
+            raise
+
+    def _keep(self, event: Event) -> None:
+        if isinstance(event, Packet):
+            self.heard.put(event)
+        elif isinstance(event, Disconnected):
+            self.lost.set()
+
+    def until(self, last: bytes) -> set[bytes]:
+        """What was heard before the packet that ends it."""
+        found = set()
+        while (packet := self.heard.get(timeout=WAIT_S)).payload != last:
+            found.add(packet.payload)
+        return found
+
+
+@dataclass
+class Site:
+    """A broker that is closed, its CA, and clients by name."""
+
+    broker: Mosquitto
+    authority: Authority
+    gate: Gate
+    folder: Path
+
+    def at(self, name: str) -> Endpoint:
+        folder = self.folder / name
+        if not folder.exists():
+            offices = {"server": "server", "reader": "server/reader"}
+            office = self.authority.home / offices.get(name, name)
+            if not office.exists():
+                self.authority.bake({name: folder})
+            else:
+                shutil.copytree(office, folder)
+        return identity.read(folder).endpoint("127.0.0.1", self.broker.settings.port)
+
+    def enter(self, name: str) -> Ear:
+        return Ear(self.at(name))
+
+    def refuses(self, endpoint: Endpoint, says: str = "") -> None:
+        with pytest.raises(ConnectError, match=f"(?i){says}"):
+            Ear(endpoint, wait_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("access")
+    authority = Authority.make(folder / "home")
+    (folder / "ids").mkdir()
+    claims = authority.claim({f"pi-{number}": folder / f"claim-{number}" for number in (8, 9)})
+    for number, claim in enumerate(claims):
+        claim.folder.rename(folder / "ids" / f"claim{number}")
+    authority.bake({f"pi-{number}": folder / "ids" / f"pi-{number}" for number in (1, 2)})
+    certificates = gate.certificates(authority, "127.0.0.1")
+    settings = gate.in_step(
+        Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
+    )
+    with Mosquitto(settings, mosquitto_program) as broker:
+        yield Site(broker, authority, Gate(broker, authority), folder / "ids")
+
+
+def name_of(site: Site, who: str) -> str:
+    return identity.read(site.folder / who).name if (site.folder / who).exists() else who
+
+
+CASES = [
+    ("server", "pi-1"),
+    ("reader", "pi-1"),
+    ("operator", "pi-1"),
+    ("registrar", "pi-1"),
+    ("pi-1", "pi-2"),
+    ("claim0", "claim1"),
+]
+
+
+@pytest.mark.parametrize(("who", "other"), CASES, ids=[who for who, _ in CASES])
+def test_a_role_writes_and_reads_what_it_should_and_nothing_else(site: Site, who: str, other: str) -> None:
+    site.at(who)
+    me, them = name_of(site, who), name_of(site, other)
+    own, others = topics_of(me), topics_of(them)
+    everything = [*own.items(), *((name, topic) for name, topic in others.items() if name not in BROADCAST)]
+    witness = site.enter("server") if who != "server" else Ear(site.at("server"))
+    subject = witness if who == "server" else site.enter(who)
+    witness.transport.subscribe(f"{FLEET.root}/#")
+    witness.transport.drain(WAIT_S)
+
+    for _, topic in everything:
+        subject.transport.publish(Packet(topic, f"w {topic}".encode()))
+    subject.transport.drain(WAIT_S)
+    witness.transport.publish(Packet(FLEET.log("last"), b"last"))
+    written = {payload[2:].decode() for payload in witness.until(b"last") if payload.startswith(b"w ")}
+
+    for topic in (*(topic for _, topic in everything), f"{FLEET.root}/#", "#", FLEET.up(), FLEET.down("+")):
+        subject.transport.subscribe(topic)  # granted, whatever they are
+    own_rsp = {"claim": own["enroll/rsp"], "device": FLEET.want(me)}.get(
+        role_of(me), FLEET.enrol_response(me)
+    )
+    subject.transport.drain(WAIT_S)
+    ready = secrets.token_bytes(4)
+    witness.transport.publish(Packet(own_rsp, ready, retain=True))  # subscriptions stand once this has come
+    subject.until(ready)
+    witness.transport.publish(Packet(own_rsp, b"", retain=True))
+    for _, topic in everything:
+        witness.transport.publish(Packet(topic, f"r {topic}".encode()))
+    witness.transport.publish(Packet(own_rsp, b"end"))
+    read = {payload[2:].decode() for payload in subject.until(b"end") if payload.startswith(b"r ")}
+
+    write_own, read_own, write_other, read_other = MAY[role_of(me)]
+    may_write = {own[name] for name in write_own} | {others[name] for name in write_other}
+    may_read = {own[name] for name in read_own} | {others[name] for name in read_other}
+    assert written == may_write
+    assert read == may_read
+    for ear in {id(witness): witness, id(subject): subject}.values():
+        ear.transport.close()
+
+
+def test_the_rules_hold_for_names_that_the_register_never_saw() -> None:
+    """The five families of a device are patterns: one more device needs no other access list."""
+    patterns = [topic.replace("%u", "pi-77") for role, _, topic in access_rules("mill") if role == "device"]
+    assert any(topic_matches_sub(pattern, FLEET.state("pi-77")) for pattern in patterns)
+    assert not any(topic_matches_sub(pattern, FLEET.state("pi-78")) for pattern in patterns)
+
+
+def test_a_stolen_client_id_is_worth_nothing(site: Site) -> None:
+    victim, thief = site.enter("pi-1"), Ear(site.at("pi-2"), "pi-1")
+    server = site.enter("server")
+    thief.transport.subscribe(FLEET.down("pi-1"))
+    thief.transport.subscribe(FLEET.down("pi-2"))
+    server.transport.subscribe(FLEET.up())
+    server.transport.drain(WAIT_S)
+    thief.transport.publish(Packet(FLEET.state("pi-1"), b"spoofed"))
+    thief.transport.publish(Packet(FLEET.log("pi-2"), b"own"))
+    assert server.until(b"own") == set()
+    server.transport.publish(Packet(FLEET.want("pi-1"), b"for the victim"))
+    server.transport.publish(Packet(FLEET.want("pi-2"), b"for the thief"))
+    assert thief.until(b"for the thief") == set()
+    assert not victim.lost.is_set(), "the broker calls the thief by the name on its certificate"
+    for ear in (victim, thief, server):
+        ear.transport.close()
+
+
+def test_without_the_right_certificate_nobody_enters(site: Site, tmp_path: Path) -> None:
+    good = site.at("pi-1")
+    strangers = Authority.make(tmp_path / "strangers")
+    stranger = strangers.bake({"pi-1": tmp_path / "pi-1"})[0].endpoint(good.host, good.port)
+    old = Authority(
+        site.authority.home,
+        site.authority._ca,
+        site.authority._key,
+        lambda: datetime.now(UTC) - timedelta(days=30),
+    )
+    expired = old.bake({"pi-old": tmp_path / "pi-old"}, timedelta(days=20))[0].endpoint(good.host, good.port)
+    broker = Endpoint(
+        good.host,
+        good.port,
+        good.ca,
+        *(site.authority.home / "broker" / name for name in ("client.crt", "client.key")),
+    )
+    site.refuses(replace(stranger, ca=good.ca))  # the broker does not know its CA
+    site.refuses(stranger, "certificate verify failed")  # nor does it know the broker's
+    site.refuses(expired)
+    site.refuses(broker)  # a certificate for serving is none for connecting
+    site.refuses(replace(good, cert=None, key=None))
+    site.refuses(Endpoint(good.host, good.port))  # plaintext
+    Ear(good).transport.close()
+
+
+def test_a_broker_for_this_fleet_has_no_plaintext_door(site: Site) -> None:
+    text = site.broker.settings.config_path.read_text()
+    assert [line for line in text.splitlines() if line.startswith("listener")] == [
+        f"listener {site.broker.settings.port} 127.0.0.1"
+    ]
+
+
+def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> None:
+    thief, other, server = site.enter("pi-5"), site.enter("pi-1"), site.enter("server")
+    server.transport.subscribe(FLEET.up())
+    server.transport.drain(WAIT_S)
+    thief.transport.subscribe(FLEET.down("pi-5"))
+    thief.transport.publish(Packet(FLEET.log("pi-5"), b"before"))
+    assert server.until(b"before") == set()
+
+    site.authority.revoke("pi-5")
+    assert site.gate.look(), "the register has changed"
+    assert not site.gate.look(), "once is enough"
+    _settled(site.broker)
+    thief.transport.publish(Packet(FLEET.log("pi-5"), b"from the live session"))
+    thief.transport.drain(WAIT_S)
+    other.transport.publish(Packet(FLEET.log("pi-1"), b"last"))
+    assert server.until(b"last") == set()
+    server.transport.publish(Packet(FLEET.want("pi-5"), b"not for you"))
+    server.transport.drain(WAIT_S)
+    assert thief.heard.empty()
+    assert not other.lost.is_set() and not server.lost.is_set(), "nobody else notices"
+    for ear in (thief, other, server):
+        ear.transport.close()
+    site.refuses(site.at("pi-5"))
+    Ear(site.at("pi-1")).transport.close()
+
+
+def _settled(broker: Mosquitto) -> None:
+    """Waits until mosquitto says that it has read its configuration again."""
+    until = datetime.now() + timedelta(seconds=WAIT_S)
+    while "Reloading config" not in broker.log_path.read_text() and datetime.now() < until:
+        threading.Event().wait(0.02)
+    threading.Event().wait(0.1)
