@@ -98,7 +98,8 @@ def run(
     broker = {name: value for name, value in given.items() if value is not None}
     if broker:
         tree["broker"] = {**_table(tree.get("broker")), **broker}
-    chosen = settings.convert(tree, str(config) if config else "device run")
+    where = str(config) if config else "device run"
+    chosen = settings.convert(settings.named(tree, where), where)
     _log_warnings()
     runner = Runner(notifier=Notifier())
     _stop_on_signal(runner)

@@ -68,22 +68,8 @@ def load(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: not TOML ({error}); nothing was started") from error
 
 
-def convert(tree: dict[str, object], where: str) -> DeviceConfig:
-    """The settings as a value. Raises ConfigError, which names the nearest known key."""
-    tree = _named(tree, where)
-    try:
-        config = msgspec.convert(tree, DeviceConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explained(str(error), tree)}; nothing was started") from error
-    try:
-        heads.find(config.head)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; nothing was started") from error
-    return config
-
-
-def _named(tree: dict[str, object], where: str) -> dict[str, object]:
-    """A device that has an identity is called what its certificate calls it."""
+def named(tree: dict[str, object], where: str) -> dict[str, object]:
+    """The settings with the name on the certificate, where there is one. Raises ConfigError when they give the device another."""
     broker = tree.get("broker")
     folder = broker.get("identity") if isinstance(broker, dict) else None
     if not folder or not isinstance(folder, str):
@@ -94,6 +80,19 @@ def _named(tree: dict[str, object], where: str) -> dict[str, object]:
             f"{where}: id = {tree['id']!r}, but the identity in {folder} is that of {name!r}; expected one name; nothing was started"
         )
     return {**tree, "id": name}
+
+
+def convert(tree: dict[str, object], where: str) -> DeviceConfig:
+    """The settings as a value. Raises ConfigError, which names the nearest known key."""
+    try:
+        config = msgspec.convert(tree, DeviceConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_explained(str(error), tree)}; nothing was started") from error
+    try:
+        heads.find(config.head)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}; nothing was started") from error
+    return config
 
 
 def _explained(message: str, tree: dict[str, object]) -> str:

@@ -36,8 +36,7 @@ def on_the_pi(config: DeviceConfig, identity: dict[str, bytes], *, root: bool) -
             f"data {config.data}: the service runs as its own user and sees no home or temporary folder; "
             "expected a folder such as /srv/images; nothing was written"
         )
-    there = {name: f"{IDENTITY}/{name}" if name in identity else "" for name in IDENTITY_FILES}
-    broker = replace(config.broker, ca=there["ca.crt"], cert=there["client.crt"], key=there["client.key"])
+    broker = replace(config.broker, identity=IDENTITY if identity else "")
     return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
 
 

@@ -28,7 +28,7 @@ def test_the_settings_on_the_pi_are_settings_that_the_agent_reads(order: MakeOrd
     tree = tomllib.loads(files["edge-fl/config.toml"].read().decode())
     config = settings.convert(tree, "config.toml")
     assert (config.id, config.data, config.folder) == ("pi-07", "folder:/srv/images", "/var/lib/edge-fl")
-    assert config.broker.ca == f"{IDENTITY}/ca.crt" and config.broker.key == f"{IDENTITY}/client.key"
+    assert config.broker.identity == IDENTITY
 
 
 def test_the_manifest_comes_last_and_lists_every_other_file(order: MakeOrder) -> None:
