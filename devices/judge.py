@@ -13,13 +13,17 @@ def is_worse(old: Head, old_view: View, new: Head, new_view: View) -> bool:
     gets right and `won` that only the new one does, the new one is worse if lost - won > sqrt(lost + won): one standard deviation of what
     two equally good pairs would show (McNemar), so that one image alone never decides.
     """
-    old_seen, new_seen = held_out(old_view), held_out(new_view)
+    lost, won = changes(old, held_out(old_view), new, held_out(new_view))
+    return lost > won and (lost - won) ** 2 > lost + won
+
+
+def changes(old: Head, old_seen: Seen, new: Head, new_seen: Seen) -> tuple[int, int]:
+    """Of the same images through two pairs: how many only the old one gets right, and how many only the new one."""
     if not len(new_seen):
-        return False
+        return 0, 0
     old_right = old.predict(old_seen.z) == old_seen.y
     new_right = new.predict(new_seen.z) == new_seen.y
-    lost, won = int((old_right & ~new_right).sum()), int((new_right & ~old_right).sum())
-    return lost > won and (lost - won) ** 2 > lost + won
+    return int((old_right & ~new_right).sum()), int((new_right & ~old_right).sum())
 
 
 def held_out(view: View) -> Seen:

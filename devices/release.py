@@ -18,7 +18,7 @@ from devices.effects import Fit, Install, Job, Refresh
 from devices.events import Event, Failed, Installed, Refreshed
 from devices.fetch import Sink
 from devices.head import Fitter, Order
-from devices.judge import is_worse
+from devices.judge import changes, is_worse
 from devices.pair import Pair, installed_extractors, serving
 from devices.runtime import Runtime, require_runnable
 from devices.state import LIMITS, Limits
@@ -137,8 +137,8 @@ class HeadWorker(Worker):
         head, lesson = self._head(manifest, view, fingerprint, extras)
         if self._guard and pair and served and is_worse(pair.stored.head, served, head, view):
             return self._keep_old(installed, pair)
-        before = _accuracies(pair.stored.head, served, BEFORE) if pair and served else {}
-        after = _accuracies(head, view, AFTER)
+        before = _before(pair.stored.head, served, head, view) if pair and served else {}
+        after = {**_accuracies(head, view, AFTER), metrics.LATENCY_AFTER: view.latency_ms}
         sizes = {
             metrics.TEST_SAMPLES: float(len(view.test)),
             metrics.VALIDATION_SAMPLES: float(len(view.validation)),
@@ -209,6 +209,17 @@ class HeadWorker(Worker):
             if parcel.report.release == release:
                 report = replace(parcel.report, error="crash_loop", metrics={}, head="", extractor="")
                 self.store.keep(replace(parcel, report=report))
+
+
+def _before(old: Head, served: View, head: Head, view: View) -> dict[str, float]:
+    """How the old pair does, and what the new one loses and gains against it, image by image."""
+    lost, gained = changes(old, served.test, head, view.test)
+    return {
+        **_accuracies(old, served, BEFORE),
+        metrics.LATENCY_BEFORE: served.latency_ms,
+        metrics.TEST_LOST: float(lost),
+        metrics.TEST_GAINED: float(gained),
+    }
 
 
 def _accuracies(head: Head, view: View, names: tuple[str, str]) -> dict[str, float]:

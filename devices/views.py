@@ -40,11 +40,12 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A device's three sets through one extractor."""
+    """A device's three sets through one extractor, which takes `latency_ms` for one image (0: not measured)."""
 
     train: Seen
     validation: Seen
     test: Seen
+    latency_ms: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +104,20 @@ def pack(sight: Sight) -> bytes:
         for name in SETS if view else ():
             seen: Seen = getattr(view, name)
             arrays |= {f"{number}.{name}.z": np.ascontiguousarray(seen.z), f"{number}.{name}.y": seen.y}
-    return save(arrays, {"fingerprint": sight.fingerprint, "views": str(len(sight.views))})
+    times_ms = {
+        f"{number}.latency_ms": repr(view.latency_ms) for number, view in enumerate(sight.views) if view
+    }
+    return save(arrays, {"fingerprint": sight.fingerprint, "views": str(len(sight.views)), **times_ms})
 
 
 def unpack(payload: bytes) -> Sight:
     """The inverse of `pack`."""
     arrays, said = load(payload), words(payload)
     views = (
-        View(*(Seen(arrays[f"{number}.{name}.z"], arrays[f"{number}.{name}.y"]) for name in SETS))
+        View(
+            *(Seen(arrays[f"{number}.{name}.z"], arrays[f"{number}.{name}.y"]) for name in SETS),
+            latency_ms=float(said[f"{number}.latency_ms"]),
+        )
         if f"{number}.train.z" in arrays
         else None
         for number in range(int(said["views"]))

@@ -97,12 +97,42 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
     wait_s: Annotated[float, Meta(gt=0)] = 120.0
 
 
+class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What ends a roll-out (`server.release.gates`). `false_abort` is the chance, at most, that one ends though nothing is wrong.
+
+    Losses are shares of accuracy (0.02 is 2 points); `spread` is what a device's accuracy moves by when nothing is wrong.
+    """
+
+    false_abort: Annotated[float, Meta(gt=0, lt=1)] = 0.02
+    mean_loss: Annotated[float, Meta(gt=0, le=1)] = 0.03
+    decile_loss: Annotated[float, Meta(gt=0, le=1)] = 0.10
+    spread: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    slower: Annotated[float, Meta(gt=1)] = 2.0
+
+
+class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a release reaches the fleet: `groups` are growing shares of the devices, the last one 1 ([1.0]: everybody at once).
+
+    The next group begins when `success` of the one before made it; a device that is there has `group_wait_s` to answer.
+    """
+
+    groups: Annotated[tuple[Fraction, ...], Meta(min_length=1, max_length=16)] = (1.0,)
+    success: Fraction = 0.9
+    group_wait_s: Annotated[float, Meta(gt=0)] = 600.0
+    gates: GateConfig = GateConfig()
+
+    def __post_init__(self) -> None:
+        if list(self.groups) != sorted(set(self.groups)) or self.groups[-1] != 1:
+            raise ValueError(f"groups {list(self.groups)}: expected growing shares that end with 1")
+
+
 class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """When an extractor is released: every `every` rounds (0: only after the last), and how long heads may take to report."""
 
     every: Annotated[int, Meta(ge=0)] = 0
     heads: Annotated[int, Meta(ge=0)] = 0
     wait_s: Annotated[float, Meta(gt=0)] = 60.0
+    rollout: RolloutConfig = RolloutConfig()
 
 
 class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):

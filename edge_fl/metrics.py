@@ -25,6 +25,16 @@ UNSEEN_TEST = "unseen.test_acc"
 TRAIN_LOSS = "train_loss"
 TEST_SAMPLES = "test_samples"
 VALIDATION_SAMPLES = "validation_samples"
+TEST_LOST = "test_samples.lost"
+TEST_GAINED = "test_samples.gained"
+"""Test images that were right before and are wrong now, and the other way round."""
+
+LATENCY_BEFORE = "latency_ms.before"
+LATENCY_AFTER = "latency_ms.after"
+"""Milliseconds that the extractor needs for one image on the device."""
+
+COUNTS = frozenset({TEST_SAMPLES, VALIDATION_SAMPLES, TEST_LOST, TEST_GAINED})
+"""Names that count samples and are not summed up over the fleet."""
 
 LAST = "last"
 BEST_BY_VALIDATION = "best_by_validation"
@@ -90,9 +100,7 @@ def summarise_reports(
 
     The sample counts themselves are not summed up; a client without the entry weighs nothing in the weighted means.
     """
-    names = {
-        name: None for report in reports for name in report if name not in (TEST_SAMPLES, VALIDATION_SAMPLES)
-    }
+    names = {name: None for report in reports for name in report if name not in COUNTS}
     summaries = {}
     for name in names:
         having = [report for report in reports if name in report]

@@ -1,0 +1,143 @@
+"""Whether a release makes devices worse: four sequential tests on what each device says of itself before and after, pure arithmetic.
+
+Each gate is a stake in Wald's sequential probability ratio test (Ann. Math. Stat. 1945): every report multiplies it by how likely that
+report is under a certain harm, over how likely it is when nothing is wrong. While nothing is wrong the stake is a nonnegative
+supermartingale that starts at 1, so the chance that it *ever* reaches 1/a is at most a (Ville's inequality), whatever the groups are, in
+whatever order devices answer and however often one looks. `false_abort` is shared out over the gates (Bonferroni).
+
+    mean      every device loses `mean_loss` of its accuracy
+    decile    a tenth of the devices lose `decile_loss` each, the others nothing: the fleet's bottom decile falls
+    latency   every device needs `slower` times as long for an image
+    failures  `FAILING` of the devices cannot run the release, where `FAILING_ANYHOW` would be nobody's fault
+
+Accuracy is compared on the same test images of the same device, image by image (McNemar): of `lost` + `gained` images that are judged
+otherwise than before, each is as likely lost as gained when nothing is wrong, so their difference has at most the standard error
+sqrt(lost + gained) / images; `spread` allows for what a device may really move by, up or down, without anything being wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from edge_fl import metrics
+from edge_fl.config import GateConfig
+
+DECILE = 0.1
+FAILING, FAILING_ANYHOW = 0.3, 0.05
+LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
+MAX_LOG_RATIO = math.log(8)
+MAX_STEP = 50.0  # of a stake's logarithm, so that no report is infinitely sure
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a release did to one device: why it `failed`, or test `images`, of which `lost` and `gained`, and how much `slower` it is."""
+
+    failed: str = ""
+    images: int = 0
+    lost: int = 0
+    gained: int = 0
+    slower: float = 0.0
+
+
+def outcome_of(error: str, found: Mapping[str, float]) -> Outcome:
+    """From a device's report: its failure word and its metrics."""
+    if error:
+        return Outcome(failed=error)
+    before, after = found.get(metrics.LATENCY_BEFORE, 0.0), found.get(metrics.LATENCY_AFTER, 0.0)
+    numbers = (
+        found.get(name, 0.0) for name in (metrics.TEST_SAMPLES, metrics.TEST_LOST, metrics.TEST_GAINED)
+    )
+    images, lost, gained = (max(int(number), 0) for number in numbers)
+    return Outcome("", images, lost, gained, after / before if before > 0 and after > 0 else 0.0)
+
+
+def stakes(outcomes: Iterable[Outcome], gates: GateConfig) -> dict[str, float]:
+    """The highest that each gate's stake ever stood, as a logarithm, over the outcomes in the order in which they came."""
+    now = dict.fromkeys(GATES, 0.0)
+    highest = dict(now)
+    for outcome in outcomes:
+        for name, gate in GATES.items():
+            now[name] += min(gate(outcome, gates), MAX_STEP)
+            highest[name] = max(highest[name], now[name])
+    return highest
+
+
+def limit(gates: GateConfig) -> float:
+    """Where a stake's logarithm says that something is wrong."""
+    return math.log(len(GATES) / gates.false_abort)
+
+
+def objection(outcomes: Iterable[Outcome], gates: GateConfig) -> str:
+    """The gate that says that something is wrong, in words; empty while none does."""
+    outcomes = list(outcomes)
+    for name, stake in stakes(outcomes, gates).items():
+        if stake >= limit(gates):
+            return f"{name}: {WORDS[name](outcomes)}; by chance in one of {math.exp(min(stake, MAX_STEP)):.0f} roll-outs"
+    return ""
+
+
+def _mean(outcome: Outcome, gates: GateConfig) -> float:
+    return _shifted(outcome, gates.mean_loss, gates.spread)
+
+
+def _decile(outcome: Outcome, gates: GateConfig) -> float:
+    return math.log1p(DECILE * math.expm1(_shifted(outcome, gates.decile_loss, gates.spread)))
+
+
+def _shifted(outcome: Outcome, loss: float, spread: float) -> float:
+    """Log likelihood ratio of "accuracy fell by `loss`" against "it did not"; 0 without test images."""
+    if not outcome.images:
+        return 0.0
+    difference = (outcome.gained - outcome.lost) / outcome.images
+    variance = (outcome.lost + outcome.gained) / outcome.images**2 + spread**2
+    return max(min((-loss * difference - loss**2 / 2) / variance, MAX_STEP), -MAX_STEP)
+
+
+def _latency(outcome: Outcome, gates: GateConfig) -> float:
+    if not outcome.slower:
+        return 0.0
+    ratio = max(min(math.log(outcome.slower), MAX_LOG_RATIO), -MAX_LOG_RATIO)
+    harm = math.log(gates.slower)
+    return (harm * ratio - harm**2 / 2) / LATENCY_SPREAD**2
+
+
+def _failures(outcome: Outcome, gates: GateConfig) -> float:
+    if outcome.failed:
+        return math.log(FAILING / FAILING_ANYHOW)
+    return math.log((1 - FAILING) / (1 - FAILING_ANYHOW))
+
+
+def _say_accuracy(outcomes: list[Outcome]) -> str:
+    changes = sorted((o.gained - o.lost) / o.images for o in outcomes if o.images)
+    worst = changes[: math.ceil(len(changes) * DECILE)]
+    mean, decile = sum(changes) / len(changes), sum(worst) / len(worst)
+    return f"accuracy changed by {100 * mean:+.1f} points, in the worst tenth of {len(changes)} devices by {100 * decile:+.1f}"
+
+
+def _say_latency(outcomes: list[Outcome]) -> str:
+    ratios = sorted(outcome.slower for outcome in outcomes if outcome.slower)
+    return f"an image takes {ratios[len(ratios) // 2]:.2f} times as long"
+
+
+def _say_failures(outcomes: list[Outcome]) -> str:
+    failed = [outcome.failed for outcome in outcomes if outcome.failed]
+    return f"{len(failed)} of {len(outcomes)} devices failed ({', '.join(sorted(set(failed)))})"
+
+
+GATES: Mapping[str, Callable[[Outcome, GateConfig], float]] = {
+    "mean": _mean,
+    "decile": _decile,
+    "latency": _latency,
+    "failures": _failures,
+}
+"""What one outcome adds to the logarithm of each gate's stake."""
+
+WORDS: Mapping[str, Callable[[list[Outcome]], str]] = {
+    "mean": _say_accuracy,
+    "decile": _say_accuracy,
+    "latency": _say_latency,
+    "failures": _say_failures,
+}

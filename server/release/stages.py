@@ -1,0 +1,84 @@
+"""A release on its way through the fleet, group by group, as one frozen value and the rules by which it moves. No IO, no clock.
+
+A device's place is a hash of its name and the release, so every release meets other devices first and a device that comes late has its
+place already. Groups are cumulative shares of the fleet. The next group begins when everybody who is there of this one has answered and
+enough succeeded; a gate (`server.release.gates`) that objects ends the roll-out at any report. Nothing that is over moves again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from edge_fl.config import RolloutConfig
+from server.release.gates import Outcome, objection
+
+State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
+OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where the roll-out of `release` stands: `stage` is the group under way, `outcomes` are by device in the order of arrival."""
+
+    release: int
+    plan: RolloutConfig
+    stage: int = 0
+    state: State = "running"
+    reason: str = ""
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    def admits(self, device: str) -> bool:
+        """Whether a device is to run the release now."""
+        if self.state == "completed":
+            return True
+        return not self.over and place(device, self.release) < self.plan.groups[self.stage]
+
+
+def place(device: str, release: int) -> float:
+    """A device's place in the order of a release, 0..1."""
+    digest = hashlib.sha256(f"{release} {device}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def noted(stages: Stages, device: str, outcome: Outcome) -> Stages:
+    """After a device's answer; its first one counts. A gate that objects aborts."""
+    if stages.over or device in stages.outcomes:
+        return stages
+    stages = replace(stages, outcomes={**stages.outcomes, device: outcome})
+    if reason := objection(stages.outcomes.values(), stages.plan.gates):
+        return replace(stages, state="aborted", reason=reason)
+    return stages
+
+
+def moved(stages: Stages, there: Collection[str], waited_s: float) -> Stages:
+    """After a look at who is there: on to the next group, to the end, or paused when too few of a group made it in time."""
+    if stages.state != "running":
+        return stages
+    group = [device for device in there if stages.admits(device)]
+    silent = [device for device in group if device not in stages.outcomes]
+    if silent and waited_s < stages.plan.group_wait_s:
+        return stages
+    answered = [stages.outcomes[device] for device in group if device in stages.outcomes]
+    succeeded = sum(not outcome.failed for outcome in answered)
+    if succeeded < stages.plan.success * len(group):
+        reason = f"group {stages.stage + 1}: {succeeded} of {len(group)} devices made it, {len(silent)} did not answer"
+        return replace(stages, state="paused", reason=reason)
+    if stages.stage + 1 < len(stages.plan.groups):
+        return moved(replace(stages, stage=stages.stage + 1), there, 0.0)
+    return replace(stages, state="completed", reason=f"{succeeded} of {len(group)} devices made it")
+
+
+def steered(stages: Stages, wanted: State) -> Stages:
+    """After a person's word: "paused" and "running" may follow each other, "aborted" and "rolled_back" end it."""
+    if stages.over or wanted in (stages.state, "completed"):
+        return stages
+    if wanted == "running" and stages.state != "paused":
+        return stages
+    return replace(stages, state=wanted, reason="" if wanted == "running" else "by hand")
