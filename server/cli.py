@@ -15,6 +15,7 @@ import typer
 
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, show_table
 from server import research
+from server.release import cli as releases
 
 if TYPE_CHECKING:
     from server.wire.link import Connect
@@ -28,7 +29,7 @@ Runs = Annotated[Path, typer.Option(help="The folder that takes a folder of resu
 
 
 def register(app: App) -> None:
-    """Adds the groups `server` and `fleet`, the demo, and the researcher's commands."""
+    """Adds the groups `server`, `fleet` and `release`, the demo, and the researcher's commands."""
     server = app.group(
         "server", help="The server: train over MQTT, release extractors, collect what devices report."
     )
@@ -36,6 +37,7 @@ def register(app: App) -> None:
     fleet = app.group("fleet", help="The devices that exist.")
     fleet.command("list")(list_devices)
     app.root.command()(demo)
+    releases.register(app)
     research.register(app)
 
 

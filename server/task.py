@@ -206,10 +206,9 @@ def _run(
             server.inbox,
             server.wants,
             repository,
-            task,
-            work.spec,
             ledger.note,
             work.device,
+            plan=recipe.release.rollout,
         )
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
@@ -240,6 +239,8 @@ def _run(
         _train_and_release(run, saved)
     finally:
         devices.close()
+        if rollout:
+            rollout.close()
         table = server.roster.table
         results.write_summary(recipe.source, ledger.summaries(table))
         results.write_devices([msgspec.to_builtins(row) for row in ledger.rows(table)])
@@ -332,7 +333,8 @@ def _release(run: Run, method: Method, shared: Parts, round: int, *, collect: bo
     if run.rollout is None:
         return
     _wait_for_heads(run, say=False)
-    manifest = run.rollout.release(method, shared, round, collect=collect)
+    spec, task = run.work.spec, run.results.id
+    manifest = run.rollout.release(method, shared, spec, task=task, round=round, collect=collect)
     method.net.to(run.work.device)  # the export took it to the CPU
     atomic.write(
         run.results.artefacts / f"release-{manifest.release}.json",

@@ -28,7 +28,11 @@ DECILE = 0.1
 FAILING, FAILING_ANYHOW = 0.3, 0.05
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
 MAX_LOG_RATIO = math.log(8)
-MAX_STEP = 50.0  # of a stake's logarithm, so that no report is infinitely sure
+MAX_STEP = 3.0  # of a stake's logarithm at one report: no device alone ends a roll-out, whatever it says
+MAX_EXPONENT = 50.0
+MAX_IMAGES = 10**6
+
+Stakes = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,14 @@ def outcome_of(error: str, found: Mapping[str, float]) -> Outcome:
     numbers = (
         found.get(name, 0.0) for name in (metrics.TEST_SAMPLES, metrics.TEST_LOST, metrics.TEST_GAINED)
     )
-    images, lost, gained = (max(int(number), 0) for number in numbers)
-    return Outcome("", images, lost, gained, after / before if before > 0 and after > 0 else 0.0)
+    images, lost, gained = (int(min(max(number, 0.0), MAX_IMAGES)) for number in numbers)
+    measured = min(before, after) > 0
+    return Outcome("", max(images, lost + gained), lost, gained, after / before if measured else 0.0)
 
 
-def stakes(outcomes: Iterable[Outcome], gates: GateConfig) -> dict[str, float]:
-    """The highest that each gate's stake ever stood, as a logarithm, over the outcomes in the order in which they came."""
-    now = dict.fromkeys(GATES, 0.0)
-    highest = dict(now)
-    for outcome in outcomes:
-        for name, gate in GATES.items():
-            now[name] += min(gate(outcome, gates), MAX_STEP)
-            highest[name] = max(highest[name], now[name])
-    return highest
+def raised(stakes: Stakes, outcome: Outcome, gates: GateConfig) -> Stakes:
+    """The stakes, as logarithms by gate, after one more outcome."""
+    return {name: stakes[name] + min(gate(outcome, gates), MAX_STEP) for name, gate in GATES.items()}
 
 
 def limit(gates: GateConfig) -> float:
@@ -70,13 +69,10 @@ def limit(gates: GateConfig) -> float:
     return math.log(len(GATES) / gates.false_abort)
 
 
-def objection(outcomes: Iterable[Outcome], gates: GateConfig) -> str:
-    """The gate that says that something is wrong, in words; empty while none does."""
-    outcomes = list(outcomes)
-    for name, stake in stakes(outcomes, gates).items():
-        if stake >= limit(gates):
-            return f"{name}: {WORDS[name](outcomes)}; by chance in one of {math.exp(min(stake, MAX_STEP)):.0f} roll-outs"
-    return ""
+def objection(stakes: Stakes, outcomes: Iterable[Outcome], gates: GateConfig) -> str:
+    """The gate that says that something is wrong, in words that come from `outcomes`; empty while none does."""
+    name = max(stakes, key=stakes.__getitem__)
+    return f"{name}: {WORDS[name](list(outcomes))}" if stakes[name] >= limit(gates) else ""
 
 
 def _mean(outcome: Outcome, gates: GateConfig) -> float:
@@ -93,7 +89,7 @@ def _shifted(outcome: Outcome, loss: float, spread: float) -> float:
         return 0.0
     difference = (outcome.gained - outcome.lost) / outcome.images
     variance = (outcome.lost + outcome.gained) / outcome.images**2 + spread**2
-    return max(min((-loss * difference - loss**2 / 2) / variance, MAX_STEP), -MAX_STEP)
+    return min((-loss * difference - loss**2 / 2) / variance, MAX_EXPONENT)
 
 
 def _latency(outcome: Outcome, gates: GateConfig) -> float:
@@ -134,6 +130,8 @@ GATES: Mapping[str, Callable[[Outcome, GateConfig], float]] = {
     "failures": _failures,
 }
 """What one outcome adds to the logarithm of each gate's stake."""
+
+START: Stakes = dict.fromkeys(GATES, 0.0)
 
 WORDS: Mapping[str, Callable[[list[Outcome]], str]] = {
     "mean": _say_accuracy,

@@ -1,7 +1,8 @@
-"""From a round's model to the heads that serve it: export, publish, tell every head-only device, and note what they report.
+"""From a round's model to the heads that serve it: export, publish, tell head-only devices group by group, note what they report.
 
-A head-only device is told of the current release as soon as it is ready, also one that comes late or returns. A release is not overtaken:
-before the next, devices that are there may finish with the last.
+A head-only device is told of the release that it is to serve as soon as it is ready, also one that comes late or returns: of the new one
+once its group's turn has come (`server.release.stages`), of the one before until then, and again when the roll-out is aborted. That one is
+then published once more, under a higher version. A release is not overtaken: before the next, devices that are there may finish.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from edge_fl.capability import Tier
-from edge_fl.config import TaskSpec
+from edge_fl.config import RolloutConfig, TaskSpec
+from edge_fl.errors import EdgeFLError
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import Report, Request
+from server.registry import Database
 from server.release import export
+from server.release.course import Course, want_id
+from server.release.gates import outcome_of
 from server.release.publish import Publisher
+from server.release.stages import Stages
 from server.wire.contributions import Contributions
 from server.wire.exchange import Verdict
 from server.wire.inbox import Inbox
@@ -30,10 +36,14 @@ from server.wire.wants import Wants
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+CLOSE_S = 5.0
 
 
 class Rollout:
-    """The releases of one task. `heard` sees every report of a head that counts. Made after the link is open."""
+    """The releases of one fleet. `heard` sees every report of a head that counts. Made after the link is open, closed before it is.
+
+    A thread of its own looks every now and then how a staged roll-out goes and what people want of it.
+    """
 
     def __init__(
         self,
@@ -42,18 +52,19 @@ class Rollout:
         inbox: Inbox,
         wants: Wants,
         repository: Repository,
-        task: str,
-        spec: TaskSpec,
         heard: Callable[[str, Report], None] = lambda device, report: None,
         torch_device: str = "cpu",
+        *,
+        plan: RolloutConfig = RolloutConfig(),
+        db: Database | None = None,
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
-        self._task, self._spec, self._heard = task, spec, heard
+        self._heard, self._plan = heard, plan
         self._publisher = Publisher(link.transport, link.topics, repository)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
-        self._current: Manifest | None = None
-        self._reported: set[str] = set()
+        self._course = Course(db or Database.open(), link.topics.fleet)
+        self._reported: set[tuple[str, str]] = set()  # devices, and ids of wants
         self._change = threading.Condition()
         self._publishing = threading.Lock()
         self._reassert()
@@ -62,35 +73,59 @@ class Rollout:
         link.on("req", self._asked)
         link.on_fresh_broker(self._reassert)
         roster.on_change(self._offer)
+        self._closed, self._news = threading.Event(), threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="edge-fl-rollout", daemon=True)
+        self._watcher.start()
 
     @property
     def current(self) -> Manifest | None:
-        """The release that heads are to serve now."""
-        return self._current
+        """The release that heads are to serve now, or soon."""
+        stages = self._course.stages
+        if stages is None:
+            return None
+        given_up = stages.state in ("aborted", "rolled_back")
+        return self._known.get(self._course.previous if given_up else stages.release)
 
-    def release(self, method: Method, shared: Parts, round: int, *, collect: bool = False) -> Manifest:
+    @property
+    def stages(self) -> Stages | None:
+        """Where the roll-out stands."""
+        return self._course.stages
+
+    def close(self) -> None:
+        """Looks no longer."""
+        self._closed.set()
+        self._news.set()
+        self._watcher.join(CLOSE_S)
+
+    def release(
+        self, method: Method, shared: Parts, spec: TaskSpec, *, task: str, round: int, collect: bool = False
+    ) -> Manifest:
         """Exports, publishes and offers one release; with `collect`, devices may send back what the method can use.
 
         Raises ArtefactError when the export misses parity, MethodError without one.
         """
         number = self._repository.next_release()
         manifest, payloads = export.release(
-            method, shared, self._spec, number=number, task=self._task, round=round, collect=collect
+            method, shared, spec, number=number, task=task, round=round, collect=collect
         )
-        self.contributions.open(f"rel-{number}", manifest, method)
+        self.contributions.open(want_id(number), manifest, method)
+        self.roll_out(manifest, payloads)
+        return manifest
+
+    def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+        """Publishes a release and begins to offer it. Raises ArtefactError when `payloads` are not its own."""
         with self._publishing:
             self._publisher.publish(manifest, payloads)
         with self._change:
-            self._known[number], self._current, self._reported = manifest, manifest, set()
-        for device in self._roster.table.values():
-            self._offer(None, device)
-        return manifest
+            self._known[manifest.release] = manifest
+            self._course.begin(manifest.release, self._plan)
+        self._offer_all()
 
     def wait(self, heads: int, deadline_s: float) -> list[str]:
-        """Waits until `heads` devices (0: all head-only devices that are there) reported on the current release -> those that did not."""
+        """Waits until `heads` devices (0: all head-only devices that are there) reported, group after group -> those that did not."""
         until = time.monotonic() + deadline_s
         with self._change:
-            while len(self._reported) < heads if heads else self.missing():
+            while self._course.moving or (self._heads < heads if heads else self.missing()):
                 self._link.check()
                 if (left := until - time.monotonic()) <= 0:
                     break
@@ -98,19 +133,81 @@ class Rollout:
         return self.missing()
 
     def missing(self) -> list[str]:
-        """Head-only devices that are there and have not reported on the current release."""
-        return [id for id in self._roster.head_devices() if id not in self._reported] if self._current else []
+        """Head-only devices that are there, are to serve the current release now, and have not reported on it."""
+        stages = self._course.stages
+        if stages is None:
+            return []
+        due = [id for id in self._roster.head_devices() if stages.admits(id) or stages.returns(id)]
+        return [id for id in due if (id, self._wanted(id)[1]) not in self._reported]
+
+    @property
+    def _heads(self) -> int:
+        return sum(id == self._wanted(device)[1] for device, id in self._reported)
 
     def _offer(self, before: Device | None, now: Device) -> None:
-        current = self._current
-        if current is None or not now.ready or now.tier is not Tier.HEAD:
+        if not now.ready or now.tier is not Tier.HEAD:
             return
+        manifest, id = self._wanted(now.id)
         want = self._wants.current(now.id)
-        if want is None or want.release != current.release:
-            id = f"rel-{current.release}"
+        if manifest and (want is None or want.id != id):
             self._wants.ask(
-                now.id, "serve", task=self._task, round=current.round, id=id, release=current.release
+                now.id, "serve", task=manifest.task, round=manifest.round, id=id, release=manifest.release
             )
+
+    def _offer_all(self) -> None:
+        for device in self._roster.table.values():
+            self._offer(None, device)
+
+    def _wanted(self, device: str) -> tuple[Manifest | None, str]:
+        """The release that a device is to serve now, and the id of that want: coming back from a bad one has one of its own."""
+        stages, previous = self._course.stages, self._course.previous
+        if stages is None:
+            return None, ""
+        if stages.admits(device):
+            return self._known.get(stages.release), self._course.want
+        id = f"back-{previous}-{stages.release}" if stages.returns(device) else want_id(previous)
+        return self._known.get(previous), id
+
+    def _watch(self) -> None:
+        """Until closed: how does the roll-out go, and what is wanted of it?"""
+        while not self._closed.is_set():
+            self._news.wait(POLL_S)
+            self._news.clear()
+            try:
+                self._look()
+            except EdgeFLError as error:
+                log.warning("roll-out: %s; looked at again in %g s", error, POLL_S)
+            except Exception:
+                log.exception("roll-out: looked at again in %g s", POLL_S)
+
+    def _look(self) -> None:
+        if not self._course.look(self._roster.head_devices()):
+            return
+        stages = self._course.stages
+        if stages and stages.state in ("aborted", "rolled_back"):
+            self._go_back(stages)
+        elif stages and stages.release not in self._last_published():
+            with self._publishing:
+                self._publisher.republish(stages.release)
+        with self._change:
+            self._known |= {manifest.release: manifest for manifest in self._repository.releases()}
+        self._offer_all()
+        with self._change:
+            self._change.notify_all()
+
+    def _go_back(self, stages: Stages) -> None:
+        """Publishes the release before once more, so that its metadata are newer than those of the bad one."""
+        log.warning("release %d: %s (%s)", stages.release, stages.state, stages.reason)
+        if self._course.previous in self._known:
+            with self._publishing:
+                self._publisher.republish(self._course.previous)
+        else:
+            log.warning(
+                "release %d: there is none to go back to; devices keep what they have", stages.release
+            )
+
+    def _last_published(self) -> list[int]:
+        return [manifest.release for manifest in self._repository.releases()[-1:]]
 
     def _take(self, device: str, report: Report) -> Verdict | None:
         """The answer to a report of a head; None while parts that come with it are on their way."""
@@ -129,9 +226,10 @@ class Rollout:
         if report.error:
             log.warning("%s: release %d: %s", device, report.release, report.error)
         with self._change:
-            if self._current and report.release == self._current.release:
-                self._reported.add(device)
+            self._course.note(device, report.id, outcome_of(report.error, report.metrics))
+            self._reported.add((device, report.id))
             self._change.notify_all()
+        self._news.set()
 
     def _asked(self, heard: Heard) -> None:
         """A device misses metadata, or chunks of a release, that the broker should have."""

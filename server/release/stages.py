@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge_fl.config import RolloutConfig
-from server.release.gates import Outcome, objection
+from server.release import gates
+from server.release.gates import Outcome, Stakes
 
 State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
 OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
@@ -29,16 +30,27 @@ class Stages:
     state: State = "running"
     reason: str = ""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    stakes: Stakes = field(default_factory=lambda: gates.START)
 
     @property
     def over(self) -> bool:
         return self.state in OVER
 
+    @property
+    def gated(self) -> bool:
+        """Where everybody gets a release at once there is nobody to protect."""
+        return len(self.plan.groups) > 1
+
     def admits(self, device: str) -> bool:
         """Whether a device is to run the release now."""
-        if self.state == "completed":
-            return True
-        return not self.over and place(device, self.release) < self.plan.groups[self.stage]
+        return self.state == "completed" or (not self.over and self._reaches(device))
+
+    def returns(self, device: str) -> bool:
+        """Whether a device was to run the release, and is to go back now."""
+        return self.state in ("aborted", "rolled_back") and self._reaches(device)
+
+    def _reaches(self, device: str) -> bool:
+        return place(device, self.release) < self.plan.groups[self.stage]
 
 
 def place(device: str, release: int) -> float:
@@ -51,8 +63,10 @@ def noted(stages: Stages, device: str, outcome: Outcome) -> Stages:
     """After a device's answer; its first one counts. A gate that objects aborts."""
     if stages.over or device in stages.outcomes:
         return stages
-    stages = replace(stages, outcomes={**stages.outcomes, device: outcome})
-    if reason := objection(stages.outcomes.values(), stages.plan.gates):
+    outcomes = {**stages.outcomes, device: outcome}
+    raised = gates.raised(stages.stakes, outcome, stages.plan.gates)
+    stages = replace(stages, outcomes=outcomes, stakes=raised)
+    if stages.gated and (reason := gates.objection(raised, outcomes.values(), stages.plan.gates)):
         return replace(stages, state="aborted", reason=reason)
     return stages
 
@@ -67,7 +81,7 @@ def moved(stages: Stages, there: Collection[str], waited_s: float) -> Stages:
         return stages
     answered = [stages.outcomes[device] for device in group if device in stages.outcomes]
     succeeded = sum(not outcome.failed for outcome in answered)
-    if succeeded < stages.plan.success * len(group):
+    if stages.gated and succeeded < stages.plan.success * len(group):
         reason = f"group {stages.stage + 1}: {succeeded} of {len(group)} devices made it, {len(silent)} did not answer"
         return replace(stages, state="paused", reason=reason)
     if stages.stage + 1 < len(stages.plan.groups):
@@ -78,7 +92,5 @@ def moved(stages: Stages, there: Collection[str], waited_s: float) -> Stages:
 def steered(stages: Stages, wanted: State) -> Stages:
     """After a person's word: "paused" and "running" may follow each other, "aborted" and "rolled_back" end it."""
     if stages.over or wanted in (stages.state, "completed"):
-        return stages
-    if wanted == "running" and stages.state != "paused":
         return stages
     return replace(stages, state=wanted, reason="" if wanted == "running" else "by hand")

@@ -142,7 +142,9 @@ def test_a_head_device_is_born_installs_fits_reports_and_predicts(site: Site) ->
         report = server.wait_for("pi-01", "rpt")
         assert (report.id, report.kind, report.release, report.head) == ("rel-1", "head", 1, "nearest")
         assert report.extractor == manifest.extractor.sha256 and report.blob is None and not report.error
-        assert report.metrics == {
+        found = dict(report.metrics)
+        assert found.pop(metrics.LATENCY_AFTER) > 0
+        assert found == {
             metrics.TEST_SAMPLES: 10.0,
             metrics.VALIDATION_SAMPLES: 4.0,
             metrics.PERSONAL_AFTER: 1.0,
@@ -155,6 +157,8 @@ def test_a_head_device_is_born_installs_fits_reports_and_predicts(site: Site) ->
         site.serve(second)
         report = server.wait_for("pi-01", "rpt", number=2)
         assert report.metrics[metrics.PERSONAL_BEFORE] == 1.0 and report.release == 2
+        assert report.metrics[metrics.TEST_LOST] == report.metrics[metrics.TEST_GAINED] == 0
+        assert report.metrics[metrics.LATENCY_BEFORE] > 0
         server.ack("pi-01", "rel-2")
         server.wait_for("pi-01", "state", lambda s: (s.release, s.activity) == (2, "idle"))
     activities = [state.activity for state in server.messages("pi-01", "state")]

@@ -1,0 +1,170 @@
+"""`edge-fl release list | rollout | pause | abort | rollback`, and the keys that sign releases. Nothing heavy before a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_fl.config import RolloutConfig
+    from server.release.conduct import Office
+
+Home = Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")]
+HOME = Path("runs/releases")
+Registry = Annotated[
+    str,
+    typer.Option(
+        help="The registry: a file, or postgresql://user@host/name; by default server/registry.sqlite beside --home."
+    ),
+]
+Host = Annotated[str, typer.Option(help="Where the broker is.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The broker's port.")]
+Fleet = Annotated[str, typer.Option(help="The fleet's name in every topic.")]
+Ca = Annotated[
+    Path | None, typer.Option(help="The CA that signed the broker's certificate (PEM); speaks TLS.")
+]
+Cert = Annotated[Path | None, typer.Option(help="The server's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option(help="The key of the server's certificate (PEM).")]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds until it must have come to rest.")]
+WAIT_S = 3600.0
+Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see 'release list'.")]
+
+
+def register(app: App) -> None:
+    """Adds the group `release`."""
+    release = app.group("release", help="Releases of the extractor: roll out in groups, pause, take back.")
+    release.command("list")(list_releases)
+    for command in (rollout, pause, abort, rollback):
+        release.command()(command)
+
+
+def list_releases(
+    home: Home = HOME, fleet: Fleet = "main", registry: Registry = "", format: FormatOption = Format.TABLE
+) -> None:
+    """List the kept releases, the newest first, and how the last roll-out of each stands."""
+    from server.release import conduct
+
+    with _office(home, fleet, registry) as office:
+        show_table(office.rows(), conduct.COLUMNS, format)
+
+
+def rollout(
+    release: Number = None,
+    groups: Annotated[str, typer.Option(help="Growing shares of the fleet; the last is 1.")] = "0.05,0.25,1",
+    success: Annotated[float, typer.Option(help="The share of a group that must succeed.")] = 0.9,
+    false_abort: Annotated[
+        float, typer.Option(help="Chance, at most, to stop though nothing is wrong.")
+    ] = 0.02,
+    group_wait_s: Annotated[
+        float, typer.Option("--group-wait", help="Seconds that a group has to answer.")
+    ] = 600.0,
+    wait_s: Wait = WAIT_S,
+    home: Home = HOME,
+    fleet: Fleet = "main",
+    registry: Registry = "",
+    host: Host = "127.0.0.1",
+    port: Port = 1883,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Roll out a kept release (the last published), group after group; or go on with one that is paused."""
+    plan = _plan(groups, success, false_abort, group_wait_s)
+    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+        print(office.carry_out(office.roll_out(release, plan), say, wait_s).state)
+
+
+def pause(
+    wait_s: Wait = 30.0,
+    home: Home = HOME,
+    fleet: Fleet = "main",
+    registry: Registry = "",
+    host: Host = "127.0.0.1",
+    port: Port = 1883,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Let no further group begin; 'release rollout' goes on."""
+    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+        print(office.carry_out(office.steer("paused"), say, wait_s).state)
+
+
+def abort(
+    wait_s: Wait = 60.0,
+    home: Home = HOME,
+    fleet: Fleet = "main",
+    registry: Registry = "",
+    host: Host = "127.0.0.1",
+    port: Port = 1883,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Stop the roll-out under way; devices that have the release go back to the one before."""
+    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+        print(office.carry_out(office.steer("aborted"), say, wait_s).state)
+
+
+def rollback(
+    release: Number = None,
+    wait_s: Wait = WAIT_S,
+    home: Home = HOME,
+    fleet: Fleet = "main",
+    registry: Registry = "",
+    host: Host = "127.0.0.1",
+    port: Port = 1883,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Bring the whole fleet back to the release before, or to a kept one, at once."""
+    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+        print(office.carry_out(office.roll_back(release), say, wait_s).state)
+
+
+@contextmanager
+def _office(
+    home: Path,
+    fleet: str,
+    registry: str,
+    host: str = "127.0.0.1",
+    port: int = 1883,
+    ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+) -> Iterator[Office]:
+    from functools import partial
+
+    from edge_fl.wire.endpoint import Endpoint
+    from edge_fl.wire.mqtt import MqttTransport
+    from server.registry import Database
+    from server.release.conduct import Office
+
+    connect = partial(MqttTransport, Endpoint(host, port, ca, cert, key))
+    with closing(Database.open(registry or home.parent / "server" / "registry.sqlite")) as db:
+        yield Office(connect, fleet, home, db)
+
+
+def _plan(groups: str, success: float, false_abort: float, group_wait_s: float) -> RolloutConfig:
+    import msgspec
+
+    from edge_fl.config import RolloutConfig
+
+    try:
+        tree = {
+            "groups": [float(share) for share in groups.split(",")],
+            "success": success,
+            "group_wait_s": group_wait_s,
+            "gates": {"false_abort": false_abort},
+        }
+        return msgspec.convert(tree, RolloutConfig)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(f"release rollout: {error}; nothing was done") from error

@@ -1,0 +1,180 @@
+"""Releases that reach a fleet of real agents group by group: a bad one is stopped early and taken back without anybody's help."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from devices.device import Device, start
+from devices.fetch import FetchLimits
+from devices.head import fit_here
+from devices.release import HeadWorker
+from devices.runner import Runner
+from devices.state import Limits
+from devices.store import Store
+from edge_fl import metrics
+from edge_fl.config import RolloutConfig
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.release.repository import Repository
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.messages import Capability
+from edge_fl.wire.topics import Topics
+from server.registry import Database, rollouts
+from server.release.rollout import Rollout
+from server.release.stages import place
+from server.wire import link as links
+from server.wire.inbox import Inbox
+from server.wire.link import Link
+from server.wire.roster import Roster
+from server.wire.wants import Wants
+from tests.devices import graphs
+
+QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
+FAST = FetchLimits(quiet_s=0.05)
+PLAN = RolloutConfig(groups=(0.1, 0.5, 1.0), group_wait_s=60)
+GOOD = np.zeros((16, graphs.DIM), np.float32)
+GOOD[:8, 0] = GOOD[8:, 1] = 1.0  # one feature sees the upper half of an image, another one the lower half
+BAD = GOOD * np.float32([1, 0, 1])  # the lower half is lost
+
+
+def images(count: int, hidden: float) -> Samples:
+    """Two classes that differ in the upper half; a share `hidden` of them, one in so many, only in the lower half."""
+    y = np.arange(count) % 2
+    x = np.full((count, 1, 4, 4), 100, np.uint8)
+    below = np.arange(count) // 2 % round(1 / hidden) == 0 if hidden else np.zeros(count, bool)
+    for half, seen in ((slice(0, 2), ~below), (slice(2, 4), below)):
+        x[seen, :, half] += (100 * y[seen, None, None, None]).astype(np.uint8)
+    return Samples(x, y)
+
+
+@dataclass
+class Fleet:
+    """A server with a registry, and the agents on its broker."""
+
+    rollout: Rollout
+    db: Database
+    repository: Repository
+    devices: dict[str, Device] = field(default_factory=dict)
+
+    def release(self, weights: np.ndarray) -> int:
+        number = self.repository.next_release()
+        payload = graphs.graph(weights=weights)
+        manifest = graphs.manifest_for(payload, release=number)
+        self.rollout.roll_out(manifest, {manifest.extractor.sha256: payload})
+        return number
+
+    def serving(self) -> list[int]:
+        return sorted({device.state.release for device in self.devices.values()})
+
+    def record(self) -> rollouts.RolloutRecord:
+        return rollouts.listed(self.db, "main")[0]
+
+    @staticmethod
+    def eventually(claim: Callable[[], object], deadline_s: float = 60.0) -> None:
+        until = time.monotonic() + deadline_s
+        while not claim():
+            assert time.monotonic() < until, "did not happen"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    """`fleet(devices, hidden)`: so many agents, each fifth in the order of release 2 with a share `hidden` of images in the lower half."""
+    broker, runner, closing = InMemoryBroker(), Runner(workers=2), []
+    connect = partial(InMemoryTransport, broker)
+
+    def make(count: int, hidden: float = 0.0) -> Fleet:
+        link = Link(connect, "main", limits=links.Limits(settle_s=0.05))
+        roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
+        link.open()
+        repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
+        rollout = Rollout(link, roster, inbox, wants, repository, plan=PLAN, db=db)
+        closing.extend([rollout.close, link.close, db.close])
+        made = Fleet(rollout, db, repository)
+        for rank, name in enumerate(
+            sorted(map("pi-{:03d}".format, range(count)), key=lambda id: place(id, 2))
+        ):
+            share = hidden if rank % 5 == 2 else 0.0
+            data = ClientData(images(40, share), images(0, 0), images(200, share))
+            worker = HeadWorker(
+                name,
+                Store(tmp_path / name),
+                lambda classes, input, data=data: data,
+                "nearest",
+                fit_here,
+                root=repository.root_bytes,
+                check=lambda installed: None,
+                limits=QUICK,
+            )
+            can = Capability("head", "test", "3", samples=40)
+            made.devices[name] = start(name, Topics("main"), can, worker, limits=QUICK, fetching=FAST)
+            runner.add(made.devices[name], connect)
+        thread = threading.Thread(target=partial(runner.run, deadline_s=110), daemon=True)
+        thread.start()
+        closing.extend([runner.stop, lambda: thread.join(30)])
+        return made
+
+    yield make
+    for close in (*closing[3:], *closing[:3]):
+        close()
+    broker.close()
+
+
+def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_groups_and_it_is_taken_back(
+    fleet: Callable[..., Fleet],
+) -> None:
+    site = fleet(40, hidden=0.2)
+    site.release(GOOD)
+    site.rollout.wait(0, 60)
+    assert (site.record().state, site.serving()) == ("completed", [1])
+
+    site.release(BAD)
+    site.eventually(lambda: site.record().state == "aborted")
+    record = site.record()
+    assert (record.release, record.previous, record.stage) == (2, 1, 1)
+    assert "accuracy changed by" in record.reason and "worst tenth" in record.reason
+    site.rollout.wait(0, 60)
+    site.eventually(lambda: site.serving() == [1])
+    outcomes = site.rollout.stages.outcomes
+    assert 8 <= len(outcomes) <= 20
+    assert {outcome.lost for outcome in outcomes.values()} == {0, 20}
+    untouched = [name for name in site.devices if place(name, 2) >= 0.5]
+    assert len(untouched) >= 15
+    assert all(site.devices[name].reports["head"].release == 1 for name in untouched)
+    assert all(site.devices[name].reports["head"].id == "back-1-2" for name in outcomes)
+    assert all(
+        found.reports["head"].metrics[metrics.PERSONAL_AFTER] == 1.0 for found in site.devices.values()
+    )
+    assert [manifest.release for manifest in site.repository.releases()] == [2, 1]  # signed anew, the newest
+
+
+def test_a_release_that_harms_nobody_reaches_everybody(fleet: Callable[..., Fleet]) -> None:
+    site = fleet(12)
+    site.release(GOOD)
+    site.rollout.wait(0, 60)
+    site.release(BAD)  # nobody here has anything in the lower half
+    site.rollout.wait(0, 60)
+    site.eventually(lambda: (site.record().state, site.serving()) == ("completed", [2]))
+
+
+def test_another_process_pauses_goes_on_and_takes_back(fleet: Callable[..., Fleet]) -> None:
+    site = fleet(10)
+    site.release(GOOD)
+    site.rollout.wait(0, 60)
+    number = rollouts.begin(site.db, "main", 1, previous=1, plan={"groups": [0.5, 1.0]})
+    rollouts.steer(site.db, number, "paused")
+    site.eventually(lambda: site.record().state == "paused")
+    rollouts.steer(site.db, number, "running")
+    site.eventually(lambda: site.record().state == "completed")
+    site.release(GOOD * 2)
+    rollouts.steer(site.db, site.record().number, "rolled_back")
+    site.eventually(lambda: site.record().state == "rolled_back")
+    assert site.record().reason == "by hand"
+    site.eventually(lambda: site.serving() == [1])
