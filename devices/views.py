@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -114,8 +114,8 @@ def unpack(payload: bytes) -> Sight:
     """The inverse of `pack`."""
     arrays, said = load(payload), words(payload)
     views = (
-        View(
-            *(Seen(arrays[f"{number}.{name}.z"], arrays[f"{number}.{name}.y"]) for name in SETS),
+        replace(
+            View(*(Seen(arrays[f"{number}.{name}.z"], arrays[f"{number}.{name}.y"]) for name in SETS)),
             latency_ms=float(said[f"{number}.latency_ms"]),
         )
         if f"{number}.train.z" in arrays

@@ -209,6 +209,7 @@ def _run(
             ledger.note,
             work.device,
             plan=recipe.release.rollout,
+            db=server.journal.db,
         )
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")

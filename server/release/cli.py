@@ -49,10 +49,12 @@ def list_releases(
     home: Home = HOME, fleet: Fleet = "main", registry: Registry = "", format: FormatOption = Format.TABLE
 ) -> None:
     """List the kept releases, the newest first, and how the last roll-out of each stands."""
+    import msgspec
+
     from server.release import conduct
 
     with _office(home, fleet, registry) as office:
-        show_table(office.rows(), conduct.COLUMNS, format)
+        show_table([msgspec.to_builtins(row) for row in office.rows()], conduct.COLUMNS, format)
 
 
 def rollout(

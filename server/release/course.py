@@ -28,7 +28,8 @@ RETRIES = 5
 class Course:
     """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
 
-    `want` is the id of the want to serve its release, one of its own where a release sets out for a second time.
+    `want` is the id of the want to serve its release, one of its own where a release sets out for a second time, `way_back` that of the
+    want to serve the one before again.
     """
 
     def __init__(self, db: Database, fleet: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,6 +46,10 @@ class Course:
             self._take_over(unfinished)
         elif unfinished:
             self._write(unfinished.number, "aborted", unfinished.stage, "its server ended")
+
+    @property
+    def way_back(self) -> str:
+        return f"back-{self.previous}-{self._number}"
 
     @property
     def moving(self) -> bool:

@@ -165,7 +165,7 @@ class Rollout:
             return None, ""
         if stages.admits(device):
             return self._known.get(stages.release), self._course.want
-        id = f"back-{previous}-{stages.release}" if stages.returns(device) else want_id(previous)
+        id = self._course.way_back if stages.returns(device) else want_id(previous)
         return self._known.get(previous), id
 
     def _watch(self) -> None:

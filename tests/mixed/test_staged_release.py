@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from devices.device import Device, start
+from devices.eyes import Here
+from devices.features import runtime
 from devices.fetch import FetchLimits
 from devices.head import fit_here
 from devices.release import HeadWorker
@@ -106,9 +108,10 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
             worker = HeadWorker(
                 name,
                 Store(tmp_path / name),
-                lambda classes, input, data=data: data,
+                Here(lambda classes, input, data=data: data, tmp_path / name),
                 "nearest",
                 fit_here,
+                runtime(),
                 root=repository.root_bytes,
                 check=lambda installed: None,
                 limits=QUICK,
