@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -114,15 +114,20 @@ def unpack(payload: bytes) -> Sight:
     """The inverse of `pack`."""
     arrays, said = load(payload), words(payload)
     views = (
-        replace(
-            View(*(Seen(arrays[f"{number}.{name}.z"], arrays[f"{number}.{name}.y"]) for name in SETS)),
-            latency_ms=float(said[f"{number}.latency_ms"]),
+        _view(
+            [Seen(arrays[f"{number}.{name}.z"], arrays[f"{number}.{name}.y"]) for name in SETS],
+            float(said[f"{number}.latency_ms"]),
         )
         if f"{number}.train.z" in arrays
         else None
         for number in range(int(said["views"]))
     )
     return Sight(tuple(views), said["fingerprint"])
+
+
+def _view(sets: Sequence[Seen], latency_ms: float) -> View:
+    train, validation, test = sets
+    return View(train, validation, test, latency_ms)
 
 
 def words(payload: bytes) -> dict[str, str]:

@@ -115,7 +115,7 @@ class Office:
         roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
         try:
             link.open()
-            rollout = Rollout(link, roster, inbox, wants, self.repository, db=self.db)
+            rollout = Rollout(link, roster, inbox, wants, self.repository, db=self.db, resume=True)
             try:
                 record = self._watch(number, tell, deadline_s, link.check)
                 rollout.wait(0, max(1.0, min(deadline_s, 60.0)))

@@ -28,11 +28,15 @@ RETRIES = 5
 class Course:
     """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
 
+    One in groups goes on after a restart; one to everybody at once, which its server did not see to the end, only with `resume`.
+
     `want` is the id of the want to serve its release, one of its own where a release sets out for a second time, `way_back` that of the
     want to serve the one before again.
     """
 
-    def __init__(self, db: Database, fleet: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, db: Database, fleet: str, *, resume: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._db, self._fleet, self._clock = db, fleet, clock
         self._lock = threading.RLock()
         self._number, self.want = 0, ""
@@ -42,7 +46,7 @@ class Course:
         self.stages: Stages | None = None
         self.previous = self._last_good()
         unfinished = rollouts.current(db, fleet)
-        if unfinished and len(_plan(unfinished).groups) > 1:
+        if unfinished and (resume or len(_plan(unfinished).groups) > 1):
             self._take_over(unfinished)
         elif unfinished:
             self._write(unfinished.number, "aborted", unfinished.stage, "its server ended")

@@ -57,13 +57,14 @@ class Rollout:
         *,
         plan: RolloutConfig = RolloutConfig(),
         db: Database | None = None,
+        resume: bool = False,
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
         self._heard, self._plan = heard, plan
         self._publisher = Publisher(link.transport, link.topics, repository)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
-        self._course = Course(db or Database.open(), link.topics.fleet)
+        self._course = Course(db or Database.open(), link.topics.fleet, resume=resume)
         self._reported: set[tuple[str, str]] = set()  # devices, and ids of wants
         self._change = threading.Condition()
         self._publishing = threading.Lock()
