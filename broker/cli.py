@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from edge_fl.errors import ConfigError, ConnectError, RunError
 
 if TYPE_CHECKING:
     from broker.config import Settings
+    from broker.mosquitto import Mosquitto
     from broker.provision.authority import Authority
 
 Host = Annotated[str, typer.Option(help="The address to listen on; in plaintext only loopback.")]
@@ -82,7 +84,7 @@ def up(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    with broker:
+    with broker, _desk(broker, authority):
         version = ".".join(map(str, program.version))
         how = f"TLS, who may enter is in {home}" if authority else _HOW[settings.certificates is None]
         say(
@@ -147,6 +149,15 @@ def check(
     sys.stdout.flush()
     if failed := [finding.what for finding in findings if not finding.ok]:
         raise RunError(f"broker {endpoint}: {', '.join(failed)} not as needed; devices would fail there")
+
+
+def _desk(broker: Mosquitto, authority: Authority | None) -> AbstractContextManager[object]:
+    """Who answers requests for certificates, where there is a CA."""
+    from broker.provision.desk import Desk
+
+    if authority is None:
+        return nullcontext()
+    return Desk(authority, broker.endpoint.host, broker.endpoint.port, broker.settings.fleet)
 
 
 def _settings(

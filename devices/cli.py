@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -82,7 +83,7 @@ def run(
 ) -> None:
     """Run one device's agent until Ctrl-C; it waits for the broker as long as it takes."""
     from devices import config as settings
-    from devices.entry import entry
+    from devices.entry import entry, own_entry
     from devices.notify import Notifier
     from devices.runner import Runner
     from devices.single import run_device
@@ -101,9 +102,15 @@ def run(
     where = str(config) if config else "device run"
     chosen = settings.convert(settings.named(tree, where), where)
     _log_warnings()
+    at = chosen.broker
+    if at.identity:
+        connect, renewal = own_entry(at.host, at.port, Path(at.identity), at.fleet, say)
+        tick: Callable[[], None] = renewal.tick
+    else:
+        connect, tick = entry(at.endpoint), lambda: None
     runner = Runner(notifier=Notifier())
     _stop_on_signal(runner)
-    run_device(chosen, entry(chosen.broker.endpoint), runner, _full_worker, say)
+    run_device(chosen, connect, runner, _full_worker, say, tick)
 
 
 def predict(

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from devices.certificates import Renewal, enrol
 from devices.rim import Connect
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import TLS_PORT, Endpoint
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.transport import Listener, Packet
 
+ENROL_S = 60.0
+
 
 def entry(endpoint: Endpoint) -> Connect:
     """Makes clients of one broker, all with the same certificate, if any."""
     return partial(MqttTransport, endpoint, tls=endpoint.tls_context())
+
+
+def own_entry(
+    host: str, port: int, folder: Path, fleet: str, say: Callable[[str], None]
+) -> tuple[Connect, Renewal]:
+    """How one device connects with the identity in `folder`, and what renews it. A claim is turned into one first, however long it takes.
+
+    Raises ConfigError for what cannot be used, ConnectError when the claim is refused.
+    """
+    found = identity.read(folder)
+    while found.role == "claim":
+        endpoint = found.endpoint(host, port or TLS_PORT)
+        try:
+            found = enrol(found, endpoint, fleet, entry(endpoint), ENROL_S)
+        except DeadlineError as error:
+            say(f"{error}; trying again")
+        else:
+            say(f"{found.name}: enrolled, until {found.expires:%Y-%m-%d}; the claim is gone")
+    endpoint = found.endpoint(host, port or TLS_PORT)
+    tls = endpoint.tls_context()
+    assert tls  # an identity has a CA
+    renewal = Renewal(found, fleet, tls)
+    return renewal.through(partial(MqttTransport, endpoint, tls=tls)), renewal
 
 
 def entries(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], Connect]:

@@ -31,9 +31,15 @@ Say = Callable[[str], None]
 
 
 def run_device(
-    config: DeviceConfig, connect: Connect, runner: Runner, full_worker: Callable[[], MakeWorker], say: Say
+    config: DeviceConfig,
+    connect: Connect,
+    runner: Runner,
+    full_worker: Callable[[], MakeWorker],
+    say: Say,
+    tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the device until `runner` is stopped. `full_worker` is asked for only when the tier is full, because torch comes with it.
+    `tick` is called every so often: what renews the certificate.
 
     Raises InputError when the settings, the data or the folder cannot be used, ConnectError when the broker refuses this device.
     """
@@ -49,7 +55,13 @@ def run_device(
         )
         runner.add(alive, connect)
         threading.Thread(target=_wait, args=(alive, runner, say), daemon=True).start()
-        runner.run(done=_Teller(alive, say))
+        teller = _Teller(alive, say)
+
+        def done() -> bool:
+            tick()
+            return teller()
+
+        runner.run(done=done)
     if alive.lost:
         raise ConnectError(
             f"{config.id}: broker {config.broker.endpoint} refuses this device ({alive.lost}); stopped"

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from msgspec.structs import replace
 
 from broker.provision import certificates
 from broker.provision.register import Issued, Register, Rows, denied
@@ -146,23 +147,28 @@ class Authority:
         ]
 
     def answer(self, sender: str, request: bytes, secret: str = "") -> bytes:
-        """The certificate (PEM) that `sender` asks for: a claim for its device, with its secret and once; all others for themselves.
+        """The certificate (PEM) that `sender` asks for: a claim for its device, with its secret; all others for themselves.
 
-        Raises IdentityError, RefusedError in particular.
+        A claim is worth certificates for one key: a device that lost the answer to a power cut asks again with the same, anybody else in
+        vain. Raises IdentityError, RefusedError in particular.
         """
         name, public_key = certificates.read_request(request)
         with self.register.changing() as rows:
-            valid = [row for row in rows if row.name == sender and row.holds(self.now())]
+            now = self.now()
+            valid = [row for row in rows if row.name == sender and row.holds(now)]
             if not valid:
                 raise RefusedError("unknown")
-            if len(valid) >= MAX_HOLDING:
+            if sum(row.name == name and row.holds(now) for row in rows) >= MAX_HOLDING:
                 raise RefusedError("too_many")
             if (claim := valid[-1]).role == "claim":
                 if not hmac.compare_digest(claim.token, _digest(secret)):
                     raise RefusedError("wrong_token")
                 if name != claim.device:
                     raise RefusedError("wrong_name")
-                rows[rows.index(claim)] = _revoked(claim, self.now())
+                used_for = certificates.fingerprint(public_key)
+                if claim.key not in ("", used_for):
+                    raise RefusedError("used")
+                rows[rows.index(claim)] = replace(claim, key=used_for)
             elif name != sender:
                 raise RefusedError("wrong_name")
             certificate = certificates.leaf(name, public_key, self._ca, self._key, self.now(), LIFE)
@@ -206,7 +212,7 @@ class Authority:
         with self.register.changing() as rows:
             for index, row in enumerate(rows):
                 if name in (row.name, row.device) and row.holds(now):
-                    rows[index] = _revoked(row, now)
+                    rows[index] = replace(row, revoked=now)
                     ended.append(rows[index])
         if not ended:
             raise ConfigError(
@@ -264,7 +270,3 @@ class Authority:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _revoked(row: Issued, now: datetime) -> Issued:
-    return Issued(row.name, row.serial, row.begins, row.expires, now, row.device, row.token)

@@ -6,6 +6,7 @@ own may believe any date: what ends an identity early is the revocation list.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -82,6 +83,12 @@ def read_request(pem: bytes) -> tuple[str, PublicKey]:
     except ValueError as error:
         raise IdentityError(f"no request for a certificate ({error})") from error
     return common_name(found.subject), key
+
+
+def fingerprint(key: PublicKey) -> str:
+    """The SHA-256 of a public key."""
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def pem(thing: x509.Certificate | x509.CertificateRevocationList) -> bytes:

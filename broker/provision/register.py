@@ -19,7 +19,7 @@ MAX_ISSUED = 1_000_000
 
 
 class Issued(Struct, frozen=True, omit_defaults=True):
-    """One certificate. A claim names the `device` that it is for and the SHA-256 of its secret; it is revoked once it was used."""
+    """One certificate. A claim names the `device` that it is for, the SHA-256 of its secret, and of the key that it was used for."""
 
     name: str
     serial: str
@@ -28,6 +28,7 @@ class Issued(Struct, frozen=True, omit_defaults=True):
     revoked: datetime | None = None
     device: str = ""
     token: str = ""
+    key: str = ""
 
     @property
     def role(self) -> Role:
@@ -54,7 +55,7 @@ def denied(rows: Iterable[Issued], now: datetime) -> list[str]:
 
 
 def claims(rows: Iterable[Issued], now: datetime) -> list[str]:
-    """Names of claims that no one has used yet."""
+    """Names of claims that still get in, used or not."""
     return sorted({row.name for row in rows if row.role == "claim" and row.holds(now)})
 
 

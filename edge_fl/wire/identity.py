@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from datetime import datetime
 from pathlib import Path
 
@@ -95,10 +96,15 @@ def read(folder: Path) -> Identity:
         raise ConfigError(
             f"{folder / KEY_FILE}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600); not connecting"
         )
+    certificate, key = _bytes(folder / CERT_FILE), _bytes(folder / KEY_FILE)
+    return replace_fields(_checked(folder, certificate, key), token=_token(folder))
+
+
+def _checked(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Identity:
+    """A certificate and a key, beside the CA in `folder`. Raises ConfigError."""
     try:
         cas = x509.load_pem_x509_certificates(_bytes(folder / CA_FILE))
-        certificate = x509.load_pem_x509_certificate(_bytes(folder / CERT_FILE))
-        key = load_key(_bytes(folder / KEY_FILE))
+        certificate, key = x509.load_pem_x509_certificate(certificate_pem), load_key(key_pem)
         name = common_name(certificate.subject)
     except (ValueError, TypeError, IdentityError) as error:
         raise ConfigError(
@@ -113,7 +119,7 @@ def read(folder: Path) -> Identity:
             f"{folder}: {CERT_FILE} ({name}) is not signed by {CA_FILE}; expected one of this fleet; not connecting"
         )
     begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return Identity(folder, name, begins, expires, certificate.serial_number, _token(folder))
+    return Identity(folder, name, begins, expires, certificate.serial_number)
 
 
 def endpoint(host: str, port: int = 0, folder: Path | str | None = None) -> Endpoint:
@@ -148,18 +154,35 @@ def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | 
 def replace(folder: Path, certificate: bytes, key: Key) -> Identity:
     """Puts a new pair in the place of the old one, and drops a claim's token. A cut leaves one of the pairs, whole.
 
-    The certificate waits beside the old one until its key is there; `read` finishes what a cut has interrupted. Raises OSError.
+    The certificate waits beside the old one until its key is there; `read` finishes what a cut has interrupted. Raises ConfigError for one
+    that does not fit, OSError.
     """
+    name = _checked(folder, certificate, key_bytes(key)).name
+    if name != (wanted := read(folder).device):
+        raise ConfigError(
+            f"{folder}: a certificate on {name!r}, expected one on {wanted!r}; the old one stays"
+        )
     atomic.write(folder / (CERT_FILE + NEW), certificate)
     _replace_private(folder / KEY_FILE, key_bytes(key))
     os.replace(folder / (CERT_FILE + NEW), folder / CERT_FILE)
-    (folder / TOKEN_FILE).unlink(missing_ok=True)
+    _drop(folder)
     return read(folder)
 
 
 def new_key() -> Key:
     """A P-256 key."""
     return ec.generate_private_key(ec.SECP256R1())
+
+
+def pending_key(folder: Path) -> Key:
+    """The key of the certificate that is to come, made at the first call: who asks again after a cut asks for the same. Raises OSError."""
+    path = folder / (KEY_FILE + NEW)
+    try:
+        return load_key(_bytes(path))
+    except (ConfigError, ValueError, TypeError):  # none yet, or half of one
+        key = new_key()
+        _replace_private(path, key_bytes(key))
+        return key
 
 
 def request(name: str, key: Key) -> bytes:
@@ -219,9 +242,15 @@ def _finish(folder: Path) -> None:
         fits = False
     if fits:
         os.replace(waiting, folder / CERT_FILE)
-        (folder / TOKEN_FILE).unlink(missing_ok=True)
+        _drop(folder)
     else:
         waiting.unlink()
+
+
+def _drop(folder: Path) -> None:
+    """What the new pair has made worthless."""
+    for name in (TOKEN_FILE, KEY_FILE + NEW):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _token(folder: Path) -> Token | None:

@@ -153,6 +153,22 @@ class Log(Struct, frozen=True):
     text: Text
 
 
+class CertificateRequest(Struct, frozen=True):
+    """enroll/NAME/req: a claim asks for its device, with its `secret`, or a device for its next; `request` is PEM (PKCS #10)."""
+
+    id: Id
+    request: Text
+    secret: Text = ""
+
+
+class CertificateAnswer(Struct, frozen=True):
+    """enroll/NAME/rsp: the certificate (PEM), or the word for why there is none."""
+
+    id: Id
+    certificate: Text = ""
+    reason: Text = ""
+
+
 MESSAGES: dict[str, type[Struct]] = {
     "server_state": ServerState,
     "round": Round,
@@ -164,6 +180,8 @@ MESSAGES: dict[str, type[Struct]] = {
     "rpt": Report,
     "req": Request,
     "log": Log,
+    "enrol_req": CertificateRequest,
+    "enrol_rsp": CertificateAnswer,
 }
 """Message type by the `kind` of its topic's address (`edge_fl.wire.topics.Address`)."""
 
