@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -12,7 +13,7 @@ import tomli_w
 from msgspec import to_builtins
 
 from devices.flash import unit
-from devices.flash.order import Order
+from devices.flash.order import Order, data_folder
 
 FOLDER = "edge-fl"
 MANIFEST = f"{FOLDER}/bundle.sha256"
@@ -51,12 +52,13 @@ def plan(order: Order) -> tuple[File, ...]:
     """All files, the manifest last: whoever finds it there knows that the others are."""
     host = order.config.broker.host
     planned = [
-        _text("install.sh", files(__package__).joinpath("install.sh").read_text("utf-8"), SCRIPT),
+        _text("install.sh", _script(data_folder(order.config)), SCRIPT),
         _text("config.toml", tomli_w.dumps(to_builtins(order.config))),
         _text(unit.SERVICE, unit.service(host)),
         _text(unit.INSTALLER, unit.installer()),
         *(_text(f"requirements-{python}.txt", text) for python, text in order.wheels.requirements.items()),
         *(File(f"{FOLDER}/wheels/{path.name}", path) for path in order.wheels.files),
+        *(File(f"{FOLDER}/images/{path}", file) for path, file in order.images),
         *(File(f"{FOLDER}/identity/{name}", order.identity[name], SECRET) for name in sorted(order.identity)),
     ]
     if order.root:
@@ -73,6 +75,11 @@ def listed(manifest: str) -> dict[str, str]:
     """What a manifest lists: path from the boot partition's root -> hash."""
     lines = (line.partition("  ") for line in manifest.splitlines())
     return {f"{FOLDER}/{path}": digest for digest, _, path in lines}
+
+
+def _script(images: str) -> str:
+    text = files(__package__).joinpath("install.sh").read_text("utf-8")
+    return text.replace("@IMAGES@", shlex.quote(images))
 
 
 def _text(name: str, text: str, mode: int = PLAIN) -> File:

@@ -14,12 +14,16 @@ from edge_fl.errors import ConfigError
 if TYPE_CHECKING:
     from devices.flash.target import Target
 
+IDENTITIES = Path("runs/identities/devices")  # where 'edge-fl fleet enrol' puts them
 COLUMNS = {"what": "what", "path": "file", "bytes": "bytes", "mode": "mode"}
 
 
 def flash(
     device: Annotated[str, typer.Option(help="The device's name: a-z, 0-9 and '-'.")],
     data: Annotated[str, typer.Option(help="Where its images are on the Pi.")] = "folder:/srv/images",
+    images: Annotated[
+        Path | None, typer.Option(help="Pictures to take along for that, a folder per class.")
+    ] = None,
     boot: Annotated[
         Path | None,
         typer.Option(help="A card's boot partition: its folder, an image file, or the card itself."),
@@ -27,7 +31,8 @@ def flash(
     ssh: Annotated[str, typer.Option(help="A Pi that runs already: user@host.")] = "",
     out: Annotated[Path | None, typer.Option(help="A folder to carry over by hand.")] = None,
     identity: Annotated[
-        Path | None, typer.Option(help="The folder with ca.crt and its certificate or token; none: no TLS.")
+        Path | None,
+        typer.Option(help="Its identity or claim [runs/identities/devices/NAME, when it is there]."),
     ] = None,
     host: Annotated[str, typer.Option(help="The broker, as the Pi reaches it.")] = "",
     port: Annotated[
@@ -54,10 +59,12 @@ def flash(
     """Put a device onto a Raspberry Pi: its settings, its identity, the agent and what starts it at the first boot."""
     from devices import config as settings
     from devices.flash import flash as flashing
-    from devices.flash.order import Order, on_the_pi, read_identity
+    from devices.flash.order import Order, on_the_pi, read_identity, read_images
     from devices.flash.wheels import gather
 
     target = _target(boot, ssh, out, python)
+    if identity is None and (IDENTITIES / device).is_dir():
+        identity = IDENTITIES / device
     found = read_identity(identity) if identity else {}
     broker = {"host": host or "127.0.0.1", "port": port or (8883 if found else 1883), "fleet": fleet}
     tree = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
@@ -68,11 +75,12 @@ def flash(
             "flash: --host is missing; expected the broker's address, as the Pi reaches it; nothing was written"
         )
 
+    taken = read_images(images, config) if images else ()
+
     def order(pythons: tuple[str, ...]) -> Order:
         say(f"{target.name}: Python {' or '.join(pythons)}")
-        return Order(
-            config, gather(pythons, wheels or cache_folder() / "wheels", offline=offline), found, trusted
-        )
+        house = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
+        return Order(config, house, found, trusted, taken)
 
     new, old = flashing.changes(target, order)
     if dry_run:

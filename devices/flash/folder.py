@@ -49,14 +49,6 @@ class _Folder(Target):
                     f"{self.name}: {file.path}: {error.strerror}; flash it again, it begins where this one ended"
                 ) from error
 
-    def _check_writable(self) -> None:
-        if not self._folder.is_dir():
-            raise ConfigError(
-                f"{self.name}: no such folder; expected a mounted boot partition; nothing was written"
-            )
-        if not os.access(self._folder, os.W_OK):
-            raise ConfigError(f"{self.name}: is read-only (a card's lock switch?); nothing was written")
-
 
 @final
 class BootFolder(_Folder):
@@ -71,7 +63,7 @@ class BootFolder(_Folder):
             )
         names = {path.name for path in self._folder.iterdir()}
         card = recognise(names, self.read, self.name)
-        self._check_writable()
+        _check_writable(self._folder)
         return card.pythons
 
 
@@ -84,17 +76,31 @@ class OutFolder(_Folder):
         self._pythons = pythons
 
     def pythons(self) -> tuple[str, ...]:
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.name}: {error.strerror}; expected a folder; nothing was written"
-            ) from error
-        self._check_writable()
+        if self._folder.exists() and not self._folder.is_dir():
+            raise ConfigError(f"{self.name}: is a file; expected a folder; nothing was written")
+        _check_writable(self._existing)
         return self._pythons
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self._existing).free
+
+    def write(self, files: Sequence[File]) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        super().write(files)
+
+    @property
+    def _existing(self) -> Path:
+        """The folder, or the nearest above it that is there."""
+        absolute = self._folder.absolute()
+        return next(folder for folder in (absolute, *absolute.parents) if folder.is_dir())
 
     def after(self) -> str:
         return f"on the Pi: sudo sh {self.name}/edge-fl/install.sh"
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder}: is read-only (a card's lock switch?); nothing was written")
 
 
 def _restrict(descriptor: int, mode: int) -> None:

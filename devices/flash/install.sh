@@ -10,6 +10,7 @@ opt=/opt/edge-fl
 etc=/etc/edge-fl
 var=/var/lib/edge-fl
 units=/etc/systemd/system
+images=@IMAGES@
 
 # Everything is said into the log, which lies on the card's FAT partition: any computer can read why a Pi does not come up.
 if [ "${1:-}" != logged ]; then
@@ -73,6 +74,15 @@ if [ -d "$here/identity" ]; then
   done
   sync
   rm -rf "$here/identity"
+fi
+
+# So do the pictures that came along, to where the agent looks for them.
+[ -z "$images" ] || install -d -m 0755 "$images"
+if [ -n "$images" ] && [ -d "$here/images" ]; then
+  cp -R "$here/images/." "$images/"
+  chmod -R a+rX "$images"
+  sync
+  rm -rf "$here/images"
 fi
 
 # `edge-fl` on the path, which looks where the agent keeps its model.

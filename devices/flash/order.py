@@ -20,12 +20,16 @@ HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 
 @dataclass(frozen=True)
 class Order:
-    """`config` holds the paths that are valid on the Pi. `identity` is never shown: keys are in it."""
+    """`config` holds the paths that are valid on the Pi. `identity` is never shown: keys are in it.
+
+    `images` are (path below the device's data folder, file here).
+    """
 
     config: DeviceConfig
     wheels: Wheelhouse
     identity: dict[str, bytes] = field(default_factory=dict, repr=False)
     root: bytes = b""
+    images: tuple[tuple[str, Path], ...] = ()
 
 
 def on_the_pi(config: DeviceConfig, identity: dict[str, bytes], *, root: bool) -> DeviceConfig:
@@ -38,6 +42,29 @@ def on_the_pi(config: DeviceConfig, identity: dict[str, bytes], *, root: bool) -
         )
     broker = replace(config.broker, identity=IDENTITY if identity else "")
     return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
+
+
+def read_images(folder: Path, config: DeviceConfig) -> tuple[tuple[str, Path], ...]:
+    """The pictures in a folder that go to where the device looks for its data, a folder per class. Raises ConfigError."""
+    if not data_folder(config):
+        raise ConfigError(
+            f"data {config.data}: --images goes into a folder such as folder:/srv/images; nothing was written"
+        )
+    found = tuple(
+        (path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file()
+    )
+    if not found:
+        raise ConfigError(
+            f"{folder}: holds no files; expected a folder of pictures per class; nothing was written"
+        )
+    return found
+
+
+def data_folder(config: DeviceConfig) -> str:
+    """Where the device looks for pictures, "" when its data come from something else."""
+    kind, colon, path = config.data.partition(":")
+    folder = path if colon and kind == "folder" else "" if colon else config.data
+    return folder if folder.startswith("/") else ""
 
 
 def read_identity(folder: Path) -> dict[str, bytes]:

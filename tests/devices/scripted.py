@@ -87,12 +87,14 @@ class ScriptedServer:
     def ack(self, device: str, id: str, status: Any = "accepted") -> None:
         self.say(TOPICS.ack(device), Ack(id, status))
 
-    def wait(self, claim: Callable[[list[tuple[Address, bytes]]], Any], what: str = "") -> Any:
+    def wait(
+        self, claim: Callable[[list[tuple[Address, bytes]]], Any], what: str = "", deadline_s: float = WAIT_S
+    ) -> Any:
         """The first true value of `claim(heard)`."""
         with self._news:
-            if not self._news.wait_for(lambda: claim(self.heard), WAIT_S):
+            if not self._news.wait_for(lambda: claim(self.heard), deadline_s):
                 said = [f"{a.kind} {p[:200]!r}" for a, p in self.heard if a.kind != "blob"][-20:]
-                raise AssertionError(f"did not hear {what or claim} in {WAIT_S} s, but {said}")
+                raise AssertionError(f"did not hear {what or claim} in {deadline_s} s, but {said}")
             return claim(self.heard)
 
     def messages(self, device: str, kind: str) -> list[Any]:
@@ -103,7 +105,12 @@ class ScriptedServer:
         ]
 
     def wait_for(
-        self, device: str, kind: str, fits: Callable[[Any], bool] = lambda message: True, number: int = 1
+        self,
+        device: str,
+        kind: str,
+        fits: Callable[[Any], bool] = lambda message: True,
+        number: int = 1,
+        deadline_s: float = WAIT_S,
     ) -> Any:
         """The `number`-th message of a device that fits."""
 
@@ -111,7 +118,7 @@ class ScriptedServer:
             fitting = [message for message in self.messages(device, kind) if fits(message)]
             return fitting[number - 1] if len(fitting) >= number else None
 
-        return self.wait(found, f"{kind} of {device}")
+        return self.wait(found, f"{kind} of {device}", deadline_s)
 
     def blob(self, device: str, report: Report) -> bytes:
         """The blob that came with a report."""

@@ -40,6 +40,34 @@ def test_a_dry_run_lists_what_would_be_written_and_writes_nothing(
     assert "pi-07 is on it already; nothing was written" in capsys.readouterr().err
 
 
+def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
+    identity: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/identities/devices").mkdir(parents=True)
+    identity.rename("runs/identities/devices/pi-07")
+    (tmp_path / "mine/cat").mkdir(parents=True)
+    (tmp_path / "mine/cat/1.png").write_bytes(b"a cat")
+    arguments = [
+        "flash",
+        "--device",
+        "pi-07",
+        "--out",
+        "out",
+        *HOST,
+        "--wheels",
+        str(wheels),
+        "--images",
+        "mine",
+    ]
+    assert main([*arguments, "--dry-run"]) == 0 and not (tmp_path / "out").exists()
+    assert main(arguments) == 0
+    there = tmp_path / "out/edge-fl"
+    assert (there / "images/cat/1.png").read_bytes() == b"a cat" and (there / "identity/client.key").exists()
+    assert "\nimages=/srv/images\n" in (there / "install.sh").read_text()
+    assert main([*arguments, "--data", "npz:/srv/a.npz"]) == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -1,0 +1,23 @@
+"""A broker as a fleet has one: with TLS, and every device under the name of its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.config import Certificates, Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from tests.conftest import Issue
+from tests.devices.scripted import TOPICS
+
+
+@pytest.fixture
+def broker(mosquitto_program: Program, issue: Issue, tmp_path: Path) -> Iterator[Mosquitto]:
+    """On a free port of the loopback."""
+    certificates = Certificates(*issue("broker"))
+    settings = Settings(tmp_path / "mosquitto", port=0, fleet=TOPICS.fleet, certificates=certificates)
+    with Mosquitto(settings, mosquitto_program) as broker:
+        yield broker

@@ -1,0 +1,173 @@
+"""A whole emulated computer for aarch64: a card with a boot and a root partition, a kernel of Debian's, systemd, and a plug to pull."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.arm64 import userland
+from tests.devices.flash import cards
+
+QEMU = "qemu-system-aarch64"
+BOOT_MIB, ROOT_MIB = 192, 2048
+HOST = "10.0.2.2"  # under which the machine reaches this one's loopback
+MODULES = ("virtio_pci", "virtio_blk")
+UNITS = {
+    # NetworkManager's part
+    "wired.service": """[Unit]
+Before=network-online.target
+Wants=network-online.target
+After=systemd-udev-settle.service
+Wants=systemd-udev-settle.service
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -c 'ip link set eth0 up && ip address add 10.0.2.15/24 dev eth0'
+[Install]
+WantedBy=multi-user.target
+"""
+}
+FSTAB = "/dev/vda2 / ext4 rw 0 0\n/dev/vda1 /boot/firmware vfat rw 0 0\n"
+INIT = """#!/bin/busybox sh
+/bin/busybox mount -t devtmpfs dev /dev
+for module in /modules/*; do /bin/busybox insmod $module; done
+for try in 1 2 3 4 5 6 7 8 9 10; do [ -b /dev/vda2 ] && break; /bin/busybox sleep 1; done
+/bin/busybox mount -t ext4 /dev/vda2 /root
+exec /bin/busybox switch_root /root /sbin/init
+"""
+
+
+class Machine:
+    """Everything lies in `folder`; `card` is the image of its card, whose first partition holds `files`."""
+
+    def __init__(self, folder: Path, files: dict[str, bytes], extra: dict[str, bytes]) -> None:
+        for program in (QEMU, "mke2fs", "depmod", "mformat"):
+            shutil.which(program) or pytest.skip(f"no {program} here")
+        self.folder, self.card = folder, folder / "sd.img"
+        root = userland.copy(userland.build([*userland.BASE, *userland.SYSTEM]), folder / "root")
+        self._kernel = next(root.glob("boot/vmlinuz-*")).rename(folder / "vmlinuz")
+        _complete(root, extra)
+        self._ramdisk = folder / "ramdisk"
+        self._ramdisk.write_bytes(_ramdisk(root))
+        _write_card(self.card, files, root)
+        shutil.rmtree(root)
+
+    @contextmanager
+    def powered(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Switched on, with the command line that is on the card now, as the Pi's firmware would; at the end its plug is pulled."""
+        words = cards.mtools(self.card, "mtype", "::/cmdline.txt").decode().strip()
+        command = [
+            QEMU,
+            "-M",
+            "virt",
+            "-cpu",
+            userland.CPU,
+            "-smp",
+            "2",
+            "-m",
+            "1024",
+            "-nographic",
+            "-no-reboot",
+        ]
+        command += ["-kernel", str(self._kernel), "-initrd", str(self._ramdisk)]
+        command += ["-append", f"{words} console=ttyAMA0 net.ifnames=0 systemd.show_status=0"]
+        command += ["-drive", f"file={self.card},format=raw,if=virtio", "-device", "virtio-rng-pci"]
+        command += ["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile="]
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            try:
+                yield process
+            finally:
+                process.send_signal(signal.SIGKILL)
+                process.wait(30)
+
+    def boot_until_reboot(self, name: str, deadline_s: float) -> float:
+        """Switches it on and waits until it switches itself off; the seconds that took."""
+        began_s = time.monotonic()
+        with self.powered(name) as process:
+            try:
+                process.wait(deadline_s)
+            except subprocess.TimeoutExpired as error:
+                raise AssertionError(f"no reboot after {deadline_s} s\n{self.said(name)}") from error
+        return time.monotonic() - began_s
+
+    def said(self, name: str) -> str:
+        """The end of what is on its console."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
+
+
+def _complete(root: Path, extra: dict[str, bytes]) -> None:
+    """What installation scripts and Raspberry Pi OS would have set up, and `extra` files."""
+    (root / "etc/fstab").write_text(FSTAB)
+    (root / "etc/cpuinfo").unlink()
+    wanted = root / "etc/systemd/system/multi-user.target.wants"
+    wanted.mkdir(parents=True, exist_ok=True)
+    for name, text in UNITS.items():
+        (wanted.parent / name).write_text(text)
+        (wanted / name).symlink_to(f"../{name}")
+    (wanted.parent / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
+    (root / "usr/lib/clock-epoch").touch()  # systemd begins no earlier than this file
+    for path, content in extra.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+    subprocess.run(["depmod", "-b", str(root), _version(root)], check=True, timeout=120)
+
+
+def _version(root: Path) -> str:
+    return next((root / "lib/modules").iterdir()).name
+
+
+def _write_card(card: Path, files: dict[str, bytes], root: Path) -> None:
+    cards.image(card, files, BOOT_MIB)
+    start, sectors = cards.START + BOOT_MIB * 2048, ROOT_MIB * 2048
+    with card.open("r+b") as image:
+        image.write(cards.table((0x0C, cards.START, BOOT_MIB * 2048), (0x83, start, sectors)))
+        image.truncate((start + sectors) * cards.SECTOR)
+    offset = f"offset={start * cards.SECTOR}"
+    mke2fs = ["mke2fs", "-q", "-t", "ext4", "-d", str(root), "-E", offset, str(card), f"{ROOT_MIB}M"]
+    subprocess.run(mke2fs, check=True, timeout=300)
+
+
+def _ramdisk(root: Path) -> bytes:
+    """What the kernel needs before it has a root: busybox, the modules of the disk, and a script."""
+    modules = root / "lib/modules" / _version(root)
+    lines = (line.split(":") for line in (modules / "modules.dep").read_text().splitlines())
+    needs = {Path(path).name.partition(".")[0]: (path, after.split()) for path, after in lines}
+    order: list[str] = []
+    for name in MODULES:
+        path, after = needs[name]
+        order += [module for module in [*reversed(after), path] if module not in order]
+    entries = [
+        ("bin", b"", 0o40755),
+        ("dev", b"", 0o40755),
+        ("root", b"", 0o40755),
+        ("modules", b"", 0o40755),
+    ]
+    entries += [
+        ("init", INIT.encode(), 0o100755),
+        ("bin/busybox", (root / "bin/busybox").read_bytes(), 0o100755),
+    ]
+    entries += [
+        (f"modules/{number:02d}.ko", (modules / path).read_bytes(), 0o100644)
+        for number, path in enumerate(order)
+    ]
+    return gzip.compress(b"".join(_cpio(*entry) for entry in [*entries, ("TRAILER!!!", b"", 0)]), 1)
+
+
+def _cpio(name: str, content: bytes, mode: int) -> bytes:
+    """One entry of an archive in the format that the kernel unpacks ("newc")."""
+    numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
+    head = b"070701" + b"".join(b"%08X" % number for number in numbers) + name.encode() + b"\0"
+    return _even(head) + _even(content)
+
+
+def _even(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 4)

@@ -1,0 +1,83 @@
+"""A Raspberry Pi made of an image and a userland: what the first boot would do with them, done under emulation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.arm64 import apart, userland
+from tests.devices.flash import cards
+
+BOOT_S = 540
+
+
+class Pi:
+    """`root` is its file system, with what is on `card` under /boot/firmware."""
+
+    def __init__(self, card: Path, root: Path) -> None:
+        self.card, self.root = card, root
+        self.boot = root / "boot/firmware"
+        shutil.rmtree(self.boot)
+        self.boot.mkdir()
+        cards.mtools(card, "mcopy", "-s", "-m", "::/*", str(self.boot))
+
+    def run(self, *command: str, deadline_s: float = BOOT_S) -> str:
+        """What a command says that ends well."""
+        done = subprocess.run(
+            self._apart(*command),
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+            env=_environment(),
+        )
+        assert done.returncode == 0, (
+            f"{command}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
+        return done.stdout
+
+    @contextmanager
+    def running(self, *command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that goes on until the block ends, which is as sudden for it as a power cut."""
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                self._apart(*command), stdout=out, stderr=out, env=_environment(), start_new_session=True
+            )
+            try:
+                yield process
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
+
+    def _apart(self, *command: str) -> list[str]:
+        return [sys.executable, apart.__file__, str(self.root), *command]
+
+
+def require() -> None:
+    """Skips where programs for aarch64 cannot be started as users of their own."""
+    if os.geteuid():
+        pytest.skip("not root: files cannot have owners in there")
+    root = userland.build(userland.BASE)
+    command = [sys.executable, apart.__file__, str(root), "/bin/true"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=_environment()
+    )
+    if done.returncode:
+        pytest.skip(f"no private binfmt_misc here (Linux 6.7 or newer has it): {done.stderr.strip()[-200:]}")
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "LC_ALL": "C.UTF-8",
+        "QEMU_CPU": userland.CPU,
+        "PIP_NO_COMPILE": "1",
+    }

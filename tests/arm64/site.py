@@ -1,0 +1,81 @@
+"""What both arm64 tests put around a device: its identity, its pictures, and a server with one release for it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from broker.mosquitto import Mosquitto
+from edge_fl.release.repository import Repository
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.mqtt import MqttTransport
+from tests.conftest import Issue
+from tests.devices import graphs
+from tests.devices.flash import cards
+from tests.devices.scripted import TOPICS, ScriptedServer
+
+DEVICE = "pi-07"
+PER_CLASS = 16
+TRAINED = 24  # of them; the rest tests
+
+
+def identity(issue: Issue, folder: Path) -> Path:
+    """The folder with the identity of the device."""
+    folder.mkdir()
+    for name, file in zip(("ca.crt", "client.crt", "client.key"), issue(DEVICE), strict=True):
+        shutil.copyfile(file, folder / name)
+    return folder
+
+
+def pictures() -> dict[str, bytes]:
+    """Two classes of pictures that differ in brightness, by their paths from the root."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, bright in (("a", 0), ("b", 150)):
+        for number in range(PER_CLASS):
+            file = io.BytesIO()
+            Image.fromarray((rng.integers(0, 100, (4, 4)) + bright).astype(np.uint8)).save(file, "png")
+            found[f"srv/images/{name}/{number}.png"] = file.getvalue()
+    return found
+
+
+@contextmanager
+def serving(broker: Mosquitto, issue: Issue, folder: Path) -> Iterator[ScriptedServer]:
+    """A server that wants the device to serve release 1."""
+    ca, cert, key = issue("server")
+    endpoint = Endpoint("127.0.0.1", broker.endpoint.port, ca, cert, key)
+    server = ScriptedServer(partial(MqttTransport, endpoint))
+    server.online()
+    payload = graphs.graph()
+    manifest = graphs.manifest_for(payload)
+    server.release(Repository(folder), manifest, payload)
+    server.want(DEVICE, "serve", task="toy", round=1, id="rel-1", release=1)
+    yield server
+    server.leave()
+
+
+def flash(card: Path, host: str, broker: Mosquitto, identity: Path) -> list[str]:
+    """The command that a person types."""
+    there = [
+        "--host",
+        host,
+        "--port",
+        str(broker.endpoint.port),
+        "--fleet",
+        TOPICS.fleet,
+        "--identity",
+        str(identity),
+    ]
+    return ["flash", "--device", DEVICE, "--boot", str(card), "--offline", *there]
+
+
+def issued_for(python: str) -> dict[str, bytes]:
+    """The boot partition of the release that has this Python."""
+    return {"3.11": cards.BOOKWORM, "3.13": cards.TRIXIE}[python]
