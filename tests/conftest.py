@@ -22,6 +22,8 @@ from edge_fl.cli import QUIET
 from edge_fl.errors import ConnectError
 from tests.postgresql import Postgresql, PostgresqlMissingError
 
+ADDRESSES = "127.0.0.1", "10.0.2.2"  # this machine, and this machine as one that qemu emulates sees it
+
 Issue = Callable[[str], tuple[Path, Path, Path]]
 
 
@@ -49,7 +51,7 @@ def mosquitto(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
-    """`issue(name)` -> (ca, certificate, key) as PEM files; the certificate is good for 127.0.0.1 and its owner's name."""
+    """`issue(name)` -> (ca, certificate, key) as PEM files; the certificate is good for loopback and its owner's name."""
     folder = tmp_path_factory.mktemp("pki")
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test-ca")])
@@ -66,7 +68,8 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
             .not_valid_after(now + timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
+                x509.SubjectAlternativeName([x509.IPAddress(ip_address(address)) for address in ADDRESSES]),
+                critical=False,
             )
         )
         return builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

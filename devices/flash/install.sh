@@ -38,6 +38,7 @@ python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 wanted="$here/requirements-$python.txt"
 [ -f "$wanted" ] || fail "Python $python; this bundle has $(cd "$here" && echo requirements-*.txt)"
 python3 -c 'import ensurepip, venv' || fail "Python has no venv module; install it: apt install python3-venv"
+(cd "$here" && sha256sum --check --quiet --ignore-missing bundle.sha256) || fail "the bundle is damaged; flash it again"
 
 if [ "${2:-}" = --first-boot ] && ! grep -q '^--no-index' "$wanted"; then
   enable edge-fl-install.service
@@ -52,8 +53,8 @@ if [ ! -f "$venv/complete" ]; then
   free=$(df -Pm "$opt" | tail -n 1 | tr -s ' ' | cut -d ' ' -f 4)
   [ "$free" -ge 600 ] || fail "$free MB are free in $opt; expected 600"
   rm -rf "$venv"
-  python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted"
+  python3 -m venv --without-pip "$venv"
+  "$venv/bin/python" "$here"/wheels/pip-*.whl/pip install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted"
   sync
   touch "$venv/complete"
 fi

@@ -46,7 +46,8 @@ def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhous
     if not own.exists() or own.read_bytes() != content:
         atomic.write(own, content)
     line = f"{NAME}=={name.split('-')[1]} --hash=sha256:{hashlib.sha256(content).hexdigest()}"
-    requirements, files = {}, {own.name: own}
+    installer = _installer(cache)
+    requirements, files = {}, {own.name: own, installer.name: installer}
     for python in pythons:
         folder = cache / f"{python}-{pins_key()}"
         lines = _download(python, folder) if offline else _resolve(python, folder)
@@ -80,6 +81,15 @@ def pins() -> list[str]:
 def pins_key() -> str:
     """What the wheels of one set of versions are kept under."""
     return hashlib.sha256("\n".join(pins()).encode()).hexdigest()[:12]
+
+
+def _installer(cache: Path) -> Path:
+    """pip itself, which runs from its wheel: the same one everywhere, and none to be set up on the Pi first."""
+    version = metadata.version("pip")
+    folder = cache / f"pip-{version}"
+    if not any(folder.glob("pip-*.whl")):
+        _pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"pip=={version}")
+    return next(folder.glob("pip-*.whl"))
 
 
 def _download(python: str, folder: Path) -> list[str]:

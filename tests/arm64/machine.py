@@ -48,13 +48,14 @@ exec /bin/busybox switch_root /root /sbin/init
 class Machine:
     """Everything lies in `folder`; `card` is the image of its card, whose first partition holds `files`."""
 
-    def __init__(self, folder: Path, files: dict[str, bytes], extra: dict[str, bytes]) -> None:
+    def __init__(self, folder: Path, files: dict[str, bytes]) -> None:
         for program in (QEMU, "mke2fs", "depmod", "mformat"):
             shutil.which(program) or pytest.skip(f"no {program} here")
+        folder.mkdir()
         self.folder, self.card = folder, folder / "sd.img"
         root = userland.copy(userland.build([*userland.BASE, *userland.SYSTEM]), folder / "root")
         self._kernel = next(root.glob("boot/vmlinuz-*")).rename(folder / "vmlinuz")
-        _complete(root, extra)
+        _complete(root)
         self._ramdisk = folder / "ramdisk"
         self._ramdisk.write_bytes(_ramdisk(root))
         _write_card(self.card, files, root)
@@ -78,7 +79,7 @@ class Machine:
             "-no-reboot",
         ]
         command += ["-kernel", str(self._kernel), "-initrd", str(self._ramdisk)]
-        command += ["-append", f"{words} console=ttyAMA0 net.ifnames=0 systemd.show_status=0"]
+        command += ["-append", f"{words} console=ttyAMA0 net.ifnames=0 systemd.show_status=1"]
         command += ["-drive", f"file={self.card},format=raw,if=virtio", "-device", "virtio-rng-pci"]
         command += ["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile="]
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -104,8 +105,8 @@ class Machine:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
 
 
-def _complete(root: Path, extra: dict[str, bytes]) -> None:
-    """What installation scripts and Raspberry Pi OS would have set up, and `extra` files."""
+def _complete(root: Path) -> None:
+    """What installation scripts and Raspberry Pi OS would have set up."""
     (root / "etc/fstab").write_text(FSTAB)
     (root / "etc/cpuinfo").unlink()
     wanted = root / "etc/systemd/system/multi-user.target.wants"
@@ -115,9 +116,6 @@ def _complete(root: Path, extra: dict[str, bytes]) -> None:
         (wanted / name).symlink_to(f"../{name}")
     (wanted.parent / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
     (root / "usr/lib/clock-epoch").touch()  # systemd begins no earlier than this file
-    for path, content in extra.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(content)
     subprocess.run(["depmod", "-b", str(root), _version(root)], check=True, timeout=120)
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.arm64 import apart, userland
 from tests.devices.flash import cards
 
-BOOT_S = 540
+BOOT_S = 1800
 
 
 class Pi:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,16 +33,15 @@ def identity(issue: Issue, folder: Path) -> Path:
     return folder
 
 
-def pictures() -> dict[str, bytes]:
-    """Two classes of pictures that differ in brightness, by their paths from the root."""
+def pictures(folder: Path) -> Path:
+    """Two classes of pictures that differ in brightness, a folder each."""
     rng = np.random.default_rng(0)
-    found = {}
     for name, bright in (("a", 0), ("b", 150)):
+        (folder / name).mkdir(parents=True)
         for number in range(PER_CLASS):
-            file = io.BytesIO()
-            Image.fromarray((rng.integers(0, 100, (4, 4)) + bright).astype(np.uint8)).save(file, "png")
-            found[f"srv/images/{name}/{number}.png"] = file.getvalue()
-    return found
+            pixels = (rng.integers(0, 100, (4, 4)) + bright).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
 
 
 @contextmanager

@@ -24,8 +24,9 @@ def test_a_card_boots_installs_learns_and_survives_a_power_cut(
     broker: Mosquitto, issue: Issue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = userland.build([*userland.BASE, *userland.SYSTEM])
-    machine = Machine(tmp_path, site.issued_for(userland.python(base)), site.pictures())
-    assert main(site.flash(machine.card, HOST, broker, site.identity(issue, tmp_path / "id"))) == 0
+    machine = Machine(tmp_path / "machine", site.issued_for(userland.python(base)))
+    flash = site.flash(machine.card, HOST, broker, site.identity(issue, tmp_path / "id"))
+    assert main([*flash, "--images", str(site.pictures(tmp_path / "images"))]) == 0
     capsys.readouterr()
     install_s = machine.boot_until_reboot("install", INSTALL_S)
     log = cards.mtools(machine.card, "mtype", "::/edge-fl/install.log").decode()

@@ -52,8 +52,3 @@ def image(path: Path, files: dict[str, bytes], mebibytes: int = 40) -> Path:
 def mtools(path: Path, program: str, *arguments: str, input: bytes = b"") -> bytes:
     command = [program, "-i", f"{path}@@{START * SECTOR}", *arguments]
     return subprocess.run(command, input=input, check=True, capture_output=True, timeout=60).stdout
-
-
-def issued_for(python: str) -> dict[str, bytes]:
-    """The card of the release that has this Python."""
-    return {"3.11": BOOKWORM, "3.13": TRIXIE}[python]

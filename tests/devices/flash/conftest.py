@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ def wheels(tmp_path: Path) -> Path:
     """A cache in which the package index has been asked already, for both Pythons."""
     cache = tmp_path / "wheels"
     cache.mkdir()
+    version = metadata.version("pip")
+    (cache / f"pip-{version}").mkdir()
+    (cache / f"pip-{version}/pip-{version}-py3-none-any.whl").write_bytes(b"pip")
     for python in ("3.11", "3.13"):
         (cache / f"{python}-{pins_key()}.txt").write_text("numpy==2.0 --hash=sha256:00")
     return cache
