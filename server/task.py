@@ -46,6 +46,7 @@ from server.release.rollout import Rollout
 from server.results import Results
 from server.rounds import RoundResult
 from server.simulate import Study
+from server.wire.entry import denied
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
 from server.wire.link import Connect, Heard, Link
@@ -128,7 +129,7 @@ def run(order: Order) -> Path:
     work = prepare(recipe)
     with ExitStack() as stack:
         db = stack.enter_context(closing(Database.open(order.registry)))
-        journal = stack.enter_context(Journal(db, recipe.broker.fleet))
+        journal = stack.enter_context(Journal(db, recipe.broker.fleet, denied=denied(recipe.broker.identity)))
         server = stack.enter_context(connected(order.connect, journal, takeover=order.takeover))
         results = (
             Results.resume(resumed)

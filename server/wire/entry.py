@@ -16,6 +16,11 @@ from server.wire.link import Connect
 READER = "reader"
 
 
+def denied(folder: Path | str) -> Path | None:
+    """Where the names stand that were revoked: beside the server's identity, if it has one."""
+    return Path(folder) / identity.DENIED_FILE if folder else None
+
+
 def entry(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
     """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
     server = reader = identity.endpoint(host, port, folder)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from edge_fl.errors import EdgeFLError
+from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.messages import Mode, Report
 from server.registry import Database, devices, reports, runs
 from server.registry.records import DeviceRecord, Rejection, TaskRecord, TaskWord
@@ -29,12 +30,22 @@ class Journal:
     """The registry of one fleet, from any thread; without a database, one in memory.
 
     After `quarantine_after` reports that nobody honest sends (0: never) a device is in quarantine: nothing it sends counts any more.
+    `denied` is the file beside the server's identity that names whose certificates were revoked: a session that is older than the
+    revocation may live on, and is not heard.
     """
 
-    def __init__(self, db: Database | None = None, fleet: str = "main", *, quarantine_after: int = 3) -> None:
+    def __init__(
+        self,
+        db: Database | None = None,
+        fleet: str = "main",
+        *,
+        quarantine_after: int = 3,
+        denied: Path | None = None,
+    ) -> None:
         self.db, self.fleet = db or Database.open(), fleet
         self._quarantine_after = quarantine_after
-        self._barred = devices.barred(self.db, fleet)
+        self._denied = denied
+        self._barred = self._read_barred()
         self._heard: dict[str, DeviceRecord] = {}
         self._sequence = 0
         self._lock = threading.Lock()
@@ -85,6 +96,12 @@ class Journal:
         if reason not in HARMLESS:
             self.settle(id, "rejected", reason, device=device)
 
+    def quarantine(self, device: str, why: str) -> None:
+        """From now on nothing that the device sends counts."""
+        devices.quarantine(self.db, self.fleet, device, why)
+        self._barred = {**self._barred, device: "quarantined"}
+        log.error("%s: in quarantine from now on: %s", device, why)
+
     def ask(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
         """Devices are asked for something."""
         runs.ask(self.db, [TaskRecord(self.fleet, device, id, run, round, mode) for device in cohort])
@@ -92,6 +109,10 @@ class Journal:
     def settle(self, id: str, state: TaskWord, reason: str = "", *, device: str | None = None) -> None:
         """The task `id` of one device is over, or all that are still open under it."""
         runs.settle(self.db, self.fleet, id, state, reason, device=device)
+
+    def _read_barred(self) -> dict[str, str]:
+        revoked = _names(self._denied) if self._denied else []
+        return {**devices.barred(self.db, self.fleet), **dict.fromkeys(revoked, "revoked")}
 
     def _keep_up(self) -> None:
         while not self._closing.wait(EVERY_S):
@@ -103,11 +124,23 @@ class Journal:
         try:
             if heard:
                 devices.heard(self.db, heard.values())
-            self._barred = devices.barred(self.db, self.fleet)
+            self._barred = self._read_barred()
         except EdgeFLError as error:
             log.warning("%s", error)
             with self._lock:
                 self._heard = {**heard, **self._heard}
+
+
+def _names(path: Path) -> list[str]:
+    """One name per line; none where there is no such file."""
+    try:
+        return path.read_text().split()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: {error}; expected the names that were revoked; those known before stay so"
+        ) from error
 
 
 def _numbered(record: DeviceRecord, sequence: int) -> DeviceRecord:

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
 from edge_fl.wire.messages import MESSAGES, Command, ServerState, decode, encode
-from edge_fl.wire.topics import Address, Topics
+from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Listener, Packet, Transport
 
 log = logging.getLogger(__name__)
@@ -257,6 +257,8 @@ class Link:
     def _hear(self, packet: Packet) -> None:
         try:
             address = self.topics.parse(packet.topic)
+            if address.device and role_of(address.device) != "device":
+                raise ProtocolError(f"{address.device!r} is no name of a device; ignored")
             heard = Heard(address, _content(address.kind, packet), packet.retain)
         except ProtocolError as error:
             kind = packet.topic.split("/")[6:7]  # behind efl/1/FLEET/d/DEVICE/up

@@ -18,6 +18,7 @@ from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.messages import PROTOCOL, Capability, DeviceState
 from server.registry.records import DeviceRecord
+from server.wire.clones import Clones
 from server.wire.journal import Journal
 from server.wire.link import Heard, Link
 
@@ -95,6 +96,7 @@ class Roster:
         self._devices: dict[DeviceId, Device] = {}
         self._change = threading.Condition()  # holds a re-entrant lock
         self._listeners: list[Changed] = []
+        self._clones = Clones()
         for kind in ("state", "meta"):
             link.on(kind, self._hear)
 
@@ -159,10 +161,20 @@ class Roster:
             self._change.notify_all()
         if heard.retained and isinstance(message, DeviceState) and message.status not in GONE:
             self._link.ask_rebirth(id)
+        if isinstance(message, DeviceState) and message.status != "lost":
+            self._look_for_clones(id, message.boot)
         if now is not None and now is not before:
             self._journal.heard(_record(self._link.topics.fleet, now))
             for listener in self._listeners:
                 listener(before, now)
+
+    def _look_for_clones(self, id: DeviceId, boot: str) -> None:
+        if boots := self._clones.heard(id, boot):
+            self._journal.quarantine(
+                id,
+                f"two machines have its identity (boots {boots[0]} and {boots[1]} take turns): revoke it ('edge-fl fleet revoke {id}')"
+                " and enrol the one that is yours again",
+            )
 
 
 def _record(fleet: str, device: Device) -> DeviceRecord:

@@ -1,0 +1,160 @@
+"""Whom the server hears: over a closed broker, not the revoked, not two machines of one name; and one server stays one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from broker.provision import gate
+from broker.provision.authority import Authority
+from edge_fl.errors import ConnectError
+from edge_fl.wire import identity
+from edge_fl.wire.messages import DeviceState, Report, encode
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.transport import Packet
+from server import listing
+from server.wire.clones import Clones
+from server.wire.entry import denied, entry
+from server.wire.inbox import Inbox
+from server.wire.journal import Journal
+from server.wire.link import Limits, Link
+from server.wire.roster import Roster
+from tests.server.conftest import QUICK, ScriptedDevice
+
+
+@pytest.mark.parametrize(
+    ("boots", "found"),
+    [
+        ("aaaa", False),
+        ("abcd", False),  # a device that restarts again and again
+        ("aba", False),  # a late word of the process that has ended
+        ("abab", True),
+        ("abcbcb", True),
+    ],
+)
+def test_boots_that_take_turns_are_two_machines(boots: str, found: bool) -> None:
+    clones = Clones()
+    assert any(clones.heard("pi-1", boot) for boot in boots) is found
+    assert clones.heard("pi-2", "a") is None
+
+
+@dataclass
+class Site:
+    """A closed broker, which reads neither access list nor revocations again: as one that is not ours, or is slow to."""
+
+    authority: Authority
+    port: int
+    folder: Path
+    link: Link
+    roster: Roster
+    inbox: Inbox
+    devices: list[ScriptedDevice]
+
+    def device(self, name: str, boot: str = "b1") -> ScriptedDevice:
+        """A device with its own certificate, or with a copy of it."""
+        if not (folder := self.folder / name).exists():
+            self.authority.bake({name: folder})
+        endpoint = identity.read(folder).endpoint("127.0.0.1", self.port)
+        self.devices.append(
+            ScriptedDevice(partial(MqttTransport, endpoint), self.link.topics, name, boot=boot)
+        )
+        return self.devices[-1]
+
+
+def eventually(so: Callable[[], object], wait_s: float = 30.0) -> bool:
+    until = time.monotonic() + wait_s
+    while not (found := so()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(found)
+
+
+@pytest.fixture
+def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
+    authority = Authority.make(tmp_path / "home")
+    settings = Settings(
+        tmp_path / "mosquitto", port=0, certificates=gate.certificates(authority, "127.0.0.1")
+    )
+    server = authority.home / "server"
+    with (
+        Mosquitto(gate.in_step(settings, authority), mosquitto_program) as broker,
+        Journal(denied=denied(server)) as journal,
+    ):
+        port = broker.settings.port
+        link = Link(entry("127.0.0.1", port, server), "main", limits=QUICK)
+        site = Site(authority, port, tmp_path, link, Roster(link, journal), Inbox(link, journal), [])
+        link.open()
+        yield site
+        link.close()
+        for device in site.devices:
+            device.close()
+
+
+@pytest.mark.broker
+def test_two_cards_with_one_certificate_are_put_in_quarantine(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = site.device("pi-1")
+    assert eventually(lambda: site.roster.full_devices() == ["pi-1"])
+    site.device("pi-2", "original"), site.device("pi-2", "copy")
+    assert eventually(lambda: site.inbox.journal.barred("pi-2"))
+    assert site.roster.full_devices() == ["pi-1"]
+    (alert,) = (record for record in caplog.records if record.levelno == logging.ERROR)
+    assert "pi-2: in quarantine" in alert.message and "two machines" in alert.message
+    assert not honest.failures
+
+
+@pytest.mark.broker
+def test_what_a_revoked_device_says_in_a_session_that_lives_on_does_not_count(site: Site) -> None:
+    thief = site.device("pi-3")
+    assert eventually(lambda: site.roster.full_devices() == ["pi-3"])
+    site.authority.revoke("pi-3")
+    assert eventually(lambda: not site.roster.full_devices())
+    thief.report("t1", 1, Report("r1", "update", "b1", 20), b"")
+    assert eventually(lambda: thief.acks)
+    assert [(ack.status, ack.reason) for ack in thief.acks] == [("rejected", "revoked")]
+    site.authority.bake({"pi-3": site.folder / "again"})
+    site.authority.publish()
+    assert eventually(lambda: site.roster.full_devices() == ["pi-3"]), (
+        "a name that is enrolled again is heard again"
+    )
+
+
+@pytest.mark.broker
+def test_a_second_server_finds_the_first_one_and_leaves_it_in_peace(site: Site) -> None:
+    second = entry("127.0.0.1", site.port, site.authority.home / "server")
+    with pytest.raises(ConnectError, match="another server"):
+        Link(second, "main", limits=QUICK).open()
+    site.device("pi-4")
+    assert eventually(lambda: site.roster.full_devices() == ["pi-4"])
+    site.link.check()
+
+
+@pytest.mark.broker
+def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None:
+    site.device("pi-5")
+    operator = entry("127.0.0.1", site.port, site.authority.home / "operator")
+    assert eventually(
+        lambda: [row["device"] for row in listing.devices(operator, "main", Limits(settle_s=0.2))] == ["pi-5"]
+    )
+    site.link.check()
+
+
+@pytest.mark.broker
+def test_only_devices_are_heard_as_devices(site: Site) -> None:
+    operator = entry("127.0.0.1", site.port, site.authority.home / "operator")(
+        "operator", None, lambda event: None
+    )
+    operator.wait_connected(10)
+    operator.publish(Packet(site.link.topics.state("operator"), encode(DeviceState("ready", "b1"))))
+    assert eventually(lambda: site.link.refused)
+    assert "operator" not in site.roster.table
+    operator.close()
