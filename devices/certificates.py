@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from devices.rim import Connect
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError
-from edge_fl.wire import identity
+from edge_fl.wire import identity, tls
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.identity import Identity
 from edge_fl.wire.messages import CertificateAnswer, CertificateRequest, decode, encode
@@ -70,18 +70,18 @@ def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: Connect, dea
 class Renewal:
     """Asks for the next certificate once two thirds of this one's life are over, and again every so often until it comes.
 
-    `tls` is the context that the agent's connections are made with; it is told of the new pair.
+    `context` is what the agent's connections are made with; it is told of the new pair.
     """
 
     def __init__(
         self,
         found: Identity,
         fleet: str,
-        tls: ssl.SSLContext,
+        context: ssl.SSLContext,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.current = found
-        self._topics, self._tls, self._now = Topics(fleet), tls, now
+        self._topics, self._context, self._now = Topics(fleet), context, now
         self._transport: Transport | None = None
         self._asked: CertificateRequest | None = None
         self._again_s = 0.0
@@ -96,6 +96,8 @@ class Renewal:
                 ):
                     self._take(event)
                     return
+                if isinstance(event, Connected):
+                    self._remember()
                 deliver(event)
 
             self._transport = connect(client_id, will, hear)
@@ -113,6 +115,13 @@ class Renewal:
         topic = self._topics.enrol_request(self.current.name)
         self._transport.publish(Packet(topic, encode(self._asked), expiry_s=EXPIRY_S))
 
+    def _remember(self) -> None:
+        """The broker let us in, so the clock was right enough: it will not be earlier than now."""
+        try:
+            tls.saw(self.current.folder, self._now())
+        except OSError as error:
+            log.warning("%s: the time of this connection was not kept: %s", self.current.name, error)
+
     def _take(self, packet: Packet) -> None:
         try:
             answer = decode(packet.payload, CertificateAnswer)
@@ -121,7 +130,7 @@ class Renewal:
             self._asked = None
             self.current = _install(self.current, answer, None)
             folder = self.current.folder
-            self._tls.load_cert_chain(folder / identity.CERT_FILE, folder / identity.KEY_FILE)
+            self._context.load_cert_chain(folder / identity.CERT_FILE, folder / identity.KEY_FILE)
         except (EdgeFLError, OSError) as error:
             log.warning("%s: no new certificate: %s; the old one serves on", self.current.name, error)
         else:

@@ -6,6 +6,7 @@ import functools
 import socket
 import ssl
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
@@ -16,6 +17,7 @@ from paho.mqtt.properties import Properties
 
 from edge_fl.errors import ConfigError
 from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.tls import earliest, secure
 from edge_fl.wire.transport import Limits, Packet
 
 MAX_PACKET_BYTES = 268_435_455  # MQTT's own bounds
@@ -35,12 +37,13 @@ class Client(PahoClient):
     """paho's client on sockets of ours: without delay (88 ms a round trip otherwise), and closed when TLS fails, which paho forgets."""
 
     tls: ssl.SSLContext | None = None
+    since: datetime | None = None
 
     def _create_socket(self) -> socket.socket:
         sock = socket.create_connection((self.host, self.port), self.connect_timeout)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
+            return secure(sock, self.tls, self.host, self.since) if self.tls else sock
         except BaseException:
             sock.close()
             raise
@@ -66,6 +69,7 @@ def make_client(
         properties = _properties(will.content_type, will.expiry_s, PacketTypes.WILLMESSAGE)
         client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
     client.tls = tls or endpoint.tls_context()
+    client.since = earliest(endpoint)
     properties = _connect_properties(session_expiry_s, limits.receive_maximum, limits.max_packet_bytes)
     clean = MQTT_CLEAN_START_FIRST_ONLY if clean_start else False
     try:

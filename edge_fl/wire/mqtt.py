@@ -22,6 +22,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_fl.errors import ConnectError, DeadlineError, ProtocolError
+from edge_fl.wire import tls
 from edge_fl.wire.client import BrokerLimits, broker_limits, make_client, publish_properties
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.loop import READ, WRITE, MqttLoop, Timer, shared_loop
@@ -189,7 +190,7 @@ class MqttTransport(Transport):
         try:
             self._client.reconnect()
         except Exception as error:  # OSError and its many children, UnicodeError for a name that is none
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = tls.reason(error)
             self._loop.call(lambda: self._lose(reason))
         else:
             self._loop.call(self._greet)
@@ -224,7 +225,14 @@ class MqttTransport(Transport):
     def _on_disconnect(
         self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, said: Said
     ) -> None:
-        self._lose(str(reason) if flags.is_disconnect_packet_from_server else "connection lost")
+        if flags.is_disconnect_packet_from_server:
+            self._lose(str(reason))
+        elif (
+            self._state is State.GREETING and self.endpoint.ca
+        ):  # TLS 1.3 tells us only now what it thinks of our certificate
+            self._lose(tls.turned_away(self.endpoint))
+        else:
+            self._lose("connection lost")
 
     def _lose(self, reason: str) -> None:
         """The connection, or the attempt to make one, is over; whoever says so first is right."""
