@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -24,6 +25,7 @@ from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
 FRAME = struct.Struct("<BQ")  # what follows (an index of FAILURES), then its length in bytes
 MAX_FRAME_BYTES = 1024 * 1024 * 1024
 FAILURES: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -33,11 +35,11 @@ class Child:
     def __init__(self, module: str, what: str, arguments: Sequence[str] = ()) -> None:
         self._what = what
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],  # -P: nothing of the working folder is imported
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **dict.fromkeys(THREADS, "1")},
+            env=_environment(),
         )
 
     def exchange(self, payload: bytes, deadline_s: float) -> bytes:
@@ -81,6 +83,12 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """One thread, and the same code as here."""
+    path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path}
 
 
 def ask(module: str, what: str, payload: bytes, deadline_s: float) -> bytes:

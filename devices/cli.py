@@ -69,7 +69,7 @@ def run(
     ] = None,
     tier: Annotated[str | None, typer.Option(help="auto, head or full [auto].")] = None,
     head: Annotated[
-        str | None, typer.Option(help="The personal head: logistic, svm or mlp [logistic].")
+        str | None, typer.Option(help="The personal head: logistic, svm, mlp, nearest or auto [logistic].")
     ] = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="The device's own folder [device].")] = None,
     root: Annotated[
@@ -139,7 +139,7 @@ def up(
     head: Annotated[str, typer.Option(help="Head-only devices: a number (8) or a fraction (0.8).")] = "",
     full: Annotated[str, typer.Option(help="Full devices: a number (2) or a fraction (0.2).")] = "",
     heads: Annotated[
-        str, typer.Option(help="Kinds of heads, in turn over the head-only devices.")
+        str, typer.Option(help="Kinds of heads, in turn over the head-only devices; auto chooses.")
     ] = "logistic,svm,mlp",
     dataset: Annotated[str, typer.Option(help="The dataset that is split over the devices.")] = "digits",
     data_dir: Annotated[Path, typer.Option(help="Where datasets are kept.")] = Path(".data"),
@@ -178,13 +178,19 @@ def up(
     from devices.store import Store
     from edge_fl.config import DataConfig
     from edge_fl.heads import find
+<<<<<<< HEAD
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
+=======
+    from edge_fl.heads.auto import AUTO
+    from edge_fl.wire.endpoint import Endpoint
+>>>>>>> 6a2e2b7 (auto: the head that validates best; a device killed at any step; what an agent weighs)
 
     heads_only, trains = shares(devices if devices or head or full else 12, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
     for kind in kinds:
         try:
-            find(kind)
+            if kind != AUTO:
+                find(kind)
         except ConfigError as error:
             raise ConfigError(f"--heads {heads}: {error}; nothing was started") from error
     tree = {

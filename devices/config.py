@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from edge_fl import heads
 from edge_fl.errors import ConfigError, nearest
+from edge_fl.heads.auto import AUTO
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 
@@ -36,8 +37,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One device. `data` is a source of `devices.data`; `tier` limits what is measured; `root` is the release root it was shipped with.
 
     With `uploads` off a head-only device sends numbers only, whatever parts a method could use (class means, a copy of its head, ...).
-    `balanced` lets every class count the same, however many images it has; with `guard` a new pair that is worse on held-out images than
-    the one that serves does not replace it.
+    `head` may be "auto": the kind that validates best within `head_budget_s`. `balanced` lets every class count the same, however many
+    images it has; with `guard` a new pair that is worse on held-out images than the one that serves does not replace it.
     """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -49,6 +50,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0)] = 0
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
     validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    head_budget_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     balanced: bool = False
     guard: bool = True
     threads: Annotated[int, Meta(ge=1)] = 1
@@ -89,7 +91,8 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_explained(str(error), tree)}; nothing was started") from error
     try:
-        heads.find(config.head)
+        if config.head != AUTO:
+            heads.find(config.head)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}; nothing was started") from error
     return config

@@ -24,8 +24,11 @@ from safetensors.numpy import load, save
 from devices.child import Child, serve
 from edge_fl import heads
 from edge_fl.heads import Head, HeadPlan
+from edge_fl.heads.auto import AUTO, Choice, Held, choose
 from edge_fl.heads.head import Extras
 
+NUMBERS = "numbers"
+NOTHING_HELD = Held(np.empty((0, 0), np.float32), np.empty(0, np.int64))
 SEPARATOR = ":"  # between an extra's name and its tensor's
 
 
@@ -38,7 +41,7 @@ class FitLimits:
 
 
 class Order(Struct, frozen=True):
-    """What to fit; the arguments of `edge_fl.heads.fit`."""
+    """What to fit; the arguments of `edge_fl.heads.fit`, or "auto" as `kind`: then the best kind within `budget_s` is chosen."""
 
     kind: str
     classes: int
@@ -47,35 +50,51 @@ class Order(Struct, frozen=True):
     seed: int = 0
     balanced: bool = False
     plan: HeadPlan = HeadPlan()
+    budget_s: float = 60.0
 
 
 class Fitter(Protocol):
-    """Fits a head on features z float32 [n, d] with class ids y int64 [n]; `extras` came with the release.
+    """Fits a head on features z float32 [n, d] with class ids y int64 [n]; `extras` came with the release, `held` is judged on.
 
     Raises DataError, RunError, DeadlineError or MemoryError.
     """
 
     def __call__(
-        self, order: Order, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras | None = None
-    ) -> Head: ...
+        self,
+        order: Order,
+        z: NDArray[np.float32],
+        y: NDArray[np.int64],
+        extras: Extras | None = None,
+        held: Held = NOTHING_HELD,
+    ) -> Choice: ...
 
 
 def fit_here(
-    order: Order, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras | None = None
-) -> Head:
+    order: Order,
+    z: NDArray[np.float32],
+    y: NDArray[np.int64],
+    extras: Extras | None = None,
+    held: Held = NOTHING_HELD,
+) -> Choice:
     """The fit itself, in this process."""
-    return heads.fit(
-        order.kind,
-        z,
-        y,
-        order.classes,
-        unit_norm=order.unit_norm,
-        extractor=order.extractor,
-        seed=order.seed,
-        balanced=order.balanced,
-        plan=order.plan,
-        extras=extras,
-    )
+
+    def fit(kind: str, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head:
+        return heads.fit(
+            kind,
+            z,
+            y,
+            order.classes,
+            unit_norm=order.unit_norm,
+            extractor=order.extractor,
+            seed=order.seed,
+            balanced=order.balanced,
+            plan=order.plan,
+            extras=extras,
+        )
+
+    if order.kind == AUTO:
+        return choose(fit, z, y, held, budget_s=order.budget_s)
+    return Choice(fit(order.kind, z, y))
 
 
 class ChildFitter:
@@ -86,11 +105,18 @@ class ChildFitter:
         self._idle: LifoQueue[Child] = LifoQueue()
 
     def __call__(
-        self, order: Order, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras | None = None
-    ) -> Head:
+        self,
+        order: Order,
+        z: NDArray[np.float32],
+        y: NDArray[np.int64],
+        extras: Extras | None = None,
+        held: Held = NOTHING_HELD,
+    ) -> Choice:
         arrays: dict[str, NDArray[Any]] = {
             "z": np.ascontiguousarray(z, np.float32),
             "y": np.ascontiguousarray(y, np.int64),
+            "held_z": np.ascontiguousarray(held.z, np.float32),
+            "held_y": np.ascontiguousarray(held.y, np.int64),
             **{
                 f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array)
                 for part, held in (extras or {}).items()
@@ -108,7 +134,7 @@ class ChildFitter:
             self._idle.put(child)
         else:
             child.close()
-        return _head(answer)
+        return _choice(answer)
 
     def close(self) -> None:
         """Ends the children that wait for work."""
@@ -134,15 +160,19 @@ def answer(lesson: bytes) -> bytes:
     """A lesson as bytes -> the head as bytes."""
     arrays, order = load(lesson), msgspec.json.decode(_words(lesson)["order"], type=Order)
     extras: dict[str, dict[str, NDArray[Any]]] = {}
-    for key in arrays.keys() - {"z", "y"}:
+    for key in arrays.keys() - {"z", "y", "held_z", "held_y"}:
         part, _, name = key.partition(SEPARATOR)
         extras.setdefault(part, {})[name] = arrays[key]
-    head = fit_here(order, arrays["z"], arrays["y"], extras)
-    return save(head.to_arrays(), head.describe())
+    held = Held(arrays["held_z"], arrays["held_y"])
+    choice = fit_here(order, arrays["z"], arrays["y"], extras, held)
+    numbers = msgspec.json.encode(choice.numbers).decode()
+    return save(choice.head.to_arrays(), {**choice.head.describe(), NUMBERS: numbers})
 
 
-def _head(payload: bytes) -> Head:
-    return heads.from_arrays(load(payload), _words(payload))
+def _choice(payload: bytes) -> Choice:
+    words = _words(payload)
+    numbers = msgspec.json.decode(words.pop(NUMBERS), type=dict[str, float])
+    return Choice(heads.from_arrays(load(payload), words), numbers)
 
 
 def _words(payload: bytes) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from devices.views import Look, View
 from devices.work import Worker
 from edge_fl import metrics
 from edge_fl.heads import Head, Tuned
+from edge_fl.heads.auto import Choice, Held
 from edge_fl.heads.head import Array, Extras
 from edge_fl.heads.tuned import OWN
 from edge_fl.release import artefact
@@ -74,6 +75,7 @@ class HeadWorker(Worker):
         root: bytes | None = None,
         share: bool = True,
         balanced: bool = False,
+        budget_s: float = 60.0,
         guard: bool = False,
         check: Callable[[artefact.Installed], None] = canary.require,
         limits: Limits = LIMITS,
@@ -81,7 +83,7 @@ class HeadWorker(Worker):
         super().__init__(device, store, limits)
         self._look, self._kind, self._fitter, self._check = look, kind, fitter, check
         self._runtime = runtime
-        self._share, self._balanced, self._guard = share, balanced, guard
+        self._share, self._balanced, self._guard, self._budget_s = share, balanced, guard, budget_s
         self._slots = Slots(store.folder / "release")
         self._trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None)
         self._jobs: dict[type, Callable[..., Event]] = {
@@ -134,7 +136,8 @@ class HeadWorker(Worker):
         manifest, pair = installed.manifest, serving(self.store, self._slots)
         (view, served), fingerprint = self._views(installed, pair)
         extras = self._extras(installed)
-        head, lesson = self._head(manifest, view, fingerprint, extras)
+        choice, lesson = self._head(manifest, view, fingerprint, extras)
+        head = choice.head
         if self._guard and pair and served and is_worse(pair.stored.head, served, head, view):
             return self._keep_old(installed, pair)
         before = _before(pair.stored.head, served, head, view) if pair and served else {}
@@ -148,7 +151,7 @@ class HeadWorker(Worker):
             "head",
             job.boot,
             len(view.train),
-            {**sizes, **before, **after},
+            {**sizes, **before, **after, **choice.numbers},
             release=manifest.release,
             extractor=head.extractor,
             head=head.kind,
@@ -164,7 +167,7 @@ class HeadWorker(Worker):
         blob = uploads.parts_for(manifest, head, view.train.z, view.train.y, extras) if asked else None
         return self.finish(job.want, replace(report, blob=describe(blob) if blob else None), blob)
 
-    def _head(self, manifest: Manifest, view: View, fingerprint: str, extras: Extras) -> tuple[Head, str]:
+    def _head(self, manifest: Manifest, view: View, fingerprint: str, extras: Extras) -> tuple[Choice, str]:
         """The head for this view, and what names its lesson; fitted only when something of the lesson is new."""
         order = Order(
             self._kind,
@@ -174,12 +177,14 @@ class HeadWorker(Worker):
             seed=manifest.round,
             balanced=self._balanced,
             plan=manifest.heads,
+            budget_s=self._budget_s,
         )
         lesson = digest(msgspec.json.encode(order) + fingerprint.encode())
         known = self.store.head(manifest.extractor.sha256)
         if known and known.lesson == lesson:
-            return known.head, lesson
-        return self._fitter(order, view.train.z, view.train.y, extras), lesson
+            return Choice(known.head), lesson
+        held = Held(view.validation.z, view.validation.y)
+        return self._fitter(order, view.train.z, view.train.y, extras, held), lesson
 
     def _keep_old(self, installed: artefact.Installed, pair: Pair) -> Event:
         """The new pair is worse on the held-out images: the old one serves on, and a release that brought it is not tried again."""

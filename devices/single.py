@@ -115,6 +115,7 @@ def _worker(
         share=config.uploads,
         balanced=config.balanced,
         guard=config.guard,
+        budget_s=config.head_budget_s,
     )
 
 

@@ -115,6 +115,16 @@ def at_best_round(name: str) -> str:
     return f"{name}.{BEST_BY_VALIDATION}"
 
 
+def candidate(kind: str) -> str:
+    """What a kind of head reached on held-out samples when the head was chosen (`edge_fl.heads.auto`)."""
+    return f"auto.{kind}.validation_acc"
+
+
+def at_labels(labels: int, kind: str) -> str:
+    """What a kind of head reaches on held-out samples with so many labels per class."""
+    return f"labels_{labels}.{kind}.validation_acc"
+
+
 def best_round(validation: Sequence[float]) -> int | None:
     """Position of the highest validation value, the first of equals; None when nothing was measured (all NaN, or empty)."""
     values = np.asarray(validation, np.float64)

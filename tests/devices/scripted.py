@@ -22,7 +22,7 @@ from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import OCTETS, Event, Packet
 
 TOPICS = Topics("test")
-WAIT_S = 30.0
+WAIT_S = 90.0
 M = TypeVar("M", bound=Struct)
 
 

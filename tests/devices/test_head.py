@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from devices.head import ChildFitter, FitLimits, Order, fit_here
 from edge_fl.errors import DataError, DeadlineError
+from edge_fl.heads.auto import CANDIDATES, Held
 
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(60, 8)).astype(np.float32)
@@ -33,20 +34,20 @@ def fitter() -> Iterator[ChildFitter]:
 
 @pytest.mark.parametrize("kind", ["logistic", "svm", "mlp"])
 def test_a_child_fits_the_same_head_as_this_process(kind: str, fitter: ChildFitter) -> None:
-    here, there = fit_here(order(kind), Z, Y), fitter(order(kind), Z, Y)
+    here, there = fit_here(order(kind), Z, Y).head, fitter(order(kind), Z, Y).head
     assert (there.kind, there.extractor, there.classes) == (kind, SHA, 5)
     assert np.allclose(there.logits(Z), here.logits(Z), atol=1e-5) and (there.predict(Z) == Y).mean() > 0.9
 
 
 def test_a_client_with_one_class_gets_a_constant_head(fitter: ChildFitter) -> None:
-    head = fitter(order("svm"), Z, np.full(60, 3))
+    head = fitter(order("svm"), Z, np.full(60, 3)).head
     assert head.kind == "constant" and set(head.predict(Z)) == {3}
 
 
 def test_data_that_cannot_be_fitted_are_refused_and_the_child_goes_on(fitter: ChildFitter) -> None:
     with pytest.raises(DataError, match="labels range"):
         fitter(order(classes=2), Z, Y)
-    assert fitter(order(), Z, Y).kind == "mlp"
+    assert fitter(order(), Z, Y).head.kind == "mlp"
 
 
 def test_a_child_that_takes_too_long_is_ended() -> None:
@@ -74,3 +75,10 @@ print([name for name in sys.modules if name.split(".")[0] in ("sklearn", "scipy"
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_auto_comes_back_with_what_it_measured(fitter: ChildFitter) -> None:
+    held = Held(Z[40:], Y[40:])
+    found = fitter(order("auto"), Z[:40], Y[:40], None, held)
+    tried = {name: found.numbers[f"auto.{name}.validation_acc"] for name in CANDIDATES}
+    assert found.head.kind == max(tried, key=tried.__getitem__) and max(tried.values()) > 0.7

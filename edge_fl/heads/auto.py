@@ -1,0 +1,123 @@
+"""The head `auto`: the kinds of heads are fitted one after the other, cheapest first, and the one that is right most often on held-out
+features is taken. A device with few labels so begins with the nearest class mean, and goes on to logistic regression or an MLP when its
+labels are enough for them; `curve` shows from how many labels on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl import metrics
+from edge_fl.heads.head import Features, Head
+
+AUTO = "auto"
+CANDIDATES = ("nearest", "logistic", "mlp", "svm")
+CURVE_KINDS = ("nearest", "logistic", "mlp")
+CURVE_LABELS = (1, 2, 5, 10, 20)
+MIN_HELD_OUT = 10
+FOLDS = 3
+Labels = NDArray[np.int64]
+Fit = Callable[[str, Features, Labels], Head]
+"""Fits a head of a kind on features z [n, d] and class ids y [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The head taken, and what was measured on the way, by name: accuracies on features that were held out."""
+
+    head: Head
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Features and labels that are judged on, never fitted to; fewer than MIN_HELD_OUT count as none."""
+
+    z: Features
+    y: Labels
+
+    @property
+    def enough(self) -> bool:
+        return len(self.y) >= MIN_HELD_OUT
+
+
+def choose(
+    fit: Fit,
+    z: Features,
+    y: Labels,
+    held: Held,
+    *,
+    budget_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Choice:
+    """The best of CANDIDATES within `budget_s`, the cheapest of equals; judged on `held`, or by folds of the samples themselves.
+
+    The cheapest is always fitted; whoever runs out of memory is passed over. Raises what the cheapest one raises.
+    """
+    ends_s = clock() + budget_s
+    best, scores = CANDIDATES[0], dict[str, float]()
+    if len(np.unique(y)) > 1:
+        for kind in CANDIDATES:
+            if scores and clock() >= ends_s:
+                break
+            try:
+                scores[kind] = _score(fit, kind, z, y, held)
+            except MemoryError:
+                continue
+        best = max(scores, key=lambda kind: scores[kind], default=best)
+    head = fit(best, z, y)
+    numbers = {metrics.candidate(kind): score for kind, score in scores.items()}
+    return Choice(head, numbers | curve(fit, z, y, held, lambda: clock() < ends_s))
+
+
+def curve(fit: Fit, z: Features, y: Labels, held: Held, goes_on: Callable[[], bool]) -> dict[str, float]:
+    """Held-out accuracy by labels per class and kind, as far as there are labels and `goes_on()`; nothing without `held`."""
+    found: dict[str, float] = {}
+    if not held.enough or len(np.unique(y)) < 2:
+        return found
+    for labels, rows in _first_of_each(y):
+        for kind in CURVE_KINDS:
+            if not goes_on():
+                return found
+            found[metrics.at_labels(labels, kind)] = _accuracy(fit(kind, z[rows], y[rows]), held)
+    return found
+
+
+def _score(fit: Fit, kind: str, z: Features, y: Labels, held: Held) -> float:
+    """Accuracy on `held`, or the mean over folds when that is too little; every class is spread over all folds."""
+    if held.enough:
+        return _accuracy(fit(kind, z, y), held)
+    fold = _rank(y) % FOLDS
+    parts = [
+        (fold != number, fold == number)
+        for number in range(FOLDS)
+        if (fold == number).any() and (fold != number).any()
+    ]
+    right = [_accuracy(fit(kind, z[rest], y[rest]), Held(z[out], y[out])) for rest, out in parts]
+    return float(np.mean(right)) if right else 0.0
+
+
+def _accuracy(head: Head, held: Held) -> float:
+    return metrics.accuracy(head.predict(held.z), held.y)
+
+
+def _first_of_each(y: Labels) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """How many labels per class, and which rows those are; as long as some class has as many."""
+    rank = _rank(y)
+    for labels in CURVE_LABELS:
+        if labels <= rank.max() + 1:
+            yield labels, rank < labels
+
+
+def _rank(y: Labels) -> Labels:
+    """Which sample of its class each one is, from 0."""
+    rank = np.empty(len(y), np.int64)
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        rank[rows] = np.arange(len(rows))
+    return rank

@@ -1,0 +1,48 @@
+"""`python -m tests.devices.dying FOLDER STEP COMMAND...`: the command `edge-fl`, killed with SIGKILL just before its n-th step of a kind.
+
+A step is what the disk sees, as "rename heads/*", "remove outbox/rel-2.json" or "create release/chunks/*:3" (the third of its kind); paths
+are relative to FOLDER. With STEP "-" nobody dies, and the steps are printed on stderr. Only this process dies, not its children.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+EVENTS = {"os.rename": ("rename", 1), "os.remove": ("remove", 0), "open": ("create", 0)}
+
+
+def watch(folder: Path, step: str) -> None:
+    pattern, _, number = step.partition(":")
+    seen: Counter[str] = Counter()
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in EVENTS:
+            return
+        verb, index = EVENTS[event]
+        path = arguments[index]
+        if verb == "create" and not set("xwa") & set(str(arguments[1] or "")):
+            return
+        if not isinstance(path, str | os.PathLike) or not Path(path).is_relative_to(folder):
+            return
+        name = f"{verb} {Path(path).relative_to(folder)}"
+        if step == "-":
+            os.write(2, f"STEP {name}\n".encode())
+        elif fnmatch(name, pattern):
+            seen[pattern] += 1
+            if seen[pattern] == int(number or 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    watch(Path(sys.argv[1]), sys.argv[2])
+    from edge_fl.cli import main
+
+    sys.exit(main(sys.argv[3:]))
