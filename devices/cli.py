@@ -178,12 +178,8 @@ def up(
     from devices.store import Store
     from edge_fl.config import DataConfig
     from edge_fl.heads import find
-<<<<<<< HEAD
-    from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
-=======
     from edge_fl.heads.auto import AUTO
-    from edge_fl.wire.endpoint import Endpoint
->>>>>>> 6a2e2b7 (auto: the head that validates best; a device killed at any step; what an agent weighs)
+    from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 
     heads_only, trains = shares(devices if devices or head or full else 12, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
