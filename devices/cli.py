@@ -1,4 +1,4 @@
-"""The commands `edge-fl device run | predict | status` and `edge-fl fleet up`; `edge-fl flash` stands in devices/flash/cli.py."""
+"""The commands `edge-fl device ...` and `edge-fl fleet up`; `edge-fl flash` stands in devices/flash/cli.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import typer
 
 from devices.flash.cli import flash
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, is_quiet, say, show_table
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from devices.outcome import Progress
@@ -53,7 +53,7 @@ DEVICE_COLUMNS = {
 def register(app: App) -> None:
     """Adds the group `device`, `fleet up` and `flash`."""
     device = app.group("device", help="One device, on the device: run its agent, predict, see how it is.")
-    for command in (run, predict, status):
+    for command in (run, predict, serve, status, doctor):
         device.command()(command)
     app.group("fleet", help="Many devices: simulate them, list, enrol and revoke them.").command()(up)
     app.root.command()(flash)
@@ -88,41 +88,83 @@ def run(
     from devices.runner import Runner
     from devices.single import run_device
 
-    tree = settings.load(config) if config else {}
     given = {"id": id, "data": data, "tier": tier, "head": head, "folder": folder, "root": root, "seed": seed}
-    tree |= {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in given.items()
-        if value is not None
-    }
-    given = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
-    broker = {name: value for name, value in given.items() if value is not None}
-    if broker:
-        tree["broker"] = {**_table(tree.get("broker")), **broker}
-    where = str(config) if config else "device run"
-    chosen = settings.convert(settings.named(tree, where), where)
+    at = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
+    chosen = settings.chosen(config, given, at)
     _log_warnings()
-    at = chosen.broker
-    if at.identity:
-        connect, renewal = own_entry(at.host, at.port, Path(at.identity), at.fleet, say)
+    broker = chosen.broker
+    if broker.identity:
+        connect, renewal = own_entry(broker.host, broker.port, Path(broker.identity), broker.fleet, say)
         tick: Callable[[], None] = renewal.tick
     else:
-        connect, tick = entry(at.endpoint), lambda: None
+        connect, tick = entry(broker.endpoint), lambda: None
     runner = Runner(notifier=Notifier())
     _stop_on_signal(runner)
     run_device(chosen, connect, runner, _full_worker, say, tick)
 
 
 def predict(
-    source: Annotated[Path, typer.Argument(help="A picture, a folder of pictures, or an .npz.")],
+    source: Annotated[
+        str, typer.Argument(help="A picture, a folder of pictures, an .npz, or - for a picture on stdin.")
+    ] = "",
     folder: Folder = DEVICE_FOLDER,
+    export: Annotated[
+        Path | None, typer.Option(help="Write extractor and head as one ONNX model to this file.")
+    ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Predict with the extractor and the personal head that this device serves; no broker needed."""
-    from devices.predict import Predictor
+    from devices.predict import MAX_PICTURE_BYTES, Predictor
 
-    rows = [asdict(prediction) for prediction in Predictor(folder).read(source)]
+    predictor = Predictor(folder)
+    if export:
+        from devices.fused import export as write
+
+        say(f"{export}: {write(predictor, export)} bytes; it answers as the pair does")
+    if source == "-":
+        picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
+        rows = [asdict(predictor.read_picture("-", picture))]
+    elif source or not export:
+        rows = [asdict(prediction) for prediction in predictor.read(Path(source))]
+    else:
+        return
     show_table(rows, {"name": "image", "label": "class", "probability": "probability"}, format)
+
+
+def serve(
+    folder: Folder = DEVICE_FOLDER,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 is any free one.")] = 8000,
+) -> None:
+    """Predict over HTTP, for programs on this device: POST a picture to /predict."""
+    from devices.serve import Service
+
+    with Service(folder, port) as service:
+        say(f"http://127.0.0.1:{service.port}/predict serves {folder}; Ctrl-C ends it")
+        service.run()
+
+
+def doctor(
+    config: Annotated[Path | None, typer.Option(help="The device's settings in TOML.")] = None,
+    id: Annotated[str | None, typer.Option(help="The device's name.")] = None,
+    data: Annotated[str | None, typer.Option(help="Its images.")] = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="The device's own folder [device].")] = None,
+    host: Host = None,
+    port: Port = None,
+    fleet: Fleet = None,
+    identity: IdentityOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Look for what may be wrong with this device, and say what to do about it; exit code 1 if anything failed."""
+    from devices import config as settings
+    from devices.doctor import examine
+
+    at = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
+    findings = examine(settings.chosen(config, {"id": id, "data": data, "folder": folder}, at), say)
+    columns = {"check": "check", "state": "state", "found": "found", "remedy": "remedy"}
+    show_table([asdict(finding) for finding in findings], columns, format)
+    sys.stdout.flush()
+    if failed := [finding.check for finding in findings if finding.state == "failed"]:
+        raise RunError(f"{', '.join(failed)}: not as needed; what to do stands in the table")
 
 
 def status(folder: Folder = DEVICE_FOLDER, format: FormatOption = Format.TABLE) -> None:
@@ -271,7 +313,3 @@ def _stop_on_signal(runner: Runner) -> None:
 
 def _log_warnings() -> None:
     logging.basicConfig(level=logging.ERROR if is_quiet() else logging.WARNING, format="%(message)s")
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

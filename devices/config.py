@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -96,6 +97,21 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}; nothing was started") from error
     return config
+
+
+def chosen(file: Path | None, given: Mapping[str, object], broker: Mapping[str, object]) -> DeviceConfig:
+    """The settings in `file`, if any, with what was given on the command line in their place. Raises ConfigError."""
+    tree = load(file) if file else {}
+    tree |= {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    if at := {name: value for name, value in broker.items() if value is not None}:
+        own = tree.get("broker")
+        tree["broker"] = {**(own if isinstance(own, dict) else {}), **at}
+    where = str(file) if file else "device run"
+    return convert(named(tree, where), where)
 
 
 def _explained(message: str, tree: dict[str, object]) -> str:

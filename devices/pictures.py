@@ -7,6 +7,7 @@ import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ LIMITS = Limits()
 
 
 def decode(
-    path: Path, expected: InputSpec | None, *, resize: bool = True, limits: Limits = LIMITS
+    path: Path | BinaryIO, expected: InputSpec | None, *, resize: bool = True, limits: Limits = LIMITS
 ) -> NDArray[np.uint8] | None:
     """The picture as uint8 [C, H, W], or None when it is damaged, too large, or no picture at all.
 

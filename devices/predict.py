@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from edge_fl.errors import DataError, InputError
 from edge_fl.release.artefact import Slots
 
 BATCH = 32
+MAX_PICTURE_BYTES = 32 * 1024 * 1024
 X_KEYS = ("x", "x_test", "x_train")
 
 
@@ -49,9 +51,9 @@ class Predictor:
                 f"{folder}: no personal model in it, expected the folder of a device that has reported one; nothing was predicted"
             )
         self.manifest = pair.installed.manifest
-        self._extractor = Extractor(pair.installed.extractor, self.manifest)
-        self._head = pair.stored.head
-        self._head.require(self._extractor.sha256)
+        self.extractor_path, self.head = pair.installed.extractor, pair.stored.head
+        self._extractor = Extractor(self.extractor_path, self.manifest)
+        self.head.require(self._extractor.sha256)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Images uint8 [N, C, H, W] -> probabilities [N, classes]. Raises DataError for images of another shape."""
@@ -61,7 +63,7 @@ class Predictor:
                 f"images {images.dtype} {list(images.shape)}, the extractor takes uint8 [N, {', '.join(map(str, expected))}];"
                 " nothing was predicted"
             )
-        logits = self._head.logits(self._extractor.features(images))
+        logits = self.head.logits(self._extractor.features(images))
         exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities: NDArray[np.float32] = exponents / exponents.sum(axis=1, keepdims=True)
         return probabilities
@@ -74,6 +76,13 @@ class Predictor:
         """Predictions for a picture, all pictures below a folder, or the images in an .npz. Raises DataError."""
         for names, images in _batches(source, self.manifest.input):
             yield from self._named(images, names)
+
+    def read_picture(self, name: str, payload: bytes) -> Prediction:
+        """The prediction for a picture file's bytes. Raises DataError when they are no picture."""
+        image = pictures.decode(BytesIO(payload), self.manifest.input)
+        if image is None:
+            raise DataError(f"{name}: {len(payload)} bytes that are no picture; nothing was predicted")
+        return next(self._named(image[None], [name]))
 
     def _named(self, images: NDArray[np.uint8], names: list[str]) -> Iterator[Prediction]:
         for name, row in zip(names, self.probabilities(images), strict=True):

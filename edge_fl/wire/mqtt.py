@@ -47,6 +47,7 @@ JITTER = random.Random()  # our own, so that nobody else's seeded draws move
 
 Said = Properties | None
 
+NOTHING_REFUSED: dict[str, str] = {}  # shared by the many clients to whom it applies
 CLOSE_S = 2.0
 # Refusals that trying again does not change: protocol version, client id, user or password, not authorised, banned, method.
 FINAL_REASONS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
@@ -66,7 +67,8 @@ class MqttTransport(Transport):
     """One MQTT client. What is not public runs on the loop's thread, `_attempt` apart.
 
     `clean_start` forgets the broker's session at the first connection; `session_expiry_s` is how long it outlives the last one.
-    `tls` is a context to share among many clients; without it one is made of the endpoint's files.
+    `tls` is a context to share among many clients; without it one is made of the endpoint's files. `refused` are topics and patterns
+    that the broker did not allow, with its reasons.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class MqttTransport(Transport):
         self.endpoint = endpoint
         self.client_id = client_id
         self.broker_limits: BrokerLimits | None = None
+        self.refused: dict[str, str] = NOTHING_REFUSED
         self._deliver = deliver
         self._limits = limits
         self._loop = loop or shared_loop()
@@ -374,6 +377,7 @@ class MqttTransport(Transport):
     def _answered(self, message_id: int, reason: ReasonCode) -> None:
         if item := self._outgoing.answered(message_id):
             if reason.is_failure:
+                self.refused = {**self.refused, item.name: str(reason)}
                 log.warning("%s: the broker refused %s: %s; dropped", self.client_id, item.name, reason)
             self._send_soon()
 

@@ -32,7 +32,7 @@ def fit(kind: str, z: np.ndarray, y: np.ndarray) -> Head:
 
 
 def test_where_no_line_divides_the_classes_the_mlp_is_taken() -> None:
-    found = choose(fit, *rings(200, 1), Held(*rings(60, 2)), budget_s=60)
+    found = choose(fit, *rings(200, 1), Held(*rings(60, 2)), budget_s=60, clock=lambda: 0.0)
     assert found.head.kind == "mlp"
     assert found.numbers[metrics.candidate("mlp")] > found.numbers[metrics.candidate("logistic")] + 0.2
 
@@ -40,17 +40,19 @@ def test_where_no_line_divides_the_classes_the_mlp_is_taken() -> None:
 def test_of_equals_the_cheapest_is_taken() -> None:
     z, y = some(90, 1)
     far = z + 100 * CENTRES[y]
-    assert choose(fit, far, y, Held(far, y), budget_s=60).head.kind == "nearest"
+    assert choose(fit, far, y, Held(far, y), budget_s=60, clock=lambda: 0.0).head.kind == "nearest"
 
 
 def test_without_held_out_samples_folds_decide_and_one_label_each_is_enough() -> None:
-    assert choose(fit, *rings(120, 1), NOTHING, budget_s=60).head.kind == "mlp"
-    assert choose(fit, *some(3, 1), NOTHING, budget_s=60).head.kind == "nearest"
+    assert choose(fit, *rings(120, 1), NOTHING, budget_s=60, clock=lambda: 0.0).head.kind == "mlp"
+    assert choose(fit, *some(3, 1), NOTHING, budget_s=60, clock=lambda: 0.0).head.kind == "nearest"
 
 
 def test_a_single_class_is_a_constant() -> None:
     z, _ = some(6, 1)
-    assert choose(fit, z, np.ones(6, np.int64), NOTHING, budget_s=60).head.kind == "constant"
+    assert (
+        choose(fit, z, np.ones(6, np.int64), NOTHING, budget_s=60, clock=lambda: 0.0).head.kind == "constant"
+    )
 
 
 def test_the_budget_ends_the_search_but_never_the_head() -> None:
@@ -65,12 +67,12 @@ def test_a_kind_that_runs_out_of_memory_is_passed_over() -> None:
             raise MemoryError
         return fit(kind, z, y)
 
-    found = choose(poor, *rings(60, 1), NOTHING, budget_s=60)
+    found = choose(poor, *rings(60, 1), NOTHING, budget_s=60, clock=lambda: 0.0)
     assert found.head.kind != "mlp" and metrics.candidate("mlp") not in found.numbers
 
 
 def test_the_curve_says_how_good_each_kind_is_with_so_many_labels() -> None:
-    found = choose(fit, *some(60, 1), Held(*some(60, 2)), budget_s=60).numbers
+    found = choose(fit, *some(60, 1), Held(*some(60, 2)), budget_s=60, clock=lambda: 0.0).numbers
     few, many = (found[metrics.at_labels(labels, "logistic")] for labels in (1, 20))
     assert many > few and metrics.at_labels(5, "nearest") in found
     assert not any("labels_50" in name for name in found)

@@ -1,0 +1,128 @@
+"""The pair over HTTP, on loopback alone: POST a picture to /predict, GET /health; works with the broker gone.
+
+    curl --data-binary @cat.png http://127.0.0.1:8000/predict
+    {"name":"picture","class_id":3,"label":"cat","probability":0.93}
+
+It is a process of its own, so that the agent stays small and a fit does not delay an answer; a new pair is taken up with the next request
+after the agent has put it in its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from devices.predict import MAX_PICTURE_BYTES, Predictor
+from edge_fl.errors import DataError, EdgeFLError, InputError
+
+LOOPBACK = "127.0.0.1"
+READ_S = 10.0
+Stamp = tuple[tuple[int, int], ...]
+
+
+class Service:
+    """A server for one device's folder. Raises InputError when there is no pair yet, or the port is taken."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self._folder, self._stamp = folder, _stamp(folder)
+        self._predictor = Predictor(folder)
+        try:
+            self._server = HTTPServer((LOOPBACK, port), _handler(self))
+        except OSError as error:
+            raise InputError(f"port {port}: {error.strerror}; expected a free one; not serving") from error
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.server_port
+
+    def run(self) -> None:
+        """Answers, one request at a time, until stopped."""
+        self._server.serve_forever(poll_interval=0.2)
+
+    def stop(self) -> None:
+        """Ends `run`; from any thread."""
+        threading.Thread(target=self._server.shutdown, daemon=True).start()
+
+    def predictor(self) -> Predictor:
+        """The pair that serves now; the one before it while the new one cannot be read."""
+        stamp = _stamp(self._folder)
+        if stamp != self._stamp:
+            try:
+                self._predictor, self._stamp = Predictor(self._folder), stamp
+            except EdgeFLError:
+                pass  # between two pairs
+        return self._predictor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.server_close()
+
+
+def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = READ_S  # per read: who is slower is let go
+        server_version, sys_version = "edge-fl", ""
+
+        def do_GET(self) -> None:
+            if self.path != "/health":
+                self._answer(HTTPStatus.NOT_FOUND, {"error": "expected POST /predict or GET /health"})
+                return
+            found = service.predictor()
+            self._answer(HTTPStatus.OK, {"release": found.manifest.release, "head": found.head.kind})
+
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "")
+            if self.path != "/predict":
+                self._answer(HTTPStatus.NOT_FOUND, {"error": "expected POST /predict or GET /health"})
+            elif not length.isascii() or not length.isdigit():
+                self._answer(HTTPStatus.LENGTH_REQUIRED, {"error": "expected a Content-Length"})
+            elif int(length) > MAX_PICTURE_BYTES:
+                self._answer(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                    {"error": f"{length} bytes, at most {MAX_PICTURE_BYTES}"},
+                )
+            else:
+                self._predict(self.rfile.read(int(length)))
+
+        def _predict(self, picture: bytes) -> None:
+            try:
+                self._answer(HTTPStatus.OK, service.predictor().read_picture("picture", picture))
+            except DataError as error:
+                self._answer(HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)})
+            except EdgeFLError as error:
+                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": str(error)})
+
+        def _answer(self, status: HTTPStatus, content: Any) -> None:
+            payload = msgspec.json.encode(content)
+            self.close_connection = True
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Who asks for what is nobody's business."""
+
+    return Handler
+
+
+def _stamp(folder: Path) -> Stamp:
+    """Changes whenever the pair may have."""
+    files = [folder / "release" / "state.json", *sorted((folder / "heads").glob("*.safetensors"))]
+    return tuple((found.st_mtime_ns, found.st_ino) for file in files if (found := _stat(file)))
+
+
+def _stat(file: Path) -> Any:
+    try:
+        return file.stat()
+    except OSError:
+        return None

@@ -1,0 +1,114 @@
+"""The doctor finds what is wrong with a device, one cause at a time, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker.mosquitto import Mosquitto
+from devices.config import DeviceBroker, DeviceConfig
+from devices.doctor import CHECKS, Finding, examine, here
+from devices.doctor.finding import graded
+from devices.doctor.network import network
+from devices.store import Store
+from edge_fl.cli import main
+from tests.devices import graphs
+from tests.devices.test_predict import X, Y, folder
+
+__all__ = ["folder"]
+
+
+@pytest.fixture
+def config(folder: Path, tmp_path: Path, mosquitto: Mosquitto) -> DeviceConfig:
+    """A device that is well."""
+    np.savez(tmp_path / "images.npz", x=X, y=Y)
+    broker = DeviceBroker(mosquitto.endpoint.host, mosquitto.endpoint.port, "doctor")
+    return DeviceConfig("pi-ill", str(tmp_path / "images.npz"), folder=str(folder), broker=broker)
+
+
+def failed(findings: list[Finding]) -> list[str]:
+    assert all(finding.remedy for finding in findings if finding.state in ("failed", "warning"))
+    return [finding.check for finding in findings if finding.state == "failed"]
+
+
+@pytest.mark.broker
+def test_a_device_that_is_well_has_nothing_failed(config: DeviceConfig) -> None:
+    findings = {finding.check: finding for finding in examine(config)}
+    assert failed([*findings.values()]) == []
+    assert findings["data"].found == "12 images: 0 6, 1 6"
+    assert findings["topic: own log"].state == findings["extractor"].state == "ok"
+    assert findings["TLS"].state == findings["server"].state == "warning"
+    assert "logistic" in findings["head"].found
+
+
+@pytest.mark.broker
+def test_the_command_lists_what_it_found_and_ends_with_1_for_what_failed(
+    config: DeviceConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--host", config.broker.host, "--port", str(config.broker.port), "--dir", config.folder]
+    command = ["device", "doctor", "--id", "pi-ill", *at, "--format", "json", "--data"]
+    assert main([*command, config.data]) == 0
+    assert {row["check"] for row in json.loads(capsys.readouterr().out)} >= {"python", "disk", "port", "data"}
+    assert main([*command, "nowhere.npz"]) == 1
+    said = capsys.readouterr()
+    assert "data: not as needed" in said.err and "no such file" in said.out
+
+
+@pytest.mark.broker
+def test_while_the_agent_runs_its_connection_is_left_alone(config: DeviceConfig) -> None:
+    with Store(Path(config.folder)).owned():
+        findings = list(network(config))
+    assert [finding.check for finding in findings if finding.state == "skipped"] == ["sign-in and topics"]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "check"), [("nowhere.invalid", 1883, "name"), ("127.0.0.1", 1, "port")]
+)
+def test_what_keeps_the_broker_away_is_named_and_nothing_after_it_is_tried(
+    host: str, port: int, check: str
+) -> None:
+    findings = list(network(DeviceConfig("pi-1", "x", broker=DeviceBroker(host, port))))
+    assert failed(findings) == [check] and findings[-1].check == check
+
+
+def test_an_identity_that_is_not_there_is_named(tmp_path: Path) -> None:
+    broker = DeviceBroker("127.0.0.1", identity=str(tmp_path / "nowhere"))
+    assert failed(list(network(DeviceConfig("pi-1", "x", broker=broker)))) == ["identity"]
+
+
+def test_a_clock_before_what_was_seen_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tuf").mkdir()
+    (tmp_path / "tuf" / "last_seen.txt").write_text("2199-01-01T00:00:00+00:00")
+    (found,) = here.clock(DeviceConfig("pi-1", "x", folder=str(tmp_path)))
+    assert found.state == "failed" and "2199-01-01" in found.found and "set-ntp" in found.remedy
+
+
+def test_an_extractor_that_went_bad_on_the_card_is_found(folder: Path) -> None:
+    config = DeviceConfig("pi-1", "x", folder=str(folder))
+    extractor = folder / "release" / "a" / "extractor.onnx"
+    weights = graphs.WEIGHTS.tobytes()
+    assert weights in extractor.read_bytes()
+    extractor.write_bytes(extractor.read_bytes().replace(weights, bytes(len(weights))))
+    assert failed(list(here.model(config))) == ["extractor"]
+    shutil.rmtree(folder / "release")
+    assert [finding.state for finding in here.model(config)] == ["skipped"]
+
+
+@pytest.mark.parametrize(("free", "state"), [(10, "failed"), (100, "warning"), (1000, "ok")])
+def test_little_room_is_a_warning_and_less_a_failure(free: int, state: str) -> None:
+    assert graded("disk", free, 64, 512, f"{free} MB", "free some").state == state
+
+
+def test_a_check_that_cannot_be_made_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(config: DeviceConfig):  # type: ignore[no-untyped-def]
+        raise OSError("no such device")
+        yield
+
+    monkeypatch.setitem(CHECKS, "machine", raises)
+    for name in [name for name in CHECKS if name != "machine"]:
+        monkeypatch.delitem(CHECKS, name)
+    assert failed(examine(DeviceConfig("pi-1", "x"))) == ["machine"]
