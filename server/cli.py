@@ -16,6 +16,7 @@ import typer
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, show_table
 from server import research
 from server.release import cli as releases
+from server.view import cli as view
 
 if TYPE_CHECKING:
     from server.wire.link import Connect
@@ -39,6 +40,7 @@ def register(app: App) -> None:
     app.root.command()(demo)
     releases.register(app)
     research.register(app)
+    view.register(app)
 
 
 def run(

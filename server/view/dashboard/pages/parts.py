@@ -1,0 +1,96 @@
+"""What several pages are made of: words with a colour, tables, lists of facts, empty states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlencode
+
+from server.view.words import NOTHING, escape
+
+TONES = {
+    "ready": "good",
+    "running": "good",
+    "completed": "good",
+    "succeeded": "good",
+    "lost": "bad",
+    "failed": "bad",
+    "error": "bad",
+    "aborted": "bad",
+    "rejected": "bad",
+    "alert": "warn",
+    "paused": "warn",
+    "warning": "warn",
+    "timed_out": "warn",
+    "rolled_back": "warn",
+    "stopped": "hollow",
+    "sleeping": "hollow",
+    "disconnected": "hollow",
+}
+"""How a word looks; all others are grey."""
+
+
+def word(text: str, shown: str = "") -> str:
+    """A state, with its colour."""
+    return f'<span class="word {TONES.get(text, "")}">{escape(shown or text.replace("_", " "))}</span>'
+
+
+def empty(title: str, text: str, command: str = "") -> str:
+    """What stands where there is nothing yet, and what to do about it."""
+    shown = f"<pre><code>{escape(command)}</code></pre>" if command else ""
+    return f'<div class="sheet empty"><h2>{escape(title)}</h2><p>{escape(text)}</p>{shown}</div>'
+
+
+def facts(found: Mapping[str, str], *, big: bool = False) -> str:
+    """Names and values, both already HTML."""
+    size = ' class="big"' if big else ""
+    items = "".join(
+        f"<div><dt>{name}</dt><dd{size}>{value or NOTHING}</dd></div>" for name, value in found.items()
+    )
+    return f'<dl class="facts">{items}</dl>'
+
+
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: frozenset[int] = frozenset()
+) -> str:
+    """Cells that are HTML already; `numbers` are the columns that stand to the right."""
+    head = "".join(
+        f'<th scope="col"{_right(place, numbers)}>{heading}</th>' for place, heading in enumerate(headings)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{_right(place, numbers)}>{cell}</td>" for place, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="sheet"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def pager(page: int, pages: int, found: int, per_page: int, go: Mapping[int, str], what: str) -> str:
+    """Which part of a list is shown, and the way to the next; `go` maps a page to the address that shows it."""
+    if not found:
+        return ""
+    first, last = page * per_page + 1, min((page + 1) * per_page, found)
+    buttons = "".join(
+        f'<button data-key="{key}" data-go="{escape(go.get(to, ""))}"{"" if 0 <= to < pages else " disabled"}>{label}</button>'
+        for key, to, label in (("previous", page - 1, "‹ Previous"), ("next", page + 1, "Next ›"))
+    )
+    buttons = buttons if pages > 1 else ""
+    return f'<div class="pager"><span>{first:,}–{last:,} of {found:,} {what}</span><span class="to">{buttons}</span></div>'
+
+
+def query(values: Mapping[str, object]) -> str:
+    """The part of an address that says what is not as usual."""
+    shown = {
+        name: int(value) if isinstance(value, bool) else value for name, value in values.items() if value
+    }
+    return urlencode(shown)
+
+
+def device_link(device: str) -> str:
+    """A device's name, which leads to its page."""
+    name = escape(device)
+    return f'<a href="/device/{name}" data-key="to-{name}">{name}</a>'
+
+
+def _right(place: int, numbers: frozenset[int]) -> str:
+    return ' class="n"' if place in numbers else ""
