@@ -33,6 +33,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Party:
+    """Somebody to connect as: a name, and a broker with the certificate on it, if any."""
+
+    name: str
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True)
 class Probe:
     """A client that waits for what comes next."""
 
@@ -61,17 +69,22 @@ class Probe:
             ) from None
 
 
-def check(endpoint: Endpoint, fleet: str, deadline_s: float = 10.0) -> list[Finding]:
+def check(operator: Party, device: Party, fleet: str, deadline_s: float = 10.0) -> list[Finding]:
     """Tries everything that edge-fl relies on. Raises ConnectError when the broker is not there or does not let us in."""
-    name = f"check-{secrets.token_hex(4)}"
-    topic = Topics(fleet).want(name)  # of a device that does not exist, so that nobody else listens
-    with _probe(endpoint, name, deadline_s) as probe:
+    topic = Topics(fleet).want(device.name)  # of a device that does not exist, so that nobody else listens
+    with probing(operator, deadline_s) as probe:
         try:
             findings = [_packet_size(probe), _retained(probe, topic), _round_trip(probe, topic)]
         finally:
             probe.client.publish(Packet(topic, b"", retain=True))
             probe.client.drain(deadline_s)
-    return [*findings, _session(endpoint, name, topic, deadline_s)]
+    return [*findings, _session(operator, device, topic, deadline_s)]
+
+
+def strangers(endpoint: Endpoint) -> tuple[Party, Party]:
+    """An operator and a device for a broker that knows nobody, by names that nobody has."""
+    name = f"check-{secrets.token_hex(4)}"
+    return Party(f"{name}-2", endpoint), Party(name, endpoint)
 
 
 def _packet_size(probe: Probe) -> Finding:
@@ -108,16 +121,15 @@ def _round_trip(probe: Probe, topic: str) -> Finding:
     )
 
 
-def _session(endpoint: Endpoint, name: str, topic: str, deadline_s: float) -> Finding:
+def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> Finding:
     """A client goes away; what is published meanwhile waits for it."""
-    with _probe(endpoint, name, deadline_s, session_expiry_s=SESSION_S) as probe:
+    with probing(device, deadline_s, session_expiry_s=SESSION_S) as probe:
         probe.client.subscribe(topic)
-        probe.client.publish(Packet(topic, b"{}"))
-        probe.packet()
-    with _probe(endpoint, f"{name}-2", deadline_s) as probe:
+        probe.client.drain(deadline_s)
+    with probing(operator, deadline_s) as probe:
         probe.client.publish(Packet(topic, b"{}"))
         probe.client.drain(deadline_s)
-    with _probe(endpoint, name, deadline_s, clean_start=False) as probe:
+    with probing(device, deadline_s, clean_start=False) as probe:
         try:
             ok = probe.session_present() and probe.packet().payload == b"{}"
         except DeadlineError:
@@ -126,12 +138,18 @@ def _session(endpoint: Endpoint, name: str, topic: str, deadline_s: float) -> Fi
 
 
 @contextmanager
-def _probe(
-    endpoint: Endpoint, name: str, deadline_s: float, *, session_expiry_s: int = 0, clean_start: bool = True
+def probing(
+    party: Party, deadline_s: float, *, session_expiry_s: int = 0, clean_start: bool = True
 ) -> Iterator[Probe]:
+    """A client, connected. Raises ConnectError."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     client = MqttTransport(
-        endpoint, name, None, events.put, session_expiry_s=session_expiry_s, clean_start=clean_start
+        party.endpoint,
+        party.name,
+        None,
+        events.put,
+        session_expiry_s=session_expiry_s,
+        clean_start=clean_start,
     )
     try:
         client.wait_connected(deadline_s)

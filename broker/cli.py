@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.provision import cli as provision
-from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
+from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
 if TYPE_CHECKING:
@@ -129,21 +129,32 @@ def check(
     host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
     port: Port = None,
     fleet: Annotated[str, typer.Option(help="The fleet below whose topics the test message goes.")] = "main",
-    identity: IdentityOption = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="In plaintext.")] = False,
+    home: Annotated[
+        Path,
+        typer.Option(
+            help="Where the CA is: it certifies two devices for ten minutes, to try the access list."
+        ),
+    ] = provision.DEFAULT_HOME,
     deadline_s: Annotated[
         float, typer.Option("--deadline", min=0.1, help="Seconds to wait for each answer.")
     ] = 10.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Connect to any broker and try everything that edge-fl needs of it."""
+    """Connect to any broker, ours or not, and try everything that edge-fl needs of it, and what it must refuse."""
     from dataclasses import asdict
 
     from broker import check as checks
-    from edge_fl.wire.identity import endpoint as endpoint_of
+    from broker.provision.trial import trial
+    from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
     from edge_fl.wire.topics import checked
 
-    endpoint = endpoint_of(host, port or 0, identity)
-    findings = checks.check(endpoint, checked(fleet, "fleet"), deadline_s)
+    checked(fleet, "fleet")
+    endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))
+    if insecure:
+        findings = checks.check(*checks.strangers(endpoint), fleet, deadline_s)
+    else:
+        findings = trial(home, endpoint, fleet, deadline_s)
     columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok"}
     show_table([asdict(finding) for finding in findings], columns, format)
     sys.stdout.flush()

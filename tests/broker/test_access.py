@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import secrets
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,12 +18,14 @@ from pathlib import Path
 import pytest
 from paho.mqtt.client import topic_matches_sub
 
+from broker.check import Finding
 from broker.config import Settings
 from broker.find import Program
-from broker.mosquitto import Mosquitto
+from broker.mosquitto import Mosquitto, free_port
 from broker.provision import gate
 from broker.provision.authority import Authority
 from broker.provision.gate import Gate
+from broker.provision.trial import trial
 from edge_fl.errors import ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
@@ -285,6 +288,37 @@ def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> 
         ear.transport.close()
     site.refuses(site.at("pi-5"))
     Ear(site.at("pi-1")).transport.close()
+
+
+def needs(findings: list[Finding]) -> dict[str, str]:
+    """What was found where something else is needed; how quick a shared machine is aside."""
+    return {
+        finding.what: finding.found for finding in findings if not finding.ok and finding.what != "round trip"
+    }
+
+
+def test_a_trial_approves_of_our_broker_and_names_what_is_wrong_with_another(
+    site: Site, mosquitto_program: Program, tmp_path: Path
+) -> None:
+    endpoint = Endpoint("127.0.0.1", site.broker.settings.port)
+    assert needs(trial(site.authority.home, endpoint, "mill", 10.0)) == {}
+
+    config = tmp_path / "mosquitto.conf"
+    text = site.broker.settings.config_path.read_text().replace(
+        str(endpoint.port), str(port := free_port("127.0.0.1"))
+    )
+    text = text.replace(str(site.broker.settings.folder), str(tmp_path)).replace("acl_file", "# acl_file")
+    config.write_text(text)
+    command = [str(mosquitto_program.path), "-c", str(config)]
+    with subprocess.Popen(
+        command, stderr=subprocess.DEVNULL, env={**mosquitto_program.environment}
+    ) as open_door:
+        try:
+            found = needs(trial(site.authority.home, Endpoint("127.0.0.1", port), "mill", 10.0))
+        finally:
+            open_door.terminate()
+    assert set(found) == {"a device writes", "a device hears"}
+    assert "another's dn" in found["a device writes"] and "another's up" in found["a device hears"]
 
 
 def _settled(broker: Mosquitto) -> None:

@@ -39,7 +39,7 @@ def test_config_shows_the_access_list_that_tls_brings(
 
 
 def test_check_lists_findings_as_json(mosquitto: Mosquitto, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["broker", "check", "--port", str(mosquitto.endpoint.port), "--format", "json"])
+    main(["broker", "check", "--insecure", "--port", str(mosquitto.endpoint.port), "--format", "json"])
     findings = json.loads(capsys.readouterr().out)
     assert {finding["what"] for finding in findings} >= {"packet size", "sessions"}
 
@@ -47,7 +47,7 @@ def test_check_lists_findings_as_json(mosquitto: Mosquitto, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["check", "--port", "{free}", "--deadline", "0.3"], 2, "Connection refused"),
+        (["check", "--insecure", "--port", "{free}", "--deadline", "0.3"], 2, "Connection refused"),
         (["up", "--insecure", "--port", "{taken}"], 2, "taken by another program"),
         (["up", "--insecure", "--host", "0.0.0.0"], 4, "loopback only"),
         (["up"], 4, "--insecure does without"),

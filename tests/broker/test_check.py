@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.check import check
+from broker.check import check, strangers
 from broker.config import Limits, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto, free_port
@@ -18,7 +18,7 @@ from edge_fl.wire.transport import Packet
 
 @pytest.mark.broker
 def test_our_own_broker_passes_and_nothing_is_left_behind(mosquitto: Mosquitto) -> None:
-    findings = check(mosquitto.endpoint, "checked")
+    findings = check(*strangers(mosquitto.endpoint), "checked")
     assert [finding.what for finding in findings] == [
         "packet size",
         "retained messages",
@@ -42,11 +42,11 @@ def test_our_own_broker_passes_and_nothing_is_left_behind(mosquitto: Mosquitto) 
 def test_a_broker_that_takes_small_packets_only_is_named(tmp_path: Path, mosquitto_program: Program) -> None:
     settings = Settings(tmp_path, port=0, limits=Limits(max_packet_bytes=100_000))
     with Mosquitto(settings, mosquitto_program) as broker:
-        assert [finding.what for finding in check(broker.endpoint, "checked") if not finding.ok] == [
-            "packet size"
-        ]
+        assert [
+            finding.what for finding in check(*strangers(broker.endpoint), "checked") if not finding.ok
+        ] == ["packet size"]
 
 
 def test_no_broker_is_a_connect_error() -> None:
     with pytest.raises(ConnectError, match="Connection refused"):
-        check(Endpoint(port=free_port("127.0.0.1")), "checked", deadline_s=0.5)
+        check(*strangers(Endpoint(port=free_port("127.0.0.1"))), "checked", deadline_s=0.5)
