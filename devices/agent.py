@@ -111,9 +111,13 @@ def _server_state(turn: Turn, event: events.Received) -> None:
     came_back = server.online and not (
         state.server_online and state.server and state.server.boot == server.boot
     )
+    if server.return_s != (state.server.return_s if state.server else 0.0):
+        turn.do(effects.Spread(server.return_s))
     turn.set(server=server, why="" if state.why == "unsupported_proto" else state.why)
     if came_back:
-        spread_s = state.limits.return_s * outbox.jitter(state.boot, server.boot, server.epoch)
+        spread_s = max(state.limits.return_s, server.return_s) * outbox.jitter(
+            state.boot, server.boot, server.epoch
+        )
         turn.set(outbox=outbox.again(state.outbox, turn.now_s + spread_s, grace_s=state.limits.grace_s))
 
 

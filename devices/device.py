@@ -216,6 +216,9 @@ class Device:
     def _unsubscribe(self, effect: effects.Unsubscribe) -> None:
         self._through.unsubscribe(effect.pattern)
 
+    def _spread(self, effect: effects.Spread) -> None:
+        self._through.spread(effect.over_s)
+
     def _publish(self, effect: effects.Publish) -> None:
         packet = Packet(effect.topic, encode(effect.message), effect.retain, expiry_s=effect.expiry_s)
         self._through.publish(packet)
@@ -328,6 +331,7 @@ def _decoded(kind: str, payload: bytes) -> Struct:
 _DO: dict[type, Callable[[Device, Any], None]] = {
     effects.Subscribe: Device._subscribe,
     effects.Unsubscribe: Device._unsubscribe,
+    effects.Spread: Device._spread,
     effects.Publish: Device._publish,
     effects.Send: Device._send,
     effects.Refresh: Device._refresh,

@@ -41,6 +41,13 @@ class Unsubscribe:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """Come back at a random moment of so many seconds when the connection breaks."""
+
+    over_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Say a message on a topic."""
 
@@ -139,6 +146,7 @@ Job = Refresh | Install | Fit | Train
 Effect = (
     Subscribe
     | Unsubscribe
+    | Spread
     | Publish
     | Send
     | Fetch

@@ -83,16 +83,20 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part in a round and when it ends: max(floor(participation * N), 1) clients, closed at `deadline_s`.
+    """Who takes part in a round and when it ends.
 
-    With `participation_from` above 0 every round draws its own share between that and `participation`.
+    The goal is max(floor(participation * N), 1) updates (with `participation_from` above 0 every round draws its own share between
+    that and `participation`). `over_select` times as many clients are asked, since some always drop out (not in simulation, where
+    nobody does); a round ends with the goal, or at `deadline_s` if `quorum` of the goal is there. Otherwise it is abandoned and
+    asked anew, `attempts` times in all. A round waits up to `wait_s` for `min_devices` before it starts.
     """
 
     participation: Fraction = 1.0
     participation_from: Annotated[float, Meta(ge=0, le=1)] = 0.0
     quorum: Fraction = 0.5
-    over_select: Annotated[float, Meta(ge=1)] = 1.0
+    over_select: Annotated[float, Meta(ge=1)] = 1.3
     deadline_s: Annotated[float, Meta(gt=0)] = 120.0
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     min_devices: Annotated[int, Meta(ge=1)] = 1
     wait_s: Annotated[float, Meta(gt=0)] = 120.0
 
@@ -124,6 +128,21 @@ class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if list(self.groups) != sorted(set(self.groups)) or self.groups[-1] != 1:
             raise ValueError(f"groups {list(self.groups)}: expected growing shares that end with 1")
+
+
+class JudgeConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an update must be to count, and how much one may move the mean.
+
+    An update is refused when one of its parts is `max_growth` times as long (L2 norm) as what was sent down, plus 1 (0: any length).
+    After `quarantine_after` refused updates (0: never) nothing of a device counts any more. `centre`, `trim` and `clip` are those of
+    `edge_fl.learn.robust`.
+    """
+
+    max_growth: Annotated[float, Meta(ge=0)] = 1000.0
+    quarantine_after: Annotated[int, Meta(ge=0)] = 3
+    centre: Literal["mean", "median", "trimmed"] = "mean"
+    trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
+    clip: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,6 +190,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     methods: dict[str, MethodChange] = {}
     compare: CompareConfig = CompareConfig()
     cohort: CohortConfig = CohortConfig()
+    judge: JudgeConfig = JudgeConfig()
     release: ReleaseConfig = ReleaseConfig()
     broker: BrokerConfig = BrokerConfig()
 

@@ -87,11 +87,11 @@ def run(
     replaced = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     chosen = config.with_settings(chosen, [*replaced, *(settings or [])])
 
-    from server import task  # torch comes with it: what is wrong with a recipe is said before
+    from server import order, task  # torch comes with it: what is wrong with a recipe is said before
 
     signal.signal(signal.SIGTERM, _interrupt)
     connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
-    print(task.run(task.Order(chosen, connect, runs, home, takeover, resume, database)))
+    print(task.run(order.Order(chosen, connect, runs, home, takeover, resume, database)))
 
 
 def list_devices(

@@ -9,25 +9,30 @@ from edge_fl.config import CohortConfig
 from edge_fl.seeds import generator
 
 
-def draw(clients: Sequence[str], cohort: CohortConfig, seed: int, round: int) -> list[str]:
-    """max(floor(participation * N), 1) clients without replacement, times `over_select`, ascending (METHODS.md G12).
+def goal(clients: int, cohort: CohortConfig, seed: int, round: int) -> int:
+    """How many updates end a round: max(floor(participation * N), 1) of N clients (METHODS.md G12).
 
     With `participation_from` the number is drawn anew for every round, from that share to `participation`.
     """
-    wanted = max(floor(cohort.participation * len(clients)), 1)
-    if cohort.participation_from:
-        least = min(max(floor(cohort.participation_from * len(clients)), 1), wanted)
-        wanted = int(generator(seed, "cohort.size", round).integers(least, wanted, endpoint=True))
-    asked = min(len(clients), round_up(wanted * cohort.over_select))
+    most = max(floor(cohort.participation * clients), 1)
+    if not cohort.participation_from:
+        return most
+    least = min(max(floor(cohort.participation_from * clients), 1), most)
+    return int(generator(seed, "cohort.size", round).integers(least, most, endpoint=True))
+
+
+def draw(clients: Sequence[str], cohort: CohortConfig, seed: int, round: int) -> list[str]:
+    """As many clients as the goal, times `over_select`, without replacement, ascending."""
+    asked = min(len(clients), round_up(goal(len(clients), cohort, seed, round) * cohort.over_select))
     if asked == len(clients):
         return sorted(clients)
     picked = generator(seed, "cohort", round).choice(len(clients), size=asked, replace=False)
     return sorted(clients[i] for i in picked)
 
 
-def quorum(size: int, cohort: CohortConfig) -> int:
-    """How many updates a round of `size` clients needs at least."""
-    return max(round_up(size * cohort.quorum), 1)
+def quorum(goal: int, cohort: CohortConfig) -> int:
+    """How many updates a round needs at least."""
+    return max(round_up(goal * cohort.quorum), 1)
 
 
 def round_up(value: float) -> int:

@@ -7,19 +7,23 @@ Whether the fleet is simulated here or made of devices behind a broker makes no 
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.mean import Update
+from edge_fl.learn.robust import Robust, robust
 from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
 from edge_fl.metrics import afterwards
 from server import cohort as cohorts
 from server.fleets.fleet import ClientId, Fleet
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,15 @@ class Plan:
     seed: int = 0
     cohort: CohortConfig = CohortConfig()
     evaluate_every: int = 0
+    robust: Robust = Robust()
 
 
 @dataclass(frozen=True)
 class RoundResult:
     """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated.
 
-    `beside` are devices of no cohort whose parts joined. `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the
+    `beside` are devices of no cohort whose parts joined; `attempts` is how often it was asked.
+    `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the
     cohort together, without any framing.
     """
 
@@ -49,6 +55,7 @@ class RoundResult:
     bytes_down: int = 0
     bytes_up: int = 0
     beside: tuple[ClientId, ...] = ()
+    attempts: int = 1
 
 
 Beside = Callable[[], Sequence[Update]]
@@ -86,39 +93,94 @@ def run(
     shared: Parts | None = None,
     first: int = 1,
     beside: Beside = lambda: (),
+    ready: Callable[[], None] = lambda: None,
 ) -> Iterator[RoundResult]:
-    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer.
+    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer, however often they are asked.
 
-    What `beside` gives once the cohort has answered joins the round's aggregate.
+    What `beside` gives once the cohort has answered joins the round's aggregate. `ready` is called before clients are asked, and may
+    wait until there are enough.
     """
     shared = steps.start(method) if shared is None else shared
     for number in range(first, plan.rounds + 1):
         started = time.monotonic()
         now = method.at(number)
-        clients = fleet.clients()
-        cohort = (
-            list(clients) if method.trains_everyone else cohorts.draw(clients, plan.cohort, plan.seed, number)
-        )
-        downs = Broadcasts(now, shared, cohort)
-        answered: dict[ClientId, int] = {}
-        updates = _noting(in_order(fleet.train(number, now, downs), cohort), answered)
-        others: list[ClientId] = []
-        updates = _joined(updates, beside, others)
-        shared = steps.aggregate(now, shared, updates)
-        for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
-            pass
-        if len(answered) < cohorts.quorum(len(cohort), plan.cohort):
-            raise RunError(
-                f"round {number}: {len(answered)} of {len(cohort)} clients answered, "
-                f"expected at least {cohorts.quorum(len(cohort), plan.cohort)}; the run stops with round {number - 1}'s model"
-            )
+        attempt = _attempt(now, fleet, plan, shared, number, beside, ready)
+        shared, cohort, answered = attempt.shared, attempt.cohort, attempt.answered
         due = plan.evaluate_every and number % plan.evaluate_every == 0
         metrics = evaluate(now, fleet, shared, number) if due else {}
         seconds = time.monotonic() - started
-        traffic = sum(downs.bytes.values()), sum(answered.values())
         yield RoundResult(
-            number, shared, tuple(cohort), tuple(answered), seconds, metrics, *traffic, tuple(others)
+            number,
+            shared,
+            cohort,
+            tuple(answered),
+            seconds,
+            metrics,
+            attempt.bytes_down,
+            sum(answered.values()),
+            attempt.beside,
+            attempt.number,
         )
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One time that a round was asked: who answered, with how many bytes, and what came of it."""
+
+    number: int
+    shared: Parts
+    cohort: tuple[ClientId, ...]
+    goal: int
+    answered: dict[ClientId, int]
+    bytes_down: int
+    beside: tuple[ClientId, ...]
+
+
+def _attempt(
+    method: Method,
+    fleet: Fleet,
+    plan: Plan,
+    shared: Parts,
+    round: int,
+    beside: Beside,
+    ready: Callable[[], None],
+) -> _Attempt:
+    """A round until enough have answered. Raises RunError when they do not, the last time too."""
+    others: list[Update] = []
+    found = ""
+
+    def and_others() -> list[Update]:
+        others.extend(beside())  # those of an attempt that failed are not lost
+        return others
+
+    for number in range(1, plan.cohort.attempts + 1):
+        ready()
+        made = _ask(method, fleet, plan, shared, round, number, and_others)
+        if len(made.answered) >= (needed := cohorts.quorum(made.goal, plan.cohort)):
+            return made
+        found = f"round {round}: {len(made.answered)} of {len(made.cohort)} clients answered, expected at least {needed}"
+        if number < plan.cohort.attempts:
+            log.warning("%s; it is abandoned and asked anew", found)
+    raise RunError(f"{found}; the run stops with round {round - 1}'s model")
+
+
+def _ask(
+    method: Method, fleet: Fleet, plan: Plan, shared: Parts, round: int, number: int, beside: Beside
+) -> _Attempt:
+    clients = fleet.clients()
+    everyone = method.trains_everyone
+    cohort = list(clients) if everyone else cohorts.draw(clients, plan.cohort, plan.seed, round)
+    goal = len(clients) if everyone else cohorts.goal(len(clients), plan.cohort, plan.seed, round)
+    downs = Broadcasts(method, shared, cohort)
+    answered: dict[ClientId, int] = {}
+    first_come = _first(fleet.train(round, method, downs), goal)
+    updates = _noting(in_order(first_come, cohort), answered)
+    others: list[ClientId] = []
+    updates = _joined(robust(updates, shared, plan.robust), beside, others)
+    shared = steps.aggregate(method, shared, updates)
+    for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
+        pass
+    return _Attempt(number, shared, tuple(cohort), goal, answered, sum(downs.bytes.values()), tuple(others))
 
 
 def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[ClientId, Mapping[str, float]]:
@@ -170,6 +232,16 @@ def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[
     for client in due[position:]:
         if client in waiting:
             yield waiting.pop(client)
+
+
+def _first(updates: Iterator[Update], goal: int) -> Iterator[Update]:
+    """The first `goal` updates to come; whoever still works then does so in vain."""
+    for count, update in enumerate(updates, 1):
+        yield update
+        if count == goal:
+            break
+    if isinstance(updates, Generator):
+        updates.close()
 
 
 def _joined(updates: Iterator[Update], beside: Beside, noted: list[ClientId]) -> Iterator[Update]:

@@ -14,6 +14,7 @@ from edge_fl.config import Recipe, TaskSpec
 from edge_fl.data import datasets, partition
 from edge_fl.data.samples import ClientData, Dataset
 from edge_fl.errors import ConfigError
+from edge_fl.learn.robust import Robust
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
 from edge_fl.methods.method import Method
@@ -149,8 +150,17 @@ def _meet_unseen(study: Study, method: Method, shared: Parts, clients: Fleet, tr
 
 
 def plan(recipe: Recipe) -> Plan:
-    """The part of a recipe that the round loop needs."""
-    return Plan(recipe.rounds, recipe.seed, recipe.cohort, recipe.evaluate_every)
+    """The part of a recipe that the round loop needs. In simulation nobody drops out, so nobody is asked beyond the goal."""
+    simulated = recipe.source == "simulated"
+    cohort = msgspec.structs.replace(recipe.cohort, over_select=1.0) if simulated else recipe.cohort
+    judge = recipe.judge
+    return Plan(
+        recipe.rounds,
+        recipe.seed,
+        cohort,
+        recipe.evaluate_every,
+        Robust(judge.centre, judge.trim, judge.clip),
+    )
 
 
 def torch_device(name: str) -> str:

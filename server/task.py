@@ -10,97 +10,44 @@ The first release comes after round 1, so that heads serve something early, then
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isnan
 from pathlib import Path
 
 import msgspec
 
 from edge_fl import atomic
-from edge_fl.config import Recipe, Source, TaskSpec
-from edge_fl.data import datasets
-from edge_fl.data.samples import Dataset
+from edge_fl.config import Source
 from edge_fl.errors import ConfigError, StoppedError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, to_device
-from edge_fl.methods import build_method, steps
+from edge_fl.methods import steps
 from edge_fl.methods.method import Method
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.release.repository import Repository
-from edge_fl.wire.messages import Log
 from server import checkpoint, rounds, simulate
 from server.checkpoint import Checkpoint
 from server.fleets.fleet import Fleet
 from server.fleets.mqtt import Limits, MqttFleet
 from server.fleets.union import UnionFleet
 from server.ledger import Ledger
+from server.order import Order, Work, data_hash, prepare
 from server.progress import Progress
 from server.registry import Database, releases, reports, runs
-from server.registry import database as registry
-from server.registry.records import ReleaseRecord, RoundRecord, RunRecord
-from server.release import export
+from server.registry.records import ReleaseRecord, RoundRecord
 from server.release.refusal import Refusal
 from server.release.rollout import Rollout
 from server.results import Results
 from server.rounds import RoundResult
-from server.simulate import Study
+from server.serving import Server, connected, registered
 from server.wire.entry import denied
-from server.wire.inbox import Inbox
 from server.wire.journal import Journal
-from server.wire.link import Connect, Heard, Link
-from server.wire.roster import Roster
-from server.wire.wants import Wants, withdraw_leftovers
 
 log = logging.getLogger(__name__)
-
-LEVELS = logging.getLevelNamesMapping()
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to run and where to put things: results below `runs`, the keys of releases below `home`.
-
-    `resume` is the folder of a run to go on with; `recipe` is then the one found there. `database` is the registry's path or URL; by
-    default a file in the folder `server` beside `home`.
-    """
-
-    recipe: Recipe
-    connect: Connect
-    runs: Path = Path("runs")
-    home: Path = Path("runs/releases")
-    takeover: bool = False
-    resume: Path | None = None
-    database: str = ""
-
-    @property
-    def registry(self) -> str:
-        """Where the registry is."""
-        return self.database or str(self.home.parent / "server" / registry.FILE)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What follows from a recipe before anything is connected; `study` only where clients are simulated here."""
-
-    recipe: Recipe
-    dataset: Dataset = field(repr=False)
-    study: Study | None
-    spec: TaskSpec
-    method: Method
-    device: str
-
-
-@dataclass(frozen=True)
-class Server:
-    """A connected server."""
-
-    link: Link
-    roster: Roster
-    inbox: Inbox
-    wants: Wants
-    journal: Journal
 
 
 @dataclass(frozen=True)
@@ -115,6 +62,14 @@ class Run:
     rollout: Rollout | None
     devices: MqttFleet
     fleet: Fleet
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def refused(self) -> dict[str, int]:
+        """Reports and packets that did not count since this was last asked, by name: late, twice, foreign, malformed, ..."""
+        counts = self.server.inbox.counts
+        new = counts - self.seen
+        self.seen.update(new)
+        return {name: count for name, count in sorted(new.items()) if name != "accepted"}
 
 
 def run(order: Order) -> Path:
@@ -129,66 +84,22 @@ def run(order: Order) -> Path:
     work = prepare(recipe)
     with ExitStack() as stack:
         db = stack.enter_context(closing(Database.open(order.registry)))
-        journal = stack.enter_context(Journal(db, recipe.broker.fleet, denied=denied(recipe.broker.identity)))
+        strict, revoked = recipe.judge.quarantine_after, denied(recipe.broker.identity)
+        journal = stack.enter_context(
+            Journal(db, recipe.broker.fleet, quarantine_after=strict, denied=revoked)
+        )
         server = stack.enter_context(connected(order.connect, journal, takeover=order.takeover))
         results = (
             Results.resume(resumed)
             if resumed
-            else Results.create(order.runs, recipe, data_hash=_data_hash(work))
+            else Results.create(order.runs, recipe, data_hash=data_hash(work))
         )
-        with _registered(db, recipe, results), results, Progress(recipe.rounds) as progress:
+        with registered(db, recipe, results), results, Progress(recipe.rounds) as progress:
             progress.say(
                 f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
             )
             _run(work, server, results, progress, saved, order.home)
     return results.path
-
-
-def prepare(recipe: Recipe) -> Work:
-    """Dataset, spec and method. Raises InputError."""
-    study = simulate.prepare(recipe) if recipe.source != "fleet" else None
-    dataset = study.dataset if study else datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
-    spec = simulate.task_spec(recipe, dataset)
-    # Aggregating alone is no work for a GPU: "auto" asks for one only where clients train in this process.
-    device = "cpu" if recipe.device == "auto" and study is None else simulate.torch_device(recipe.device)
-    method = build_method(spec)
-    method.net.to(device)
-    if recipe.release.heads:
-        export.require_exportable(method)
-    return Work(recipe, dataset, study, spec, method, device)
-
-
-@contextmanager
-def connected(connect: Connect, journal: Journal, *, takeover: bool = False) -> Iterator[Server]:
-    """A server that has the lease of a journal's fleet; says goodbye at the end. Raises ConnectError."""
-    link = Link(connect, journal.fleet, takeover=takeover)
-    link.on("log", _device_says)
-    server = Server(link, Roster(link, journal), Inbox(link, journal), Wants(link), journal)
-    try:
-        link.open()
-        journal.begin(link.epoch)
-        withdraw_leftovers(link, connect)
-        yield server
-    finally:
-        link.close()
-
-
-@contextmanager
-def _registered(db: Database, recipe: Recipe, results: Results) -> Iterator[None]:
-    """The run in the registry while it goes on, and then in the word that its folder ends in."""
-    names = (recipe.broker.fleet, recipe.method.name, recipe.data.dataset, recipe.source, recipe.rounds)
-    runs.begin(db, RunRecord(results.id, *names, str(results.path.absolute())))
-    try:
-        yield
-    finally:
-        state = Results.open(results.path).state()
-        if state.state != "running":
-            runs.end(db, results.id, state.state, state.reason)
-
-
-def _device_says(heard: Heard) -> None:
-    if isinstance(heard.message, Log):
-        log.log(LEVELS[heard.message.level.upper()], "%s: %s", heard.address.device, heard.message.text)
 
 
 def _run(
@@ -215,7 +126,7 @@ def _run(
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
         Refusal(server.roster, server.wants, task, work.method.title)
-    limits = Limits(deadline_s=recipe.cohort.deadline_s)
+    limits = Limits(deadline_s=recipe.cohort.deadline_s, max_growth=recipe.judge.max_growth)
     devices = MqttFleet(
         server.link,
         server.roster,
@@ -278,11 +189,10 @@ def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
 
 def _rounds(run: Run, shared: Parts, first: int) -> Iterator[RoundResult]:
     """The round loop, before each of whose rounds there are devices enough."""
-    plan = _plan(run.work)
-    results = rounds.run(run.work.method, run.fleet, plan, shared, first, lambda: _beside(run))
-    for _ in range(first, plan.rounds + 1):
-        _wait_for_devices(run)
-        yield next(results)
+    ready = partial(_wait_for_devices, run)
+    plan, beside = _plan(run.work), partial(_beside, run)
+    for result in rounds.run(run.work.method, run.fleet, plan, shared, first, beside, ready):
+        yield result
         _heed(run)
 
 
@@ -305,7 +215,7 @@ def _remember(run: Run, result: RoundResult) -> None:
     """Writes down one round, and all that it takes to go on after it."""
     summaries = summarise_reports(list(result.metrics.values()))
     run.ledger.measure(result.metrics)
-    run.results.append_round(_record(result, summaries))
+    run.results.append_round(_record(result, summaries, run.refused()))
     checkpoint.save(
         run.results.checkpoints, result.round, _plan(run.work), result.shared, run.fleet.personal_state()
     )
@@ -385,23 +295,20 @@ def _plan(work: Work) -> rounds.Plan:
     """The recipe's plan; a method that has no model before its closing step is not evaluated in between."""
     plan = simulate.plan(work.recipe)
     measurable = work.method.predicts_early or work.method.has_global
-    return plan if measurable else rounds.Plan(plan.rounds, plan.seed, plan.cohort)
+    return plan if measurable else replace(plan, evaluate_every=0)
 
 
-def _record(result: RoundResult, summaries: dict[str, Summary]) -> dict[str, object]:
+def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[str, int]) -> dict[str, object]:
     return {
         "round": result.round,
         "asked": len(result.asked),
         "answered": len(result.answered),
         "heads": len(result.beside),
+        "attempts": result.attempts,
+        "refused": refused,
         "seconds": round(result.seconds, 3),
         **{name: msgspec.to_builtins(summary) for name, summary in summaries.items()},
     }
-
-
-def _data_hash(work: Work) -> str:
-    """Of the data that are trained on here; what devices have is not known here."""
-    return work.dataset.samples.fingerprint() if work.study else ""
 
 
 def _simulated(work: Work, devices: Fleet, ledger: Ledger) -> Fleet:

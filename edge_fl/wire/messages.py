@@ -35,12 +35,23 @@ Activity = Literal["idle", "fetching", "installing", "fitting", "training", "eva
 
 
 class ServerState(Struct, frozen=True):
-    """srv/state, retained, also the server's will (online=false). `boot` tells two servers apart, `epoch` counts restarts."""
+    """srv/state, retained, also the server's will (online=false). `boot` tells two servers apart, `epoch` counts restarts.
+
+    `return_s` is over how long devices are to spread themselves when the broker or the server is back, so that it is no stampede.
+    """
 
     online: bool
     boot: Id
     epoch: Count = 0
     protocol: str = PROTOCOL
+    return_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+
+
+class Beat(Struct, frozen=True):
+    """srv/beat, never retained: the server `boot` is alive. What is retained on srv/state may be older than its broker's last crash."""
+
+    boot: Id
+    epoch: Count = 0
 
 
 class Round(Struct, frozen=True):
@@ -171,6 +182,7 @@ class CertificateAnswer(Struct, frozen=True):
 
 MESSAGES: dict[str, type[Struct]] = {
     "server_state": ServerState,
+    "beat": Beat,
     "round": Round,
     "want": Want,
     "cmd": Command,

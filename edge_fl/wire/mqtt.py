@@ -102,6 +102,7 @@ class MqttTransport(Transport):
         self._closed = False
         self._ended = False
 
+        self._spread_s = 0.0
         self._state = State.WAITING
         self._attempts = 0
         self._online_since = math.inf
@@ -147,6 +148,9 @@ class MqttTransport(Transport):
         if not self._closed:
             self._outgoing.filter(pattern, wanted=False)
             self._send_soon()
+
+    def spread(self, over_s: float) -> None:
+        self._spread_s = over_s
 
     def wait_connected(self, deadline_s: float) -> None:
         with self._changed:
@@ -261,6 +265,8 @@ class MqttTransport(Transport):
             self._attempts = 0
         self._online_since = math.inf
         bound_s = min(self._limits.max_retry_s, self._limits.min_retry_s * 2.0 ** min(self._attempts, 32))
+        if was_online:
+            bound_s = max(bound_s, self._spread_s)
         # Full jitter, so that a fleet does not come back in step.
         self._after(JITTER.uniform(0, bound_s), self._begin)
         level = logging.WARNING if was_online or self._attempts == 1 else logging.DEBUG

@@ -3,6 +3,7 @@
 One fleet is one prefix ``efl/1/FLEET``, where 1 is the protocol's major version:
 
     srv/state                       server   retained, will   the server is there (or not)
+    srv/beat                        server                    the server is alive, every second, for other servers
     tuf/FILE                        server   retained         signed release metadata
     art/SHA256/GROUP/INDEX          server   retained         one 64 KiB chunk of a blob, addressed by the blob's hash
     round/TASK                      server   retained         what the current round of a task is
@@ -78,6 +79,9 @@ class Topics:
     def server_state(self) -> str:
         return f"{self.root}/srv/state"
 
+    def server_beat(self) -> str:
+        return f"{self.root}/srv/beat"
+
     def tuf(self, file: str) -> str:
         return f"{self.root}/tuf/{file}"
 
@@ -151,6 +155,8 @@ def _parse(path: list[str]) -> Address | None:
     match path:
         case ["srv", "state"]:
             return Address("server_state")
+        case ["srv", "beat"]:
+            return Address("beat")
         case ["tuf", file] if TUF_FILE.match(file):
             return Address("tuf", path=(file,))
         case ["art", sha, group, index] if SHA256.match(sha) and _in_group(group, index):

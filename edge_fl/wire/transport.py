@@ -89,6 +89,10 @@ class Transport(ABC):
     def unsubscribe(self, pattern: str) -> None:
         """Ends a subscription; messages already under way may still arrive."""
 
+    def spread(self, over_s: float) -> None:
+        """Comes back at a random moment of the first `over_s` after a lost connection, as a fleet that is no stampede would."""
+        return
+
     @abstractmethod
     def wait_connected(self, deadline_s: float) -> None:
         """Waits until the broker accepts us. Raises ConnectError that says what was tried; the transport keeps trying."""

@@ -23,10 +23,11 @@ from edge_fl.wire.blob import Blob, describe
 from edge_fl.wire.messages import Mode, Report, Request, Round
 from edge_fl.wire.transport import SAFETENSORS
 from server.fleets.fleet import ClientId, Downs
+from server.registry.records import TaskWord
 from server.release.publish import clear_chunks, send_chunks
 from server.wire.exchange import Answer, Exchange
 from server.wire.inbox import Inbox
-from server.wire.judge import expected_of
+from server.wire.judge import expected_of, flaw_of
 from server.wire.link import Heard, Link
 from server.wire.roster import Device, Roster
 from server.wire.wants import Wants
@@ -38,10 +39,11 @@ POLL_S = 0.25
 
 @dataclass(frozen=True)
 class Limits:
-    """`lost_s`: how long a round waits for a member that has left, in case it comes back."""
+    """`lost_s`: how long a round waits for a member that has left, in case it comes back; `max_growth` as in `JudgeConfig`."""
 
     deadline_s: float = 120.0
     lost_s: float = 5.0
+    max_growth: float = 1000.0
 
 
 class Broadcasts:
@@ -130,7 +132,7 @@ class MqttFleet:
         self._question: Question | None = None
         roster.on_change(self._reborn)
         link.on("req", self._asked)
-        link.on_fresh_broker(self._say_again)
+        link.on_return(lambda _: self._say_again())
 
     def clients(self) -> Sequence[ClientId]:
         return self._roster.full_devices()
@@ -165,7 +167,9 @@ class MqttFleet:
         # The boot keeps a restarted server from taking an old answer for a new one; the attempt keeps the steps of a round apart.
         id = f"{self._task}-{round}-{self._link.boot}-{self._attempt}"
         expected = expected_of(method, whole=mode == "train")
-        exchange = Exchange(id, self._task, round, mode, list(downs), expected, self._samples)
+        some = next(iter(downs), None)  # they are all about as long
+        flaw = flaw_of(method, {} if some is None else downs[some], self._limits.max_growth)
+        exchange = Exchange(id, self._task, round, mode, list(downs), expected, self._samples, flaw)
         broadcasts = Broadcasts(self._link, deadline_s)
         question = self._question = Question(
             exchange, broadcasts, Round(self._task, round, deadline_s, self._spec)
@@ -204,6 +208,9 @@ class MqttFleet:
                     log.warning(
                         "%s, %s of round %d: %s", answer.device, exchange.mode, exchange.round, _why(answer)
                     )
+        except GeneratorExit:  # whoever asked has enough
+            self._end(exchange, "removed", "enough others answered")
+            raise
         finally:
             self._end(exchange)
         if waiting:
@@ -218,14 +225,16 @@ class MqttFleet:
     def _is_open(self, exchange: Exchange) -> bool:
         return self._question is not None and self._question.exchange is exchange
 
-    def _end(self, exchange: Exchange | None = None) -> None:
+    def _end(
+        self, exchange: Exchange | None = None, state: TaskWord = "timed_out", reason: str = "deadline"
+    ) -> None:
         """Ends the open question (or only that of `exchange`): late answers are refused, chunks cleared, the cohort put to rest."""
         if self._question is None or (exchange and not self._is_open(exchange)):
             return
         question, self._question = self._question, None
         asked = question.exchange
         self._inbox.close(asked)
-        self._inbox.journal.settle(asked.id, "timed_out", "deadline")
+        self._inbox.journal.settle(asked.id, state, reason)
         question.broadcasts.clear()
         for device in sorted(asked.cohort):
             self._wants.ask(device, "rest", task=asked.task, round=asked.round, id=f"{asked.id}-rest")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
@@ -61,4 +60,15 @@ class UnionFleet:
         theirs = Share(downs, [client for client in downs if client not in self._ours])
         ours = Share(downs, [client for client in downs if client in self._ours])
         asked = remote(round, method, theirs) if theirs else iter(())
-        return chain(local(round, method, ours), asked)
+        return _one_after_the_other(local(round, method, ours), asked)
+
+
+def _one_after_the_other(*steps: Iterator[Update]) -> Iterator[Update]:
+    """All their updates; whoever closes this closes them all, so that devices are told that nobody waits any more."""
+    try:
+        for step in steps:
+            yield from step
+    finally:
+        for step in steps:
+            if isinstance(step, Generator):
+                step.close()

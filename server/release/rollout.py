@@ -72,7 +72,7 @@ class Rollout:
         self.contributions = Contributions(roster, self._count, torch_device)
         inbox.on_head(self._take, self.contributions)
         link.on("req", self._asked)
-        link.on_fresh_broker(self._reassert)
+        link.on_return(lambda forgotten: self._reassert(chunks=forgotten))
         roster.on_change(self._offer)
         self._closed, self._news = threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="edge-fl-rollout", daemon=True)

@@ -8,18 +8,17 @@ upload does not make its report a bad one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from edge_fl.heads.plan import Share
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Params, Parts, to_device
 from edge_fl.methods.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Report
 from server.wire.exchange import Answer, Exchange, Verdict
-from server.wire.judge import Expected, expected_of
+from server.wire.judge import STATISTICS, Expected, expected_of, misshapen
 from server.wire.roster import Roster
 
 STALE = "upload_stale"
@@ -110,10 +109,9 @@ def _flaw(manifest: Manifest, parts: Parts, report: Report) -> str:
     """What is wrong with statistics whose shapes no network gives."""
     classes, dim = len(manifest.classes), manifest.feature_dim
     for part, share in manifest.heads.uploads.items():
-        if part in parts and (expected := SHAPES.get(share)):
-            found = {name: tuple(tensor.shape) for name, tensor in parts[part].items()}
-            if found != (wanted := expected(parts[part], classes, dim)):
-                return f"{part}: {found}, expected {wanted}"
+        if part in parts and share in STATISTICS:
+            if wrong := misshapen(parts[part], share, classes, dim):
+                return f"{part}: {wrong}"
             if (counted := _counted(parts[part])) and counted != report.samples:
                 return f"{part}: counts {counted:g} samples, the report {report.samples}"
     return ""
@@ -121,16 +119,3 @@ def _flaw(manifest: Manifest, parts: Parts, report: Report) -> str:
 
 def _counted(params: Params) -> float:
     return float(params["count"].sum()) if "count" in params and bool((params["count"] >= 0).all()) else 0.0
-
-
-def _class_means(params: Params, classes: int, dim: int) -> Mapping[str, tuple[int, ...]]:
-    owned = int((params["count"] > 0).sum()) if "count" in params else classes
-    return {"mean": (owned, dim), "count": (classes,)}
-
-
-SHAPES: Mapping[Share, Callable[[Params, int, int], Mapping[str, tuple[int, ...]]]] = {
-    "class_means": _class_means,
-    "ridge_sums": lambda params, classes, dim: {"gram": (dim, dim), "moment": (dim, classes)},
-    "spread": lambda params, classes, dim: {"V": (), "H": (classes, dim)},
-}
-"""What each tensor of a share must measure."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_fl.wire import identity
+from edge_fl.wire.loop import MqttLoop
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.transport import Listener, Packet
 from server.wire.link import Connect
@@ -23,6 +24,8 @@ def denied(folder: Path | str) -> Path | None:
 
 def entry(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
     """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
+    # A loop of its own: the server's queue is bounded, and while it is full nobody else's connection may wait with it.
+    loop = MqttLoop()
     server = reader = identity.endpoint(host, port, folder)
     if folder and (Path(folder) / READER).exists():
         reader = identity.endpoint(host, port, Path(folder) / READER)
@@ -41,6 +44,7 @@ def entry(host: str, port: int = 0, folder: Path | str | None = None) -> Connect
             client_id,
             will,
             deliver,
+            loop=loop if will else None,
             session_expiry_s=session_expiry_s,
             clean_start=clean_start,
         )

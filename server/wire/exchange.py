@@ -16,7 +16,7 @@ from edge_fl.errors import ArtefactError
 from edge_fl.learn.tree import Parts
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import Mode, Report
-from server.wire.judge import Expected, RefusedError, check_report, parts_of
+from server.wire.judge import Expected, Flaw, RefusedError, check_report, parts_of
 
 KINDS: dict[Mode, str] = {
     "train": "update",
@@ -25,9 +25,6 @@ KINDS: dict[Mode, str] = {
     "serve": "head",
 }
 SMALLEST_CHUNK_BYTES = 1024  # what an empty chunk is counted as, so that their number is bounded too
-
-
-Flaw = Callable[[Parts, Report], str]  # what is wrong with parts that have the right names, or nothing
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
 """Updates are judged before they count: parts, names, shapes, dtypes, finiteness and sample counts, against what the method declares.
 
-What a method's shared parts look like is known from its network, so a tensor of another shape never reaches an aggregate. Parts without a
-network (prototypes and other statistics) are held to the limits of `edge_fl.wire.tensors` and to finite numbers.
+What a method's shared parts look like is known from its network, so a tensor of another shape never reaches an aggregate. Statistics
+(prototypes, sums) are held to the shapes that their kind has; other parts without a network are tried: an update alone must aggregate to
+parts of the right shapes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edge_fl.errors import EdgeFLError, ProtocolError
-from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods import norm
+from edge_fl.learn.mean import Update
+from edge_fl.learn.tree import Params, Parts, from_arrays, to_arrays
+from edge_fl.methods import norm, steps
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Report
@@ -22,6 +24,29 @@ MAX_SAMPLES = 10**9
 MAX_METRICS = 64
 HEADER_BYTES = 1024 * 1024
 STATISTICS_BYTES = 64 * 1024 * 1024
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _class_means(params: Params, classes: int, dim: int) -> Shapes:
+    owned = int((params["count"] > 0).sum()) if "count" in params else classes
+    rows = classes if "mean" in params and len(params["mean"]) == classes else owned
+    return {"mean": (rows, dim), "count": (classes,)}
+
+
+STATISTICS: Mapping[str, Callable[[Params, int, int], Shapes]] = {
+    "class_means": _class_means,
+    "ridge_sums": lambda params, classes, dim: {"gram": (dim, dim), "moment": (dim, classes)},
+    "spread": lambda params, classes, dim: {"V": (), "H": (classes, dim)},
+}
+"""What each tensor of a statistic must measure, by its kind (`edge_fl.heads.plan.Share`), of C classes and d features."""
+
+KINDS = {"prototypes": "class_means", "sums": "ridge_sums", "spread": "spread"}
+"""The parts of methods that are statistics."""
+
+Flaw = Callable[[Parts, Report], str]
+"""What is wrong with parts that have the right names, or nothing. May raise RefusedError for a reason of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +83,50 @@ def expected_of(method: Method, *, whole: bool) -> Expected:
         frozenset(method.exports) & networks.keys() if whole else frozenset(),
         max_bytes=2 * size + HEADER_BYTES + (STATISTICS_BYTES if statistics else 0),
     )
+
+
+def flaw_of(method: Method, down: Parts, max_growth: float) -> Flaw:
+    """What names and finiteness do not tell: shapes of statistics, and lengths beyond `max_growth` times those of `down` (0: any)."""
+    classes, dim = method.net.classes, method.net.feature_dim
+    lengths = {name: length(params) for name, params in down.items()}
+    tried = frozenset(method.sent()) - method.net.parts.keys() - KINDS.keys()
+
+    def flaw(parts: Parts, report: Report) -> str:
+        for name, params in parts.items():
+            if (kind := KINDS.get(name)) and (wrong := misshapen(params, kind, classes, dim)):
+                return f"{name}: {wrong}"
+            limit = max_growth * (lengths.get(name, 0.0) + 1.0)
+            if max_growth and name in method.net.parts and (found := length(params)) > limit:
+                raise RefusedError("norm", f"{name}: length {found:.3g}, at most {limit:.3g}")
+        return _does_not_aggregate(method, parts, report) if tried & parts.keys() else ""
+
+    return flaw
+
+
+def misshapen(params: Params, kind: str, classes: int, dim: int) -> str:
+    """What is wrong with the shapes of one statistic, or nothing."""
+    found = {name: tuple(tensor.shape) for name, tensor in params.items()}
+    wanted = STATISTICS[kind](params, classes, dim)
+    return "" if found == wanted else f"{found}, expected {dict(wanted)}"
+
+
+def length(params: Params) -> float:
+    """The L2 norm of a part's numbers, integer buffers apart."""
+    return math.sqrt(sum(float(t.double().square().sum()) for t in params.values() if t.is_floating_point()))
+
+
+def _does_not_aggregate(method: Method, parts: Parts, report: Report) -> str:
+    start = steps.start(method)
+    try:
+        found = steps.aggregate(method, start, iter([Update("alone", report.samples, parts)]))
+    except (EdgeFLError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+        return f"cannot be aggregated ({type(error).__name__}: {str(error)[:200]})"
+    for name, params in start.items():
+        after = found.get(name, {})
+        for key, tensor in params.items():
+            if key not in after or after[key].shape != tensor.shape:
+                return f"{name}.{key}: not as it was after aggregating it alone"
+    return ""
 
 
 def check_report(report: Report, kind: str, expected: Expected, samples: int) -> None:

@@ -18,12 +18,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
 
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
-from edge_fl.wire.messages import MESSAGES, Command, ServerState, decode, encode
+from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, decode, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Listener, Packet, Transport
 
@@ -32,7 +33,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """How patient the connection is, and how many packets may wait for the receive thread."""
+    """How patient the connection is, and how many packets may wait for the receive thread.
+
+    A server shows every `beat_s` that it is alive; one that has not for `lease_s` has lost the fleet. Devices that come back do so at
+    `returns_per_s` at most.
+    """
 
     connect_s: float = 30.0
     settle_s: float = 0.5
@@ -40,6 +45,10 @@ class Limits:
     drain_s: float = 10.0
     max_waiting_packets: int = 4096
     command_expiry_s: int = 60
+    beat_s: float = 1.0
+    lease_s: float = 5.0
+    returns_per_s: float = 100.0
+    max_return_s: float = 300.0
 
 
 class Connect(Protocol):
@@ -69,7 +78,7 @@ Handler = Callable[[Heard], None]
 
 
 class Link:
-    """`on` and `on_fresh_broker` register handlers, then `open` connects. Handlers run on the receive thread and must not wait."""
+    """`on`, `on_refused` and `on_return` register handlers, then `open` connects. Handlers run on the receive thread and must not wait."""
 
     def __init__(
         self, connect: Connect, fleet: str, *, takeover: bool = False, limits: Limits = Limits()
@@ -83,7 +92,9 @@ class Link:
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._refusals: list[Callable[[str, str, str], None]] = []
-        self._fresh: list[Callable[[], None]] = []
+        self._returns: list[Callable[[bool], None]] = []
+        self._return_s = 1.0
+        self._closing = threading.Event()
         self._waiting: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
         self._born = threading.Event()
         self._steady = True  # the first connection still stands
@@ -99,9 +110,12 @@ class Link:
         """Calls `handler` for every message of one kind (`edge_fl.wire.topics.Address.kind`)."""
         self._handlers[kind].append(handler)
 
-    def on_fresh_broker(self, say_again: Callable[[], None]) -> None:
-        """Calls `say_again`, aside, after connecting to a broker that does not know us: whatever was retained there may be gone."""
-        self._fresh.append(say_again)
+    def on_return(self, say_again: Callable[[bool], None]) -> None:
+        """Calls `say_again`, aside, after every connection: what the broker retains may be older than what we said last.
+
+        Its argument says whether the broker does not know us at all; then everything retained there may be gone.
+        """
+        self._returns.append(say_again)
 
     def on_refused(self, handler: Callable[[str, str, str], None]) -> None:
         """Calls `handler` with the sender, the kind and what was wrong, for every packet that broke the protocol."""
@@ -117,20 +131,35 @@ class Link:
         """Connects and takes the lease. Raises ConnectError when there is no broker, or another server is online."""
         state = self._read_state()
         if state and state.online and not self._takeover:
-            raise ConnectError(
-                f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none;"
-                " this one was not started (--takeover replaces it, or clears what a lost broker left behind)"
+            if _is_alive(self._connect, self.topics, state.boot, self._limits):
+                raise ConnectError(
+                    f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none;"
+                    " this one was not started (--takeover replaces it)"
+                )
+            log.warning(
+                "fleet %r: server %s is said to be online, but gave no sign of life for %g s; going on in its place",
+                self.topics.fleet,
+                state.boot,
+                self._limits.lease_s,
             )
         self.epoch = state.epoch + 1 if state else 1
         self.transport = self._connect(
             client_id(self.topics.fleet), self._state(online=False), self._waiting.put
         )
         self._thread.start()
+        threading.Thread(target=self._beat, name="edge-fl-beat", daemon=True).start()
         self.transport.wait_connected(self._limits.connect_s)
         if not self._born.wait(self._limits.connect_s):
             raise ConnectError(
                 f"fleet {self.topics.fleet!r}: connected, but the server did not start to listen; stopped"
             )
+
+    def expect(self, devices: int) -> None:
+        """So many devices may come back at once; they are told over how long to spread."""
+        needed_s = min(max(devices / self._limits.returns_per_s, 1.0), self._limits.max_return_s)
+        if needed_s > 2 * self._return_s:
+            self._return_s = needed_s
+            self.publish(self._state(online=True))
 
     def say(
         self, topic: str, message: Struct, *, retain: bool = False, expiry_s: float | None = None
@@ -164,6 +193,7 @@ class Link:
 
     def close(self) -> None:
         """Says goodbye and disconnects; later calls do nothing."""
+        self._closing.set()
         transport, self.transport = self.transport, None
         if transport is None:
             return
@@ -180,7 +210,7 @@ class Link:
             self._thread.join(self._limits.drain_s)
 
     def _state(self, *, online: bool) -> Packet:
-        state = ServerState(online, self.boot, self.epoch)
+        state = ServerState(online, self.boot, self.epoch, return_s=self._return_s)
         return Packet(self.topics.server_state(), encode(state), retain=True)
 
     def _read_state(self) -> ServerState | None:
@@ -223,9 +253,14 @@ class Link:
         transport.publish(self._state(online=True))
         if fresh:
             transport.subscribe(self.topics.up())
-            for say_again in self._fresh:
-                self.aside(f"fresh broker {id(say_again)}", say_again)
+        for number, say_again in enumerate(self._returns):
+            self.aside(f"return {number}", partial(say_again, fresh))
         self._born.set()
+
+    def _beat(self) -> None:
+        while not self._closing.wait(self._limits.beat_s):
+            if not self._lost:
+                self.publish(Packet(self.topics.server_beat(), encode(Beat(self.boot, self.epoch)), qos=0))
 
     def _run_errand(self, name: str, errand: Callable[[], None]) -> None:
         self._errands.discard(name)
@@ -307,6 +342,30 @@ def read_retained(connect: Connect, patterns: Sequence[str], limits: Limits = Li
     finally:
         transport.close()
     return found
+
+
+def _is_alive(connect: Connect, topics: Topics, boot: str, limits: Limits) -> bool:
+    """Whether the server `boot` shows within `lease_s` that it is there."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    transport = connect(
+        f"reader-{secrets.token_hex(4)}", None, events.put, session_expiry_s=0, clean_start=True
+    )
+    try:
+        transport.wait_connected(limits.connect_s)
+        transport.subscribe(topics.server_beat())
+        until = time.monotonic() + limits.lease_s
+        while (left := until - time.monotonic()) > 0:
+            try:
+                event = events.get(timeout=left)
+                if isinstance(event, Packet) and decode(event.payload, Beat).boot == boot:
+                    return True
+            except queue.Empty:
+                break
+            except ProtocolError as error:
+                log.warning("srv/beat: %s", error)
+        return False
+    finally:
+        transport.close()
 
 
 def _content(kind: str, packet: Packet) -> Struct | bytes | None:

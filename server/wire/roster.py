@@ -159,6 +159,8 @@ class Roster:
             elif before or len(self._devices) < MAX_DEVICES:
                 self._devices[id] = now
             self._change.notify_all()
+            count = len(self._devices)
+        self._link.expect(count)
         if heard.retained and isinstance(message, DeviceState) and message.status not in GONE:
             self._link.ask_rebirth(id)
         if isinstance(message, DeviceState) and message.status != "lost":

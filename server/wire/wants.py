@@ -27,7 +27,7 @@ class Wants:
         self._count = 0
         self._lock = threading.Lock()
         link.on("req", self._asked)
-        link.on_fresh_broker(self.say_again)
+        link.on_return(lambda _: self.say_again())
 
     def ask(self, device: str, mode: Mode, **fields: Any) -> None:
         """Replaces what is wanted of a device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -526,6 +527,22 @@ def test_a_report_waits_while_the_server_is_away_and_outlives_its_deadline_by_a_
     assert none_of(effects.Send, device.on(events.Finished(report("t-1-0"))))
     device.hear(ServerState(True, "server-1"), after_s=119.0)
     assert the(effects.Send, device.sleep_until_woken()).expiry_s in (29, 30, 31)
+
+
+def test_a_fleet_comes_back_over_as_long_as_the_server_says() -> None:
+    waits = []
+    for number in range(40):
+        device = Device("full")
+        device.state = replace(device.state, boot=f"boot-{number}")
+        device.up()
+        assert the(effects.Spread, device.hear(ServerState(True, "server-1", return_s=60.0))).over_s == 60.0
+        assert none_of(effects.Spread, device.hear(ServerState(True, "server-1", return_s=60.0)))
+        waiting = outbox.put((), Parcel("t", 1, report("t-1-0"), 120.0), device.now_s)
+        device.state = replace(device.state, outbox=waiting)
+        device.hear(ServerState(False, "server-1", return_s=60.0))
+        device.hear(ServerState(True, "server-2", return_s=60.0))
+        waits.append(device.state.outbox[0].next_s - device.now_s)
+    assert min(waits) < 10 and max(waits) > 50 and max(waits) <= 60
 
 
 def test_a_report_past_its_deadline_is_forgotten() -> None:

@@ -46,7 +46,7 @@ from server.wire.wants import Wants
 
 CLASSES = 3
 INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))
-QUICK = links.Limits(settle_s=0.05)
+QUICK = links.Limits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
 
 
 def spec_of(method: str, **options: Any) -> TaskSpec:
@@ -366,6 +366,7 @@ def _bench(connect: Connect, fleet: str) -> Iterator[Bench]:
         roster, inbox, wants = Roster(link, journal), Inbox(link, journal), Wants(link)
         bench = Bench(connect=connect, topics=link.topics, link=link, roster=roster, inbox=inbox, wants=wants)
         link.open()
+        journal.begin(link.epoch)
         yield bench
         link.close()
         bench.close()

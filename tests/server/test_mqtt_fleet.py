@@ -12,6 +12,7 @@ import pytest
 from edge_fl import metrics
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
+from edge_fl.learn.robust import Robust
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method, steps
 from edge_fl.wire import tensors
@@ -20,6 +21,7 @@ from edge_fl.wire.messages import Report, Request, Want, decode, encode
 from edge_fl.wire.transport import SAFETENSORS, Packet
 from server import rounds
 from server.fleets.sequential import SequentialFleet
+from server.registry import reports, runs
 from server.rounds import Plan
 
 IDS = ("d1", "d2", "d3")
@@ -219,6 +221,7 @@ BAD_PAYLOADS = {
     "no extractor": lambda payload: without(payload, "extractor"),
     "pickle": lambda payload: b"\x80\x04\x95" + payload,
     "cut": lambda payload: payload[:-1],
+    "huge": lambda payload: changed(payload, lambda array: array * np.float32(1e8)),
 }
 
 
@@ -236,7 +239,10 @@ def test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_
     assert result.answered == ("d1",)
     assert bench.eventually(lambda: len(wrong.acks) == 1)
     assert wrong.acks[0].status == "rejected"
-    assert wrong.acks[0].reason in ("tensors", "parts")
+    assert wrong.acks[0].reason in ("tensors", "parts", "norm")
+    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d2")
+    assert (kept.id, kept.round, kept.reason) == (wrong.acks[0].id, 1, wrong.acks[0].reason)
+    assert kept.detail
     assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
 
 
@@ -388,3 +394,89 @@ def test_a_broker_killed_in_mid_round_costs_no_update(real_bench, own_mosquitto,
     assert ours.answered == ("d1", "d2")
     assert same(ours.shared, theirs.shared)
     assert real_bench.inbox.counts["accepted"] == 4
+
+
+BAD_STATISTICS = {
+    "fedproto": ("prototypes", lambda part: {**part, "mean": part["mean"][:, :2]}),
+    "fedgh": ("prototypes", lambda part: {**part, "count": part["count"][:2]}),
+    "fedpac": ("spread", lambda part: {**part, "H": part["H"][0]}),
+    "fedkd": ("change", lambda part: {name: array for name, array in part.items() if "left" not in name}),
+}
+
+
+@pytest.mark.parametrize("method", BAD_STATISTICS)
+def test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate(bench, method):
+    part, spoil = BAD_STATISTICS[method]
+
+    def tamper(mode, report, payload):
+        parts = tensors.unpack(payload)
+        payload = tensors.pack({**parts, part: spoil(parts[part])})
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec(method))
+    assert result.answered == ("d1",)
+    assert [found.reason for found in reports.rejections_of(bench.inbox.journal.db, "main")] == ["parts"]
+
+
+def test_after_enough_bad_updates_nothing_of_a_device_counts(bench):
+    def tamper(mode, report, payload):
+        payload = changed(payload, poisoned)
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1")
+    wrong = bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    method = build_method(bench.spec("fedavg"))
+    plan = Plan(5, seed=1, cohort=CohortConfig(quorum=0.3))
+    asked = [result.asked for result in rounds.run(method, bench.fleet(bench.spec("fedavg")), plan)]
+    assert asked == [("d1", "d2")] * 3 + [("d1",)] * 2
+    assert bench.inbox.journal.barred("d2") == "quarantined"
+    wrong.report("t1", 5, Report("t1-5-x", "update", "b1", 20), b"")
+    assert bench.eventually(lambda: wrong.acks[-1].reason == "quarantined")
+    assert len(reports.rejections_of(bench.inbox.journal.db, "main")) == 3
+
+
+def test_a_round_ends_with_its_goal_and_puts_the_others_to_rest(bench):
+    """Of four, two are wanted and three asked: the straggler is not waited for."""
+    for id in ("d1", "d2", "d3", "d4"):
+        bench.device(id, delay_s=0.0 if id in ("d1", "d2") else 4.0)
+    bench.wait_for(full=4)
+    started = time.monotonic()
+    method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
+    plan = Plan(1, seed=2, cohort=CohortConfig(participation=0.5, over_select=2.0))
+    result = next(rounds.run(method, fleet, plan))
+    assert time.monotonic() - started < 3.5
+    assert (result.asked, result.answered) == (("d1", "d2", "d3", "d4"), ("d1", "d2"))
+    states = {given.device: given.state for given in runs.tasks_of(bench.inbox.journal.db, "t1")}
+    assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "removed", "d4": "removed"}
+
+
+def test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once(bench):
+    silent = []
+
+    def once(mode, report, payload):
+        silent.append(report.id)
+        return [] if len(silent) == 1 else [(report, payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=once)
+    bench.wait_for(full=2)
+    method, fleet = build_method(bench.spec("fedrep")), bench.fleet(bench.spec("fedrep"), deadline_s=1.5)
+    result = next(rounds.run(method, fleet, Plan(1, seed=1, cohort=CohortConfig(quorum=1.0))))
+    assert (result.answered, result.attempts) == (("d1", "d2"), 2)
+    assert len(set(silent)) == 2
+
+
+def test_the_median_over_devices_is_not_moved_by_one_of_them(bench):
+    def tamper(mode, report, payload):
+        payload = changed(payload, lambda array: array + np.float32(50))
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=tamper), bench.device("d3")
+    bench.wait_for(full=3)
+    method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
+    result = next(rounds.run(method, fleet, Plan(1, seed=1, robust=Robust("median"))))
+    assert result.answered == IDS
+    longest = max(float(t.abs().max()) for t in result.shared["extractor"].values() if t.is_floating_point())
+    assert longest < 5

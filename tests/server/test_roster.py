@@ -7,6 +7,7 @@ import pytest
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire.messages import Capability, Command, DeviceState, ServerState, Want, decode, encode
 from edge_fl.wire.transport import Packet
+from server.registry import devices
 from server.wire import link as links
 from server.wire.link import Link
 from server.wire.roster import Device, Roster, fold
@@ -194,3 +195,45 @@ def test_another_fleet_on_the_same_broker_is_not_heard(bench):
     bench.wait_for(full=1)
     assert set(bench.roster.table) == {"d1"}
     transport.close()
+
+
+def test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way(stage, caplog):
+    """Nobody shows that it is alive, so the lease is over; `--takeover` is not needed."""
+    early = stage.connect("early", None, lambda event: None)
+    early.publish(Packet(stage.topics.server_state(), encode(ServerState(True, "old", 7)), retain=True))
+    early.drain(5)
+    link = Link(stage.connect, "main", limits=links.Limits(settle_s=0.05, lease_s=0.5))
+    link.open()
+    assert link.epoch == 8
+    assert "no sign of life for 0.5 s; going on in its place" in caplog.text
+    link.close()
+    early.close()
+
+
+def test_a_returning_broker_that_kept_an_old_database_is_told_everything_again(bench, broker):
+    """The session is there, so nothing says that what is retained is out of date."""
+    said = []
+    bench.link.on_return(said.append)
+    broker.drop("server-main")
+    assert bench.eventually(lambda: said == [False])
+
+
+def test_a_large_fleet_is_told_to_spread_its_return(bench):
+    def return_s():
+        return decode(bench.retained()["srv/state"], ServerState).return_s
+
+    assert return_s() == 1.0
+    bench.link.expect(120)
+    assert return_s() == 1.0
+    bench.link.expect(2000)
+    assert bench.eventually(lambda: return_s() == 20.0)
+
+
+def test_a_device_that_is_revoked_elsewhere_is_in_no_cohort(bench):
+    bench.device("d1"), bench.device("d2")
+    bench.wait_for(full=2)
+    devices.revoke(bench.inbox.journal.db, "main", "d2")
+    assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
+    known = {device.device: device for device in devices.known(bench.inbox.journal.db, "main")}
+    assert known["d1"].capability["tier"] == "full"
+    assert 2**32 < known["d1"].seen_sequence < 2**33

@@ -29,6 +29,8 @@ from edge_fl.wire.messages import ServerState, Want, decode
 from server import checkpoint, task
 from server.registry import Database, devices, releases, reports, runs
 from server.results import Results
+from server.serving import connected
+from server.wire.journal import Journal
 
 
 @pytest.fixture
@@ -291,7 +293,11 @@ def test_wrong_input_is_refused_before_anything_connects(order):
 
 
 def test_a_second_run_is_refused_while_one_is_online(stage, order):
-    with task.connected(stage.connect, "main"), pytest.raises(ConnectError, match="--takeover"):
+    with (
+        Journal() as journal,
+        connected(stage.connect, journal),
+        pytest.raises(ConnectError, match="--takeover"),
+    ):
         task.run(order)
     assert not order.runs.exists()
 

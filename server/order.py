@@ -1,0 +1,70 @@
+"""What is asked of a run, and what follows from it before anything is connected: dataset, spec, method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_fl.config import Recipe, TaskSpec
+from edge_fl.data import datasets
+from edge_fl.data.samples import Dataset
+from edge_fl.methods import build_method
+from edge_fl.methods.method import Method
+from server import simulate
+from server.registry import database
+from server.release import export
+from server.simulate import Study
+from server.wire.link import Connect
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run and where to put things: results below `runs`, the keys of releases below `home`.
+
+    `resume` is the folder of a run to go on with; `recipe` is then the one found there. `database` is the registry's path or URL; by
+    default a file in the folder `server` beside `home`.
+    """
+
+    recipe: Recipe
+    connect: Connect
+    runs: Path = Path("runs")
+    home: Path = Path("runs/releases")
+    takeover: bool = False
+    resume: Path | None = None
+    database: str = ""
+
+    @property
+    def registry(self) -> str:
+        """Where the registry is."""
+        return self.database or str(self.home.parent / "server" / database.FILE)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What follows from a recipe before anything is connected; `study` only where clients are simulated here."""
+
+    recipe: Recipe
+    dataset: Dataset = field(repr=False)
+    study: Study | None
+    spec: TaskSpec
+    method: Method
+    device: str
+
+
+def prepare(recipe: Recipe) -> Work:
+    """Dataset, spec and method. Raises InputError."""
+    study = simulate.prepare(recipe) if recipe.source != "fleet" else None
+    dataset = study.dataset if study else datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+    spec = simulate.task_spec(recipe, dataset)
+    # Aggregating alone is no work for a GPU: "auto" asks for one only where clients train in this process.
+    device = "cpu" if recipe.device == "auto" and study is None else simulate.torch_device(recipe.device)
+    method = build_method(spec)
+    method.net.to(device)
+    if recipe.release.heads:
+        export.require_exportable(method)
+    return Work(recipe, dataset, study, spec, method, device)
+
+
+def data_hash(work: Work) -> str:
+    """Of the data that are trained on here; what devices have is not known here."""
+    return work.dataset.samples.fingerprint() if work.study else ""

@@ -1,0 +1,67 @@
+"""A server on its broker: the lease of a fleet, who is there, what is asked, what is answered, and the registry that it all goes into."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from edge_fl.config import Recipe
+from edge_fl.wire.messages import Log
+from server.registry import Database, runs
+from server.registry.records import RunRecord
+from server.results import Results
+from server.wire.inbox import Inbox
+from server.wire.journal import Journal
+from server.wire.link import Connect, Heard, Link
+from server.wire.roster import Roster
+from server.wire.wants import Wants, withdraw_leftovers
+
+log = logging.getLogger(__name__)
+
+LEVELS = logging.getLevelNamesMapping()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A connected server."""
+
+    link: Link
+    roster: Roster
+    inbox: Inbox
+    wants: Wants
+    journal: Journal
+
+
+@contextmanager
+def connected(connect: Connect, journal: Journal, *, takeover: bool = False) -> Iterator[Server]:
+    """A server that has the lease of a journal's fleet; says goodbye at the end. Raises ConnectError."""
+    link = Link(connect, journal.fleet, takeover=takeover)
+    link.on("log", _device_says)
+    server = Server(link, Roster(link, journal), Inbox(link, journal), Wants(link), journal)
+    try:
+        link.open()
+        journal.begin(link.epoch)
+        withdraw_leftovers(link, connect)
+        yield server
+    finally:
+        link.close()
+
+
+@contextmanager
+def registered(db: Database, recipe: Recipe, results: Results) -> Iterator[None]:
+    """The run in the registry while it goes on, and then in the word that its folder ends in."""
+    names = (recipe.broker.fleet, recipe.method.name, recipe.data.dataset, recipe.source, recipe.rounds)
+    runs.begin(db, RunRecord(results.id, *names, str(results.path.absolute())))
+    try:
+        yield
+    finally:
+        state = Results.open(results.path).state()
+        if state.state != "running":
+            runs.end(db, results.id, state.state, state.reason)
+
+
+def _device_says(heard: Heard) -> None:
+    if isinstance(heard.message, Log):
+        log.log(LEVELS[heard.message.level.upper()], "%s: %s", heard.address.device, heard.message.text)
