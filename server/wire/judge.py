@@ -31,8 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def _class_means(params: Params, classes: int, dim: int) -> Shapes:
     owned = int((params["count"] > 0).sum()) if "count" in params else classes
-    rows = classes if "mean" in params and len(params["mean"]) == classes else owned
-    return {"mean": (rows, dim), "count": (classes,)}
+    return {"mean": (owned, dim), "count": (classes,)}
 
 
 STATISTICS: Mapping[str, Callable[[Params, int, int], Shapes]] = {

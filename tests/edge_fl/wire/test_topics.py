@@ -19,6 +19,7 @@ SHA = "0123456789abcdef" * 4
 # One row per topic function: who publishes there, and how an address of that kind is spelt again.
 TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
     "server_state": ("server", "server_state", lambda a: FLEET.server_state()),
+    "server_beat": ("server", "beat", lambda a: FLEET.server_beat()),
     "tuf": ("server", "tuf", lambda a: FLEET.tuf(*a.path)),
     "chunk": ("server", "art", lambda a: FLEET.chunk(a.path[0], int(a.path[2]))),
     "round": ("server", "round", lambda a: FLEET.round(*a.path)),
@@ -47,6 +48,7 @@ files = st.from_regex(r"([1-9][0-9]{0,8}\.)?(root|targets|snapshot|timestamp)\.j
 ADDRESSES: dict[str, st.SearchStrategy[Address]] = {
     **{kind: st.builds(Address, st.just(kind), names) for kind in SPELL},
     "server_state": st.just(Address("server_state")),
+    "beat": st.just(Address("beat")),
     "tuf": st.builds(lambda file: Address("tuf", path=(file,)), files),
     "art": st.builds(lambda sha, i: Address("art", path=(sha, str(i // GROUP), str(i))), hashes, numbers),
     "round": st.builds(lambda task: Address("round", path=(task,)), names),
@@ -188,7 +190,7 @@ def test_each_side_may_write_its_own_topics_and_read_the_other_sides(kind: str, 
     assert allowed(me, "read", topic) is (writer == "server")
 
 
-@pytest.mark.parametrize("kind", sorted(ADDRESSES.keys() - {"server_state", "tuf", "art", "round"}))
+@pytest.mark.parametrize("kind", sorted(ADDRESSES.keys() - {"server_state", "beat", "tuf", "art", "round"}))
 @few
 @given(data=st.data(), other=names)
 def test_no_device_reads_or_writes_for_another(kind: str, data: st.DataObject, other: str) -> None:

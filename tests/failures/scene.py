@@ -1,0 +1,250 @@
+"""A fleet that can be killed piece by piece: a real mosquitto, a server and devices, each a process of its own, all started again.
+
+Processes are forked from one that has imported torch already, so that a restart takes a moment; `kill -9` of one is as real as any.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from edge_fl.config import (
+    CohortConfig,
+    DataConfig,
+    JudgeConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimiserConfig,
+    Recipe,
+    ReleaseConfig,
+)
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.seeds import generator
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.mqtt import MqttTransport
+from server.registry import Database, reports, runs
+from server.results import Results
+from tests.failures.points import Death, arm
+
+PROCESSES: Any = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch", "server.task", "devices.full", "devices.runner", __name__])
+
+DEVICES = ("d1", "d2")
+ROUNDS = 3
+RUN_S = 75.0
+POLL_S = 0.02
+
+
+def data_of(client: str, samples: int = 20) -> ClientData:
+    """Images of a client, 4x4: a class is a brightness."""
+    rng = generator(7, "test.data", client=client)
+
+    def some(count: int) -> Samples:
+        y = rng.integers(0, 3, count)
+        x = (80 * y[:, None, None, None] + rng.integers(0, 60, (count, 1, 4, 4))).astype("uint8")
+        return Samples(x, y)
+
+    return ClientData(some(samples), some(4), some(8))
+
+
+def recipe_of(folder: Path, seed: int, **cohort: Any) -> Recipe:
+    """Three rounds of a method with personal parts, a release after the first and the last."""
+    return Recipe(
+        name="scene",
+        seed=seed,
+        rounds=ROUNDS,
+        source="fleet",
+        evaluate_every=0,
+        data=DataConfig("toy", str(folder), clients=3, beta=5.0),
+        model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
+        method=MethodConfig("fedrep", 1, 8, OptimiserConfig("sgd", 0.05)),
+        cohort=CohortConfig(
+            **{"min_devices": 2, "wait_s": 30.0, "deadline_s": 40.0, "quorum": 1.0, **cohort}
+        ),
+        judge=JudgeConfig(quarantine_after=0),
+        release=ReleaseConfig(every=2, wait_s=5.0),
+    )
+
+
+def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None, database: str) -> None:
+    """The server in a process: the run that is there, gone on with, or a new one. Its exit status is the command's."""
+    from edge_fl.errors import EdgeFLError
+    from server import task
+    from server.order import Order
+
+    _talk_to(folder / "server.log")
+    arm(death, partial((folder / "server.died").touch))
+    found = sorted((folder / "runs").glob("*/manifest.json"))
+    order = Order(
+        recipe,
+        partial(MqttTransport, endpoint),
+        folder / "runs",
+        folder / "home",
+        resume=found[0].parent if found else None,
+        database=database,
+    )
+    try:
+        task.run(order)
+    except EdgeFLError as error:
+        logging.getLogger("scene").error("server: %s", error)
+        sys.exit(error.exit_code)
+
+
+def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> None:
+    """A full device in a process, until it is killed."""
+    import torch
+
+    from devices.device import start
+    from devices.full import FullWorker
+    from devices.runner import Runner
+    from devices.state import Limits
+    from devices.store import Store
+    from edge_fl.wire.messages import Capability
+    from edge_fl.wire.topics import Topics
+
+    _talk_to(folder / f"{name}.log")
+    torch.set_num_threads(1)
+    arm(death, partial((folder / f"{name}.died").touch))
+    limits = Limits(settle_s=0.1, resend_s=2.0, retry_s=0.2, return_s=0.2)
+    worker = FullWorker(name, Store(folder / name), lambda classes, input: data_of(name), limits=limits)
+    runner = Runner(workers=1)
+    capability = Capability("full", "test", "3", samples=20)
+    runner.add(
+        start(name, Topics("main"), capability, worker, limits=limits), partial(MqttTransport, endpoint)
+    )
+    runner.run(deadline_s=2 * RUN_S)
+
+
+def _talk_to(log: Path) -> None:
+    logging.basicConfig(
+        filename=log, level=logging.INFO, force=True, format="%(asctime)s %(name)s %(message)s"
+    )
+    sys.stderr = log.open("a")  # progress of a run
+
+
+@dataclass
+class Ending:
+    """How a run ended: its word in the folder and in the registry, and what it left."""
+
+    word: str
+    reason: str
+    registered: str
+    deaths: dict[str, int]
+    shared: bytes
+    summary: dict[str, Any]
+    counted: list[tuple[str, str]]
+    rounds: list[int]
+    attempts: int
+
+
+@dataclass
+class Scene:
+    """One run, whose server, devices and broker are started again whenever they die."""
+
+    program: Program
+    folder: Path
+    seed: int = 1
+    server_death: Death | None = None
+    device_death: Death | None = None
+    broker_dies_at: tuple[str, int] | None = None
+    database: str = ""
+    cohort: dict[str, Any] = field(default_factory=dict)
+    deaths: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> Ending:
+        """The whole run. Raises TimeoutError when it does not end."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = data_of("everybody", 60).train
+        np.savez(self.folder / "toy.npz", x=data.x, y=data.y)
+        recipe = recipe_of(self.folder, self.seed, **self.cohort)
+        broker = Mosquitto(Settings(self.folder / "mosquitto", port=0), self.program)
+        broker.start()
+        processes: dict[str, BaseProcess] = {}
+        try:
+            for name in DEVICES:
+                death = self.device_death if name == DEVICES[self.seed % len(DEVICES)] else None
+                death = self._of_broker(broker, death, server=False) if name == DEVICES[0] else death
+                processes[name] = self._start(live, broker.endpoint, self.folder, name, death)
+            death = self._of_broker(broker, self.server_death, server=True)
+            arguments = (broker.endpoint, self.folder, recipe)
+            processes["server"] = self._start(serve, *arguments, death, self.database)
+            until = time.monotonic() + RUN_S
+            while True:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"no end after {RUN_S:g} s: {self.deaths}\n{self.told()}")
+                if broker.has_ended():
+                    self._count("broker")
+                    broker.kill()
+                    broker.start()
+                for name in DEVICES:
+                    if not processes[name].is_alive():
+                        self._count(name)
+                        processes[name] = self._start(live, broker.endpoint, self.folder, name, None)
+                if not (server := processes["server"]).is_alive():
+                    if server.exitcode is not None and server.exitcode >= 0:
+                        break
+                    self._count("server")
+                    processes["server"] = self._start(serve, *arguments, None, self.database)
+                time.sleep(POLL_S)
+        finally:
+            for process in processes.values():
+                process.kill()
+                process.join(10)
+            broker.kill()
+        return self._ending()
+
+    def told(self) -> str:
+        """The ends of the logs, for a test that failed."""
+        logs = [(log, log.read_text().splitlines()[-25:]) for log in sorted(self.folder.glob("*.log"))]
+        return "\n".join(f"--- {log.name}\n" + "\n".join(lines) for log, lines in logs)
+
+    def _of_broker(self, broker: Mosquitto, death: Death | None, *, server: bool) -> Death | None:
+        """Who reaches the state at which the broker dies."""
+        from tests.failures.points import SERVER
+
+        if self.broker_dies_at and (self.broker_dies_at[0] in SERVER) == server:
+            return Death(*self.broker_dies_at, victim=broker.pid)
+        return death
+
+    def _start(self, target: Any, *arguments: Any) -> BaseProcess:
+        process: BaseProcess = PROCESSES.Process(target=target, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    def _count(self, who: str) -> None:
+        self.deaths[who] = self.deaths.get(who, 0) + 1
+
+    def _ending(self) -> Ending:
+        found = sorted((self.folder / "runs").glob("*/manifest.json"))
+        assert len(found) == 1, self.told()
+        results = Results.open(found[0].parent)
+        state = results.state()
+        db = Database.open(self.database or self.folder / "server" / "registry.sqlite")
+        record = runs.get(db, results.id)
+        counted = [(one.device, f"{one.kind} {one.round}") for one in reports.of_run(db, results.id)]
+        asked = len({task.id for task in runs.tasks_of(db, results.id)})
+        db.close()
+        last = sorted(results.checkpoints.glob("*.safetensors"))
+        return Ending(
+            state.state,
+            state.reason,
+            record.state if record else "",
+            self.deaths,
+            last[-1].read_bytes() if last else b"",
+            {name: repr(value) for name, value in results.summary().items()},
+            counted,
+            [one["round"] for one in results.rounds()],
+            asked,
+        )
