@@ -6,6 +6,7 @@ already must not be mistaken for it, so the folder of the server's identity hold
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from edge_fl.wire import identity
@@ -24,8 +25,7 @@ def denied(folder: Path | str) -> Path | None:
 
 def entry(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
     """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
-    # A loop of its own: the server's queue is bounded, and while it is full nobody else's connection may wait with it.
-    loop = MqttLoop()
+    own_loop = cache(MqttLoop)
     server = reader = identity.endpoint(host, port, folder)
     if folder and (Path(folder) / READER).exists():
         reader = identity.endpoint(host, port, Path(folder) / READER)
@@ -38,13 +38,16 @@ def entry(host: str, port: int = 0, folder: Path | str | None = None) -> Connect
         session_expiry_s: int = 86400,
         clean_start: bool = False,
     ) -> MqttTransport:
-        """The server is known by its will; who has none only looks."""
+        """The server is known by its will; who has none only looks.
+
+        The server has a loop of its own: its queue is bounded, and while it is full nobody else's connection may wait with it.
+        """
         return MqttTransport(
             server if will else reader,
             client_id,
             will,
             deliver,
-            loop=loop if will else None,
+            loop=own_loop() if will else None,
             session_expiry_s=session_expiry_s,
             clean_start=clean_start,
         )
