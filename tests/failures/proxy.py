@@ -55,9 +55,7 @@ class Proxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.close()
-        self._do(self._cut())
-        self._do(asyncio.sleep(0.05))
+        self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
@@ -68,6 +66,13 @@ class Proxy:
     async def _cut(self) -> None:
         for writer in list(self._open):
             writer.transport.abort()
+
+    async def _end(self) -> None:
+        self._server.close()
+        ending = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
