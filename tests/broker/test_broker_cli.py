@@ -15,6 +15,9 @@ import pytest
 from broker.find import Program
 from broker.mosquitto import Mosquitto, free_port
 from edge_fl.cli import main
+from edge_fl.errors import ConnectError
+from edge_fl.wire import identity
+from edge_fl.wire.identity import Identity
 from edge_fl.wire.mqtt import Endpoint, MqttTransport
 
 pytestmark = pytest.mark.broker
@@ -104,3 +107,46 @@ def test_up_serves_until_it_is_told_to_end(
             process.kill()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_up_is_closed_and_takes_revocations_while_it_runs(
+    tmp_path: Path, mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, port = tmp_path / "home", free_port("127.0.0.1")
+    assert main(["fleet", "enrol", "--baked", "-n", "2", "--home", str(home)]) == 0
+    good, bad = (identity.read(home / f"devices/device-00{number}") for number in (0, 1))
+    options = ["--home", str(home), "--port", str(port), "--dir", str(tmp_path / "broker")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge_fl", "broker", "up", *options], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr
+            lines = iter(process.stderr.readline, "")
+            assert any("TLS, who may enter is in" in line for line in lines)
+            for found in (good, bad):
+                enter(found, port)
+            assert main(["fleet", "revoke", bad.name, "--home", str(home)]) == 0
+            assert any("read again who may enter" in line for line in lines)
+            assert main(
+                ["broker", "check", "--home", str(home), "--port", str(port), "--format", "json"]
+            ) in (0, 1)
+            printed = capsys.readouterr().out
+            findings = json.loads(printed[printed.index("[\n") :])
+            assert {f["what"] for f in findings if not f["ok"]} <= {"round trip"}
+            enter(good, port)
+            with pytest.raises(ConnectError, match="may be revoked"):
+                enter(bad, port, wait_s=2.0)
+        finally:
+            process.terminate()
+            process.wait(20)
+    assert process.returncode == 0
+
+
+def enter(found: Identity, port: int, wait_s: float = 20.0) -> None:
+    client = MqttTransport(
+        found.endpoint("127.0.0.1", port), found.name, None, lambda event: None, session_expiry_s=0
+    )
+    try:
+        client.wait_connected(wait_s)
+    finally:
+        client.close()
