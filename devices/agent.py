@@ -81,6 +81,30 @@ def _data_changed(turn: Turn, event: events.DataChanged) -> None:
         _bear(turn)
 
 
+def _tier_changed(turn: Turn, event: events.TierChanged) -> None:
+    """What the device can no longer do is dropped; the server learns the new tier and plans anew."""
+    state = turn.state
+    if event.capability.tier != state.capability.tier and state.work:
+        turn.give_up(state.work.want.id)
+        wants.drop(turn)
+    turn.set(capability=event.capability, demoted=event.why)
+    turn.log(
+        "warning" if event.why else "info", f"tier {event.capability.tier}: {event.why or 'as measured'}"
+    )
+    if turn.state.connected:
+        _bear(turn)
+
+
+def _rationed(turn: Turn, event: events.Rationed) -> None:
+    turn.set(rationed=event.why)
+
+
+def _drifted(turn: Turn, event: events.Drifted) -> None:
+    if event.score and not turn.state.drifted:
+        turn.log("warning", f"drift: features moved by {event.score:.2f} standard deviations since the fit")
+    turn.set(drifted=bool(event.score))
+
+
 def _metadata_changed(turn: Turn, event: events.MetadataChanged) -> None:
     if turn.state.want and turn.state.want.mode == "serve":
         turn.set(not_before_s=turn.now_s)
@@ -192,7 +216,7 @@ def _send(turn: Turn) -> None:
 
 def _say(turn: Turn) -> None:
     state = turn.state
-    if state.connected and state.said != (state.status, state.activity, state.release, state.why):
+    if state.connected and state.said != (state.status, state.activity, state.release, state.reason):
         turn.say_status()
 
 
@@ -208,6 +232,9 @@ _ON: dict[type, Callable[[Turn, Any], None]] = {
     events.Finished: wants.finished,
     events.Failed: wants.failed,
     events.DataChanged: _data_changed,
+    events.TierChanged: _tier_changed,
+    events.Rationed: _rationed,
+    events.Drifted: _drifted,
     events.StopAsked: _stop,
 }
 _HEARD: dict[str, Callable[[Turn, events.Received], None]] = {

@@ -116,7 +116,7 @@ def predict(
     """Predict with the extractor and the personal head that this device serves; no broker needed."""
     from devices.predict import MAX_PICTURE_BYTES, Predictor
 
-    predictor = Predictor(folder)
+    predictor = Predictor(folder, remember=True)
     if export:
         from devices.fused import export as write
 

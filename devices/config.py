@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from devices.usage import Budget
 from edge_fl import heads
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.heads.auto import AUTO
@@ -40,6 +41,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     With `uploads` off a head-only device sends numbers only, whatever parts a method could use (class means, a copy of its head, ...).
     `head` may be "auto": the kind that validates best within `head_budget_s`. `balanced` lets every class count the same, however many
     images it has; with `guard` a new pair that is worse on held-out images than the one that serves does not replace it.
+    Of its data it uses the `classes` named, all without, and at most `keep` images, by `policy`. Every `watch_s` it looks for new ones
+    (0: never), and fits anew at most every `refit_every_s`.
     """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -53,9 +56,15 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     head_budget_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     balanced: bool = False
+    classes: list[str] = []
+    keep: Annotated[int, Meta(ge=0)] = 0
+    policy: Literal["newest", "reservoir"] = "newest"
+    watch_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    refit_every_s: Annotated[float, Meta(ge=0, le=86_400 * 30)] = 300.0
     guard: bool = True
     threads: Annotated[int, Meta(ge=1)] = 1
     uploads: bool = True
+    budget: Budget = Budget()
     broker: DeviceBroker = DeviceBroker()
 
 

@@ -10,8 +10,10 @@ import hashlib
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,8 @@ from edge_fl.errors import DataError, nearest
 from edge_fl.seeds import seed_for
 
 EXAMPLES = 5
+RESERVOIR = b"reservoir"
+Policy = Literal["newest", "reservoir"]
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,17 @@ class Need:
     """What the images are for: class names in the order of their ids, and the images that the extractor takes.
 
     Before the first release neither is known: without classes the source's own count, without `input` all images must be of one shape.
-    `resize` lets pictures of another size be made to fit.
+    `resize` lets pictures of another size be made to fit. `only` names the classes that this device keeps to, () for all; `keep` is how
+    many images it works with at most (0: all), and `policy` which: the newest, or a fair sample of all that ever came (reservoir).
     """
 
     classes: tuple[str, ...] = ()
     input: InputSpec | None = None
     resize: bool = True
     limits: Limits = LIMITS
+    only: tuple[str, ...] = ()
+    keep: int = 0
+    policy: Policy = "newest"
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def load(
     Raises DataError: nothing there, fewer than two images, images that the extractor does not take, labels outside the class list.
     """
     kind, location = _parsed(source)
-    found = SOURCES[kind](location, need)
+    found = chosen(SOURCES[kind](location, need), need)
     if found.test is None:
         data = split(found.samples, test_fraction, validation_fraction, seed=seed, client=client)
     else:
@@ -160,7 +168,7 @@ def load_for(config: DeviceConfig, need: Need) -> tuple[ClientData, DataReport]:
     """The data that a device's settings name. Raises DataError."""
     return load(
         config.data,
-        need,
+        replace(need, only=tuple(config.classes), keep=config.keep, policy=config.policy),
         seed=config.seed,
         client=config.id,
         test_fraction=config.test_fraction,
@@ -180,8 +188,8 @@ def folder(location: str, need: Need) -> Found:
     examples: list[str] = []
     pictures: list[NDArray[np.uint8]] = []
     labels: list[int] = []
-    for path in _files(root):
-        reason = _unfit(path, root, classes)
+    for path in _bounded(_files(root), need):
+        reason = _unfit(path, root, classes, need.only)
         picture = None if reason else decode(path, need.input, resize=need.resize, limits=need.limits)
         if picture is None:
             skipped[reason or "unreadable"] += 1
@@ -268,16 +276,79 @@ def _parsed(source: str) -> tuple[str, str]:
     )
 
 
+def chosen(found: Found, need: Need) -> Found:
+    """What of a source this device works with: its classes, and no more images than it keeps. Raises DataError when none is left."""
+    ids = [number for number, name in enumerate(found.classes) if not need.only or name in need.only]
+    kept = found.samples.take(np.flatnonzero(np.isin(found.samples.y, ids)))
+    skipped = Counter(found.skipped)
+    if left := len(found.samples) - len(kept):
+        skipped["of a class that this device leaves out"] += left
+    if need.keep and len(kept) > need.keep:
+        skipped["beyond the images that this device keeps"] += len(kept) - need.keep
+        places = [_place(image, RESERVOIR) for image in kept.x] if need.policy == "reservoir" else None
+        rows = (
+            np.argsort(places, kind="stable")[: need.keep] if places else np.arange(len(kept))[-need.keep :]
+        )
+        kept = kept.take(np.sort(rows))
+    if not len(kept):
+        raise DataError(
+            f"no image is left of {', '.join(need.only)}; the source has {arrays.shortened(found.classes)}; nothing was loaded"
+        )
+    others = (
+        part and part.take(np.flatnonzero(np.isin(part.y, ids))) for part in (found.validation, found.test)
+    )
+    validation, test = others
+    return replace(found, samples=kept, validation=validation, test=test, skipped=skipped)
+
+
+def _bounded(files: Iterator[Path], need: Need) -> list[Path]:
+    """The pictures worth reading, newest or fairest, in the order of the disk; what is no picture stays in, to be counted.
+
+    Names are hashed for the fair sample: the `keep` smallest hashes are a reservoir that needs no memory of what came before.
+    """
+    every = list(files)
+    pictures = [path for path in every if path.suffix.lower() in SUFFIXES]
+    if not need.keep or len(pictures) <= need.keep:
+        return every
+    age: Callable[[Path], float] = (
+        (lambda path: -path.stat().st_mtime_ns)
+        if need.policy == "newest"
+        else (lambda path: _name_place(path))
+    )
+    kept = set(sorted(pictures, key=age)[: need.keep])
+    return [path for path in every if path in kept or path.suffix.lower() not in SUFFIXES]
+
+
+def stamp(source: str) -> str:
+    """Changes whenever a folder or an .npz may have; "" for a function, which nobody can watch. Raises DataError."""
+    kind, location = _parsed(source)
+    if kind == "python":
+        return ""
+    root, total = Path(location), hashlib.blake2b(digest_size=16)
+    for path in [root] if kind == "npz" else _files(root):
+        with suppress(OSError):
+            found = path.stat()
+            total.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return total.hexdigest()
+
+
+def _name_place(path: Path) -> float:
+    name = f"{path.parent.name}/{path.name}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=RESERVOIR).digest(), "big") / 2**64
+
+
 def _files(root: Path) -> Iterator[Path]:
     """Files below `root`, in an order that does not depend on the disk."""
     return (path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("."))
 
 
-def _unfit(path: Path, root: Path, classes: tuple[str, ...]) -> str:
+def _unfit(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
     if path.parent.parent != root:
         return "not directly in a class folder"
     if path.parent.name not in classes:
         return "in a folder that is not in the class list"
+    if only and path.parent.name not in only:
+        return "of a class that this device leaves out"
     return "" if path.suffix.lower() in SUFFIXES else "not a picture file"
 
 

@@ -105,6 +105,7 @@ class Device:
         """One event, carried through to its last effect."""
         match event:
             case Packet():
+                self.totals["wire_bytes"] += len(event.topic) + len(event.payload)
                 self._hear(event)
             case Connected():
                 self._step(event)
@@ -220,8 +221,7 @@ class Device:
         self._through.spread(effect.over_s)
 
     def _publish(self, effect: effects.Publish) -> None:
-        packet = Packet(effect.topic, encode(effect.message), effect.retain, expiry_s=effect.expiry_s)
-        self._through.publish(packet)
+        self._say(Packet(effect.topic, encode(effect.message), effect.retain, expiry_s=effect.expiry_s))
 
     def _send(self, effect: effects.Send) -> None:
         topics, parcel, report = self.state.topics, effect.parcel, effect.parcel.report
@@ -230,12 +230,14 @@ class Device:
                 split(self.worker.store.blob(report.id) or b"", report.blob.chunk_bytes)
             ):
                 topic = topics.blob(self.name, report.id, index)
-                self._through.publish(
-                    Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s)
-                )
+                self._say(Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s))
         self._count(report)
         topic = topics.report(self.name, parcel.task, parcel.round)
-        self._through.publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+        self._say(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+
+    def _say(self, packet: Packet) -> None:
+        self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)
+        self._through.publish(packet)
 
     def _count(self, report: Report) -> None:
         if (before := self.reports.get(report.kind)) and before.id == report.id:

@@ -83,6 +83,28 @@ class DataChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class TierChanged:
+    """The device can do less than before, or as much again; `why` it does less, or ""."""
+
+    capability: Capability
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rationed:
+    """The day's budget is used up, `why` says which; "" when there is a budget again."""
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drifted:
+    """What the device sees is no longer what its head was fitted on; `score` in standard deviations, 0 when it is again."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopAsked:
     """Somebody wants this agent to leave in order."""
 
@@ -99,5 +121,8 @@ Event = (
     | Finished
     | Failed
     | DataChanged
+    | TierChanged
+    | Rationed
+    | Drifted
     | StopAsked
 )

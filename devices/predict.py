@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from devices import pictures
+from devices import drift, pictures
 from devices.features import Extractor
 from devices.pair import serving
 from devices.store import Store
@@ -41,10 +41,14 @@ class Prediction:
 
 
 class Predictor:
-    """The pair below a device's folder. Raises InputError when there is none yet, ArtefactError when it cannot run."""
+    """The pair below a device's folder. Raises InputError when there is none yet, ArtefactError when it cannot run.
 
-    def __init__(self, folder: Path | str) -> None:
+    With `remember` the moments of what it sees are kept in the folder, where the agent looks for drift.
+    """
+
+    def __init__(self, folder: Path | str, *, remember: bool = False) -> None:
         folder = Path(folder)
+        self._remember = folder if remember else None
         pair = serving(Store(folder), Slots(folder / "release"))
         if pair is None:
             raise InputError(
@@ -63,7 +67,10 @@ class Predictor:
                 f"images {images.dtype} {list(images.shape)}, the extractor takes uint8 [N, {', '.join(map(str, expected))}];"
                 " nothing was predicted"
             )
-        logits = self.head.logits(self._extractor.features(images))
+        z = self._extractor.features(images)
+        if self._remember and len(z):
+            drift.remember_seen(self._remember, drift.moments(self.head.extractor, z))
+        logits = self.head.logits(z)
         exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities: NDArray[np.float32] = exponents / exponents.sum(axis=1, keepdims=True)
         return probabilities

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from devices import canary, uploads
+from devices import canary, drift, uploads
 from devices.effects import Fit, Install, Job, Refresh
 from devices.events import Event, Failed, Installed, Refreshed
 from devices.fetch import Sink
@@ -160,6 +160,8 @@ class HeadWorker(Worker):
         )
         stored = StoredHead(head, manifest.release, self.parcel(job.want, report), lesson)
         self.store.keep_head(stored, installed_extractors(self._slots))
+        if self._guard:
+            drift.remember_fit(self.store.folder, drift.moments(head.extractor, view.train.z))
         self._slots.mark_good()
         asked = (
             self._share and job.want.version > 0

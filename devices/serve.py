@@ -30,7 +30,7 @@ class Service:
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         self._folder, self._stamp = folder, _stamp(folder)
-        self._predictor = Predictor(folder)
+        self._predictor = Predictor(folder, remember=True)
         try:
             self._server = HTTPServer((LOOPBACK, port), _handler(self))
         except OSError as error:
@@ -54,7 +54,7 @@ class Service:
         stamp = _stamp(self._folder)
         if stamp != self._stamp:
             try:
-                self._predictor, self._stamp = Predictor(self._folder), stamp
+                self._predictor, self._stamp = Predictor(self._folder, remember=True), stamp
             except EdgeFLError:
                 pass  # between two pairs
         return self._predictor

@@ -18,7 +18,10 @@ from devices.rim import Connect
 from devices.runner import Runner
 from devices.runtime import Runtime
 from devices.store import Store
+from devices.tiers import EitherWorker
+from devices.usage import Meter
 from devices.views import ChildLook
+from devices.watch import Watch, inspector
 from devices.work import MakeWorker, Worker
 from edge_fl import capability
 from edge_fl.capability import Tier
@@ -61,7 +64,20 @@ def run_device(
             tick()
             return teller()
 
-        runner.run(done=done)
+        stopped = threading.Event()
+        if config.watch_s:
+            watch = Watch(
+                config,
+                alive,
+                lambda event: runner.deliver(alive, event),
+                Meter(store.folder, lambda: alive.totals["wire_bytes"]),
+                inspect=inspector(config, alive, look),
+            )
+            threading.Thread(target=watch.run, args=(stopped,), daemon=True).start()
+        try:
+            runner.run(done=done)
+        finally:
+            stopped.set()
     if alive.lost:
         raise ConnectError(
             f"{config.id}: broker {config.broker.endpoint} refuses this device ({alive.lost}); stopped"
@@ -97,14 +113,9 @@ def _worker(
     look: ChildLook,
     full_worker: Callable[[], MakeWorker],
 ) -> Worker:
-    if can.tier == "full":
-        # read once: a full device trains on its images again and again
-        return full_worker()(
-            config.id, store, functools.lru_cache(1)(data.of(config)), threads=config.threads
-        )
     root = _read_root(Path(config.root)) if config.root else None
     runtime = Runtime(can.onnxruntime, can.max_opset)
-    return HeadWorker(
+    head = HeadWorker(
         config.id,
         store,
         look,
@@ -117,6 +128,11 @@ def _worker(
         guard=config.guard,
         budget_s=config.head_budget_s,
     )
+    if can.tier != "full":
+        return head
+    # read once: a full device trains on its images again and again
+    own = functools.lru_cache(1)(data.of(config))
+    return EitherWorker(full_worker()(config.id, store, own, threads=config.threads), head)
 
 
 def _read_root(path: Path) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from devices import drift, usage
 from devices.pair import serving
 from devices.store import Store
+from devices.usage import Budget
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER
 from edge_fl.release.artefact import Slots
@@ -28,6 +30,13 @@ def read(folder: Path) -> list[dict[str, object]]:
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"
     for release, why in slots.refused.items():
         rows[f"refused release {release}"] = why
+    if moved := drift.measured(folder):
+        rows["drift"] = f"features moved by {moved:.2f} standard deviations since the fit"
+    if (used := usage.read(folder)).day:
+        rows[f"used on {used.day}"] = (
+            f"{used.bytes / 1e6:.1f} MB over the wire, {used.cpu_s:.0f} s of processor"
+        )
+        rows["energy on that day (estimate)"] = f"{used.energy_kj(Budget()):.2f} kJ"
     rows["reports to send"] = len(store.outbox())
     rows["wants done"] = len(memory.done)
     rows["personal parts"] = ", ".join(store.tasks()) or "none"

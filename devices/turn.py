@@ -42,9 +42,9 @@ class Turn:
     def say_status(self) -> None:
         """Publishes the status."""
         state = self.state
-        self.set(said=(state.status, state.activity, state.release, state.why))
+        self.set(said=(state.status, state.activity, state.release, state.reason))
         sequence = state.sequence + 1
-        status = DeviceState(state.status, state.boot, sequence, state.activity, state.release, state.why)
+        status = DeviceState(state.status, state.boot, sequence, state.activity, state.release, state.reason)
         self.publish(state.topics.state(state.device), status, retain=True)
 
     def log(self, level: Literal["info", "warning"], text: str) -> None:

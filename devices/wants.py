@@ -52,7 +52,7 @@ def accept(turn: Turn, want: Want | None) -> None:
 def begin(turn: Turn) -> None:
     """Starts what is wanted, if nothing is under way and nothing speaks against it."""
     state = turn.state
-    if state.phase is not Phase.UP or state.work or state.why == "unsupported_proto":
+    if state.phase is not Phase.UP or state.work or state.rationed or state.why == "unsupported_proto":
         return
     if state.pending:
         if turn.now_s >= state.not_before_s:
