@@ -13,7 +13,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test check format bench clean
+.PHONY: help venv demo demo-secure test check format bench bench-full bench-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,8 +49,14 @@ format: venv ## bring the code into its form
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-bench: venv ## how fast the engines are on this machine
+bench: venv ## how fast the engines are on this machine, in under ten minutes: runs/bench/
 	$(BIN)/python -m server.bench $(ARGS)
+
+bench-full: venv ## the same with more turns
+	$(BIN)/python -m server.bench --full $(ARGS)
+
+bench-gpu: venv ## how fast the vectorised engine is on this machine's GPU
+	$(BIN)/python -m server.bench --gpu $(ARGS)
 
 clean: ## remove the virtual environment and every cache; runs/ and .data/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

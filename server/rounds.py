@@ -69,7 +69,7 @@ class Broadcasts(Mapping[ClientId, Parts]):
     """
 
     def __init__(self, method: Method, shared: Parts, cohort: Iterable[ClientId]) -> None:
-        self._method, self._shared, self._cohort = method, shared, tuple(cohort)
+        self._method, self._shared, self._cohort = method, shared, dict.fromkeys(cohort)
         self.bytes: dict[ClientId, int] = {}
 
     def __getitem__(self, client: ClientId) -> Parts:

@@ -155,7 +155,7 @@ def cut(rows: np.ndarray, size: int, shortest: int = 1) -> list[np.ndarray]:
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows], whole rows at a time: for images thirty times as fast as torch's own indexing, and as fast under vmap."""
-    return _Take.apply(x, rows) if is_functorch_wrapped_tensor(x) else x.index_select(0, rows)  # type: ignore[no-any-return]
+    return _Take.apply(x, rows) if is_functorch_wrapped_tensor(x) else x.index_select(0, rows)
 
 
 class _Take(torch.autograd.Function):

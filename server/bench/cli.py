@@ -1,18 +1,18 @@
-"""`make bench`: every figure, side by side in one run, as a table and as JSON."""
+"""`make bench`, `make bench-full` and `make bench-gpu`: figures side by side in one run, as a table, as JSON and as a picture."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from edge_fl import atomic
-from server.bench import training
-from server.bench.figures import Figure
-from server.bench.measure import gemm_peak
+from edge_fl import atomic, heads
+from server.bench import cohort, gpu, measure, picture, releasing, table, training
+from server.bench.figures import Figure, Report
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
     "fedavg": training.fedavg,
@@ -21,32 +21,53 @@ FIGURES: dict[str, Callable[[int], Figure]] = {
     "fedcrc": training.fedcrc,
     "linear-heads": training.linear_heads,
     "small-networks": training.small_networks,
+    "cohorts": cohort.cohorts,
+    **{f"head-{kind}": partial(releasing.head, kind) for kind in heads.HEADS if kind != "constant"},
+    **{f"release-{model}": partial(releasing.released, model) for model in releasing.MODELS},
 }
+TURNS, FULL_TURNS = 3, 9
+NO_GPU = (
+    "no GPU here: everything runs on the CPU at tiny sizes, to show that it works; the figures mean nothing"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures the figures that are asked for (default: all)."""
-    parser = argparse.ArgumentParser(prog="python -m server.bench")
+    parser = argparse.ArgumentParser(prog="python -m server.bench", description=__doc__)
     parser.add_argument("figures", nargs="*", help=f"some of {', '.join(FIGURES)}; default: all")
-    parser.add_argument("--turns", type=int, default=2, help="how often the sides take turns")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench.json"))
+    parser.add_argument("--full", action="store_true", help=f"{FULL_TURNS} turns instead of {TURNS}")
+    parser.add_argument("--gpu", action="store_true", help="the figures for a GPU, and no others")
+    parser.add_argument("--turns", type=int, default=0, help="how often the sides take turns")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="the folder for the report")
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.figures if name not in FIGURES]:
         parser.error(f"unknown figure {unknown[0]!r}, expected {', '.join(FIGURES)}")
-    print(f"GEMM peak {gemm_peak():.0f} GFLOP/s, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
-    found = []
-    for name in asked.figures or FIGURES:
-        figure = FIGURES[name](asked.turns)
-        found.append(figure)
-        print(line(figure), flush=True)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(asked.out, msgspec.json.format(msgspec.json.encode(found)))
-    print(f"written to {asked.out}")
+    turns = asked.turns or (FULL_TURNS if asked.full else TURNS)
+    at = gpu.scale() if asked.gpu else gpu.TINY
+    if asked.gpu and not at.real:
+        print(NO_GPU)
+    load = os.getloadavg()[0]
+    names = asked.figures or FIGURES
+    found = gpu.figures(turns, at) if asked.gpu else (FIGURES[name](turns) for name in names)
+    figures = list(_told(found))
+    peak = measure.gemm_peak(measure.take_turns({"": measure.products(at.device)}, turns)[""])
+    report = Report(measure.machine(load, peak, at.device), figures)
+    print()
+    print(table.render(report))
+    save(report, asked.out)
+    print(f"\nwritten to {asked.out}")
 
 
-def line(figure: Figure) -> str:
-    """A figure as a line: what was found, its target, the difference between the sides, the share of the peak."""
-    equal = "" if figure.difference is None else f", difference {figure.difference:.1e}"
-    peak = "" if figure.peak is None else f", {figure.peak:.0%} of the GEMM peak"
-    found = f"{figure.found:.2f}{figure.unit}" if figure.comparable else "-"
-    return f"{figure.id}  {figure.what}: {found} (target {figure.target:g}{figure.unit}) {figure.verdict}{equal}{peak}"
+def save(report: Report, folder: Path) -> None:
+    """bench.json, bench.txt, and where there is something to show bench.svg and bench.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write(folder / "bench.json", msgspec.json.format(msgspec.json.encode(report)))
+    atomic.write(folder / "bench.txt", table.render(report).encode())
+    picture.save(report, folder)
+
+
+def _told(figures: Iterator[Figure]) -> Iterator[Figure]:
+    """The figures, each named as soon as it is there."""
+    for figure in figures:
+        print(" ".join(cell for cell in table.row(figure)[:5] if cell), flush=True)
+        yield figure

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+
 from msgspec import Struct
 
-from server.bench.measure import Times
+from server.bench.measure import Machine, Times
+
+PLAIN = "plain"
 
 
 class Figure(Struct, frozen=True):
@@ -16,7 +20,7 @@ class Figure(Struct, frozen=True):
 
     id: str
     what: str
-    target: float
+    target: float = 0.0  # 0: none
     unit: str = "x"
     at_most: bool = False  # the target is a limit from above
     sides: dict[str, Times] = {}
@@ -33,11 +37,17 @@ class Figure(Struct, frozen=True):
         return self.difference is None or self.difference <= self.tolerance
 
     @property
-    def found(self) -> float:
-        """What is compared with the target."""
+    def ratios(self) -> list[float]:
+        """How many times as fast `ours` was in each turn: what disturbs the machine for longer than a turn disturbs both sides."""
         if self.value is not None:
-            return self.value
-        return self.sides[PLAIN].least / self.sides[self.ours].least
+            return []
+        pairs = zip(self.sides[PLAIN].clock, self.sides[self.ours].clock, strict=True)
+        return [theirs / own for theirs, own in pairs]
+
+    @property
+    def found(self) -> float:
+        """What is compared with the target: the value, or the middle one of the ratios."""
+        return statistics.median(self.ratios) if self.value is None else self.value
 
     @property
     def verdict(self) -> str:
@@ -50,4 +60,8 @@ class Figure(Struct, frozen=True):
         return "reached" if reached else "missed"
 
 
-PLAIN = "plain"
+class Report(Struct, frozen=True):
+    """All figures of a run, and the machine that they were found on."""
+
+    machine: Machine
+    figures: list[Figure]

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
+MEGABYTE = 1e6
+GEMM_SIZE, GEMM_PRODUCTS = 2048, 4
 TICKS = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Times(Struct, frozen=True):
@@ -66,10 +67,14 @@ def processor_seconds() -> float:
     return own.ru_utime + own.ru_stime + sum(_used(child.pid) for child in multiprocessing.active_children())
 
 
-def peak_bytes() -> int:
-    """The most memory that this process and its living workers have held; what several of them map counts for each."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return own + sum(_status(child.pid, "VmHWM") for child in multiprocessing.active_children())
+def tree_bytes(pid: int) -> int:
+    """The memory that a process and all its descendants hold now; what several of them map is counted once (PSS, Linux only)."""
+    parents = {int(path.parent.name): _parent(path) for path in Path("/proc").glob("[0-9]*/stat")}
+    family, found = {pid}, 0
+    while len(family) > found:
+        found = len(family)
+        family |= {child for child, parent in parents.items() if parent in family}
+    return sum(_held(member) for member in family)
 
 
 def machine(before: float, gemm: float, device: str) -> Machine:
@@ -77,19 +82,24 @@ def machine(before: float, gemm: float, device: str) -> Machine:
     after = os.getloadavg()[0]
     load = (round(before, 2), round(after, 2))
     cores = len(os.sched_getaffinity(0))
-    return Machine(cores, torch.get_num_threads(), load, round(gemm, 1), torch.__version__, device)
+    return Machine(cores, torch.get_num_threads(), load, round(gemm, 1), str(torch.__version__), device)
 
 
-def gemm_peak(device: str = "cpu", size: int = 2048, turns: int = 5) -> float:
-    """GFLOP/s of the best of some float32 products of square matrices, on all threads."""
+def products(device: str = "cpu", size: int = GEMM_SIZE) -> Callable[[], None]:
+    """A side that does nothing but float32 products of square matrices, on all threads: the peak that others are a share of."""
     a = torch.rand(size, size, device=device)
-    best = float("inf")
-    for _ in range(turns):
-        began = time.perf_counter()
-        a @ a
+
+    def multiply() -> None:
+        for _ in range(GEMM_PRODUCTS):
+            a @ a
         settle(device)
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best / 1e9
+
+    return multiply
+
+
+def gemm_peak(times: Times, size: int = GEMM_SIZE) -> float:
+    """GFLOP/s of `products`."""
+    return GEMM_PRODUCTS * 2 * size**3 / times.least / 1e9
 
 
 def settle(device: str) -> None:
@@ -106,9 +116,16 @@ def _used(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def _status(pid: int | None, key: str) -> int:
+def _parent(stat: Path) -> int:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:  # gone meanwhile
+        return 0
+
+
+def _held(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from edge_fl.learn.tree import BUFFER, Params, Parts
 from edge_fl.methods import build_method, steps
 from edge_fl.models.resnet import resnet18, resnet34
+from server.bench.measure import settle
 from server.fleets.site import Site
 
 HEAD = ("weight", "bias")
@@ -86,7 +88,13 @@ class Plain:
         }
         self.y = {id: torch.from_numpy(train.y) for id, train in data.items()}
         self.server = Model(self.site).to(self.device)
+        self.norm = any(isinstance(layer, _BatchNorm) for layer in self.server.modules())
         self.models = {id: copy.deepcopy(self.server) for id in self.clients}
+
+    def __call__(self) -> None:
+        """Round 1 once more, to the end."""
+        self.round()
+        settle(self.device)
 
     def round(self, number: int = 1) -> None:
         """Broadcast, train one client after the other, average by samples."""
@@ -103,7 +111,7 @@ class Plain:
 
     def batches(self, id: str, stage: str, round: int, epochs: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """A client's batches of a stage, as our engines draw them."""
-        order = self.clients[id].batches(round).order(stage, epochs)
+        order = self.clients[id].batches(round).order(stage, epochs, norm=self.norm)
         rows = [rows.tolist() for epoch in order for rows in epoch]
         dataset = list(zip(self.x[id], self.y[id], strict=True))
         for x, y in DataLoader(dataset, batch_sampler=rows):  # type: ignore[arg-type]

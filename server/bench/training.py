@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from edge_fl.learn.tree import Parts
+from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
 from server import rounds
 from server.bench import plain, works
 from server.bench.figures import PLAIN, Figure
-from server.bench.measure import Times, gemm_peak, take_turns
+from server.bench.measure import Times, gemm_peak, products, settle, take_turns
 from server.bench.plain import Model, Plain
 from server.fleets.engines import ENGINES
 from server.fleets.fleet import Fleet
@@ -24,6 +24,7 @@ from server.rounds import Broadcasts, Plan
 from server.simulate import Study
 
 ROUNDS = 5  # after which accuracies are compared
+PEAK = "products"
 
 
 class Round:
@@ -34,12 +35,14 @@ class Round:
         self.method = build_method(study.spec)
         self.method.net.to(device)
         self.fleet: Fleet = ENGINES[engine](site, self.method)
-        self._start = steps.start(self.method)
+        self._start, self._device = to_device(steps.start(self.method), device), device
 
     def __call__(self) -> Parts:
         now, cohort = self.method.at(1), self.fleet.clients()
         updates = self.fleet.train(1, now, Broadcasts(now, self._start, cohort))
-        return steps.aggregate(now, self._start, rounds.in_order(updates, cohort))
+        shared = steps.aggregate(now, self._start, rounds.in_order(updates, cohort))
+        settle(self._device)
+        return shared
 
     def parts(self) -> Parts:
         """The shared parts after one round, and every client's own head as `<client>.head`."""
@@ -68,11 +71,13 @@ def half_precision(turns: int) -> Figure:
     study, rounded = works.work_a(), works.work_a(precision="bf16")
     sides = _sides(rounded, Plain(Site.of(study), plain.fedavg), ("pool",))
     exact, half = (_accuracy(each) for each in (study, rounded))
+    times = take_turns(sides, turns)
+    del times[PEAK]
     return Figure(
         "A2",
         "the same in bf16",
         3.0,
-        sides=take_turns(sides, turns),
+        sides=times,
         ours="pool",
         difference=abs(exact - half),
         tolerance=0.005,
@@ -155,28 +160,38 @@ def beside(
     ours: str,
     others: tuple[str, ...],
     turns: int,
+    *,
+    device: str = "cpu",
+    tolerance: float = 1e-5,
 ) -> Figure:
     """The figure of an engine beside the plain loop, and other engines for comparison; first both must agree."""
-    fresh = Round(study, ours).parts()
+    fresh = Round(study, ours, device).parts()
     opponent.round()
     difference = plain.difference(fresh, opponent.parts())
-    times = take_turns(_sides(study, opponent, (ours, *others)), turns)
+    times = take_turns(_sides(study, opponent, (ours, *others), device), turns)
+    share = _share(study, times[ours], times.pop(PEAK))
     return Figure(
-        id, what, target, sides=times, ours=ours, difference=difference, peak=_share(study, times[ours])
+        id, what, target, sides=times, ours=ours, difference=difference, tolerance=tolerance, peak=share
     )
 
 
-def _sides(study: Study, opponent: Plain, engines: tuple[str, ...]) -> dict[str, Callable[[], object]]:
-    return {PLAIN: opponent.round, **{engine: Round(study, engine) for engine in engines}}
+def _sides(
+    study: Study, opponent: Plain, engines: tuple[str, ...], device: str = "cpu"
+) -> dict[str, Callable[[], object]]:
+    return {
+        PLAIN: opponent,
+        **{engine: Round(study, engine, device) for engine in engines},
+        PEAK: products(device),
+    }
 
 
-def _share(study: Study, times: Times) -> float | None:
+def _share(study: Study, times: Times, peak: Times) -> float | None:
     """Of the GEMM peak, for one epoch of a whole network; None for methods that do something else."""
     if study.recipe.method.name != "fedavg":
         return None
     site = Site.of(study)
     images = sum(map(site.samples, site))
-    return images * flops(site) / times.least / 1e9 / gemm_peak()
+    return images * flops(site) / times.least / 1e9 / gemm_peak(peak)
 
 
 @torch.enable_grad()
@@ -208,13 +223,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-FIGURES: dict[str, Callable[[int], Figure]] = {
-    "A1": fedavg,
-    "A2": half_precision,
-    "A3-fedrep": fedrep,
-    "A3-fedcrc": fedcrc,
-    "A4-linear": linear_heads,
-    "A4-mlp": small_networks,
-}

@@ -14,19 +14,21 @@ from server.simulate import Study
 
 CLASSES = 10
 LR = 0.05
+BLOCK = 1024  # images made at a time, so that making them needs little memory
 
 
 def images(samples: int, input: InputSpec, noise: float = 60.0, seed: int = 0) -> Dataset:
     """`samples` images of ten classes, each a fixed smooth pattern under noise."""
     rng = np.random.default_rng(seed)
-    coarse = rng.uniform(60, 190, (CLASSES, input.channels, 4, 4))
+    coarse = rng.uniform(60, 190, (CLASSES, input.channels, 4, 4)).astype(np.float32)
     rows, columns = np.arange(input.height) * 4 // input.height, np.arange(input.width) * 4 // input.width
     patterns = coarse[:, :, rows][:, :, :, columns]
     y = rng.integers(0, CLASSES, samples)
     x = np.empty((samples, *input.shape), np.uint8)
-    for start in range(0, samples, 4096):
-        part = slice(start, start + 4096)
-        x[part] = np.clip(patterns[y[part]] + noise * rng.standard_normal(x[part].shape), 0, 255)
+    for start in range(0, samples, BLOCK):
+        part = slice(start, start + BLOCK)
+        around = noise * rng.standard_normal(x[part].shape, np.float32)
+        x[part] = np.clip(patterns[y[part]] + around, 0, 255)
     return Dataset("made-up", Samples(x, y.astype(np.int64)), tuple(str(label) for label in range(CLASSES)))
 
 

@@ -1,0 +1,73 @@
+"""A5: does memory grow with the cohort? One round over so many clients, each in a process of its own, whose whole tree is watched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from server.bench import works
+from server.bench.figures import Figure
+from server.bench.measure import MEGABYTE, tree_bytes
+from server.bench.training import Round
+
+SIZES = (100, 1000, 10_000)
+EVERY_S = 0.25  # how often memory is looked at
+DEADLINE_S = 1800.0
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Seconds of the round, and bytes: of all images, and the most that all processes together held."""
+
+    seconds: float
+    data: int
+    peak: int = 0
+
+    @property
+    def above(self) -> float:
+        """Megabytes beyond the images themselves."""
+        return (self.peak - self.data) / MEGABYTE
+
+
+def cohorts(turns: int, sizes: Sequence[int] = SIZES) -> Figure:
+    """A5: a round of FedPer, whose personal heads are files, over cohorts of work A's network with six images per client."""
+    found = {size: watched(size) for size in sizes}
+    notes: dict[str, float | str] = {}
+    for size, held in found.items():
+        notes |= {f"MB at {size}": round(held.above), f"s at {size}": round(held.seconds, 1)}
+    largest = max(sizes)
+    what = f"memory of a round over {largest:,} clients of work A's network, images apart"
+    return Figure("A5", what, 2.0, " GB", at_most=True, value=found[largest].above / 1000, notes=notes)
+
+
+def watched(clients: int) -> Held:
+    """The round in a new process, and the most memory that it and its workers held (what they share counts once)."""
+    with TemporaryDirectory(prefix="edge-fl-bench-") as folder:
+        report, peak = Path(folder) / "held.json", 0
+        command = [sys.executable, "-m", "server.bench.cohort", str(clients), str(report)]
+        with subprocess.Popen(command) as process:
+            deadline = time.monotonic() + DEADLINE_S
+            while process.poll() is None and time.monotonic() < deadline:
+                peak = max(peak, tree_bytes(process.pid))
+                time.sleep(EVERY_S)
+            process.kill()
+        return msgspec.structs.replace(msgspec.json.decode(report.read_bytes(), type=Held), peak=peak)
+
+
+def main(clients: int, report: Path) -> None:
+    """What the new process does."""
+    study = works.many(clients, "fedper")
+    ready = Round(study, "pool")
+    began = time.monotonic()
+    ready()
+    held = Held(time.monotonic() - began, study.dataset.samples.x.nbytes)
+    report.write_bytes(msgspec.json.encode(held))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
