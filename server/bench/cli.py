@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl import atomic, heads
-from server.bench import cohort, gpu, measure, picture, releasing, table, training
+from server.bench import cohort, gpu, measure, messages, picture, releasing, table, training
 from server.bench.figures import Figure, Report
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
@@ -25,7 +25,11 @@ FIGURES: dict[str, Callable[[int], Figure]] = {
     **{f"head-{kind}": partial(releasing.head, kind) for kind in heads.HEADS if kind != "constant"},
     **{f"release-{model}": partial(releasing.released, model) for model in releasing.MODELS},
 }
-TURNS, FULL_TURNS = 3, 9
+FULL: dict[str, Callable[[int], Figure]] = {
+    "round-trip": messages.round_trip,
+    "release-mobilenet": partial(releasing.released, "mobilenet"),
+}
+TURNS, FULL_TURNS = 2, 9
 NO_GPU = (
     "no GPU here: everything runs on the CPU at tiny sizes, to show that it works; the figures mean nothing"
 )
@@ -34,21 +38,24 @@ NO_GPU = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures the figures that are asked for (default: all)."""
     parser = argparse.ArgumentParser(prog="python -m server.bench", description=__doc__)
-    parser.add_argument("figures", nargs="*", help=f"some of {', '.join(FIGURES)}; default: all")
-    parser.add_argument("--full", action="store_true", help=f"{FULL_TURNS} turns instead of {TURNS}")
+    parser.add_argument("figures", nargs="*", help=f"some of {', '.join((*FIGURES, *FULL))}; default: all")
+    parser.add_argument(
+        "--full", action="store_true", help=f"{FULL_TURNS} turns instead of {TURNS}, and {', '.join(FULL)}"
+    )
     parser.add_argument("--gpu", action="store_true", help="the figures for a GPU, and no others")
     parser.add_argument("--turns", type=int, default=0, help="how often the sides take turns")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="the folder for the report")
     asked = parser.parse_args(arguments)
-    if unknown := [name for name in asked.figures if name not in FIGURES]:
-        parser.error(f"unknown figure {unknown[0]!r}, expected {', '.join(FIGURES)}")
+    known = {**FIGURES, **FULL}
+    if unknown := [name for name in asked.figures if name not in known]:
+        parser.error(f"unknown figure {unknown[0]!r}, expected {', '.join(known)}")
     turns = asked.turns or (FULL_TURNS if asked.full else TURNS)
     at = gpu.scale() if asked.gpu else gpu.TINY
     if asked.gpu and not at.real:
         print(NO_GPU)
     load = os.getloadavg()[0]
-    names = asked.figures or FIGURES
-    found = gpu.figures(turns, at) if asked.gpu else (FIGURES[name](turns) for name in names)
+    names = asked.figures or (known if asked.full else FIGURES)
+    found = gpu.figures(turns, at) if asked.gpu else (known[name](turns) for name in names)
     figures = list(_told(found))
     peak = measure.gemm_peak(measure.take_turns({"": measure.products(at.device)}, turns)[""])
     report = Report(measure.machine(load, peak, at.device), figures)

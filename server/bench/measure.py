@@ -46,10 +46,13 @@ class Machine(Struct, frozen=True):
     device: str
 
 
-def take_turns(sides: Mapping[str, Callable[[], object]], turns: int) -> dict[str, Times]:
-    """Each side once to warm up, then all sides in turn, `turns` times."""
-    for side in sides.values():
-        side()
+def take_turns(
+    sides: Mapping[str, Callable[[], object]], turns: int, warm: frozenset[str] = frozenset()
+) -> dict[str, Times]:
+    """Each side that is not `warm` yet once, then all sides in turn, `turns` times."""
+    for name, side in sides.items():
+        if name not in warm:
+            side()
     clock: dict[str, list[float]] = {name: [] for name in sides}
     processor: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(turns):

@@ -88,6 +88,7 @@ class Plain:
         }
         self.y = {id: torch.from_numpy(train.y) for id, train in data.items()}
         self.server = Model(self.site).to(self.device)
+        self.own: dict[str, nn.Module] = {}  # heads that are not part of the model
         self.norm = any(isinstance(layer, _BatchNorm) for layer in self.server.modules())
         self.models = {id: copy.deepcopy(self.server) for id in self.clients}
 
@@ -122,7 +123,8 @@ class Plain:
         net = build_method(self.site.settings.spec).net
         names = [name for name in net.extractor.init() if not name.startswith(BUFFER)]
         found = {"extractor": _read(self.server.base, names), "head": _read(self.server.head, HEAD)}
-        return found | {f"{id}.head": _read(model.head, HEAD) for id, model in self.models.items()}
+        heads = {id: self.own.get(id, model.head) for id, model in self.models.items()}
+        return found | {f"{id}.head": _read(head, HEAD) for id, head in heads.items()}
 
     def _pairs(self, model: Model) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.shared(self.server).parameters(), self.shared(model).parameters(), strict=True)
@@ -167,10 +169,9 @@ def fedrep(head_epochs: int, epochs: int = 1) -> Callable[[Plain, str, Model, in
 
 def fedcrc(epochs: int) -> Callable[[Plain, str, Model, int], None]:
     """FedCRC: the extractor under the global head, the client's own head, then the global head taught by it for one epoch."""
-    heads: dict[str, nn.Module] = {}
 
     def train(plain: Plain, id: str, model: Model, round: int) -> None:
-        own = heads.setdefault(id, copy.deepcopy(model.head))
+        own = plain.own.setdefault(id, copy.deepcopy(model.head))
         f, lr = model.base, plain.lr
 
         def taught(x: Tensor, y: Tensor) -> Tensor:

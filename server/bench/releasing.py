@@ -25,7 +25,7 @@ from server.release.export import release
 from server.release.publish import Publisher
 
 SIZES = ((200, 128), (2000, 512))  # samples, features
-MODELS = ("cnn2", "resnet18", "mobilenet")
+MODELS = ("cnn2", "resnet18")
 
 
 def head(kind: str, turns: int) -> Figure:
@@ -81,7 +81,7 @@ def _features(samples: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     y = rng.integers(0, works.CLASSES, samples)
     means = rng.standard_normal((works.CLASSES, dim))
-    return (means[y] + 3 * rng.standard_normal((samples, dim))).astype(np.float32), y
+    return (means[y] + rng.standard_normal((samples, dim))).astype(np.float32), y
 
 
 def _fit(kind: str, z: np.ndarray, y: np.ndarray) -> heads.Head:

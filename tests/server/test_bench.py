@@ -10,7 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from server.bench import cli, cohort, gpu, picture, plain, releasing, table, training, works
+from broker.find import Program
+from server.bench import cli, cohort, gpu, messages, picture, plain, releasing, table, training, works
 from server.bench.figures import Figure, Report
 from server.bench.measure import Machine, Times, gemm_peak, tree_bytes
 from server.bench.plain import Plain
@@ -144,3 +145,9 @@ def test_without_a_gpu_the_gpu_figures_run_and_have_no_target() -> None:
     assert len(found.notes) == gpu.SHOWN, "where the time goes"
     step = gpu.steps("cnn2", 1, at)
     assert step.sides.keys() == {"plain", "stacked", "compiled"} and not step.notes
+
+
+@pytest.mark.broker
+def test_a_message_and_its_answer_are_timed(mosquitto_program: Program) -> None:
+    found = messages.round_trip(1, messages=30)
+    assert 0 < found.found < 1000 and found.notes["messages"] == 20
