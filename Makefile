@@ -13,7 +13,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test check format bench bench-full bench-gpu clean
+.PHONY: help venv demo demo-secure test nightly check format bench bench-full bench-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ demo-secure: venv ## the same over mTLS, every device with a certificate of its 
 
 test: venv ## every test but those marked slow, gpu, arm64 or browser (ARGS='-k topics' for some)
 	$(TEST) -n 2 -m 'not slow and not gpu and not arm64 and not browser' $(ARGS)
+
+nightly: venv ## 200 runs under chaos, 10,000 examples of every fuzz test (hours)
+	$(TEST) tests/fuzz tests/chaos -n 2 --hypothesis-profile nightly --timeout 7200 $(ARGS)
 
 check: venv ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

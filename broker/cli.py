@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.provision import cli as provision
+from edge_fl import descriptors
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
@@ -74,6 +75,7 @@ def up(
 
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     program = find()
+    descriptors.raise_most()
     if foreground:
         replace_process(settings, program)
     broker = Mosquitto(settings, program)

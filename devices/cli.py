@@ -210,11 +210,15 @@ def up(
         bool, typer.Option("--until-idle", help="End when the server has gone, or nothing happens any more.")
     ] = False,
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the broker.")] = 60.0,
+    chaos: Annotated[
+        str, typer.Option(help="What goes wrong: a TOML file, or lossy, slow, crashes, restarts, everything.")
+    ] = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Run a simulated fleet over a real broker, with the agents that real devices run."""
     import msgspec
 
+    from devices.chaos import profile
     from devices.entry import entries, entry
     from devices.fleet import FleetConfig, run_fleet, shares
     from devices.store import Store
@@ -260,12 +264,13 @@ def up(
         until_idle=until_idle,
         wait_s=wait_s,
         ids=ids,
+        chaos=profile.load(chaos) if chaos else None,
     )
     _log_warnings()
     full_worker = _full_worker() if trains else None
     say(
         f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
-        f"{' (TLS)' if identities else ''}, fleet {fleet}"
+        f"{' (TLS)' if identities else ''}, fleet {fleet}{f', chaos {chaos}' if chaos else ''}"
     )
     with Store(folder).owned():
         outcomes = run_fleet(config, connect, full_worker=full_worker, tell=_Line(), on_start=_stop_on_signal)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from devices.usage import Budget
+from edge_fl import config as settings
 from edge_fl import heads
-from edge_fl.errors import ConfigError, nearest
+from edge_fl.errors import ConfigError
 from edge_fl.heads.auto import AUTO
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
@@ -70,14 +68,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> dict[str, object]:
     """The settings in a TOML file, not yet checked. Raises ConfigError."""
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); expected a device's settings; nothing was started"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML ({error}); nothing was started") from error
+    return settings.read(path)
 
 
 def named(tree: dict[str, object], where: str) -> dict[str, object]:
@@ -96,10 +87,7 @@ def named(tree: dict[str, object], where: str) -> dict[str, object]:
 
 def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     """The settings as a value. Raises ConfigError, which names the nearest known key."""
-    try:
-        config = msgspec.convert(tree, DeviceConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explained(str(error), tree)}; nothing was started") from error
+    config = settings.checked(tree, DeviceConfig, where)
     try:
         if config.head != AUTO:
             heads.find(config.head)
@@ -121,19 +109,3 @@ def chosen(file: Path | None, given: Mapping[str, object], broker: Mapping[str, 
         tree["broker"] = {**(own if isinstance(own, dict) else {}), **at}
     where = str(file) if file else "device run"
     return convert(named(tree, where), where)
-
-
-def _explained(message: str, tree: dict[str, object]) -> str:
-    """What msgspec says ("Expected `int` >= 1 - at `$.seed`") in the words of a settings file, with what came."""
-    reason, _, path = message.partition(" - at `$")
-    keys = [key for key in path.rstrip("`").split(".") if key]
-    if unknown := re.search(r"unknown field `(.*)`", reason):
-        known = DeviceBroker if keys == ["broker"] else DeviceConfig
-        return f"unknown key {unknown[1]!r}{nearest(unknown[1], known.__struct_fields__)}"
-    value: object = tree
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    if "matching regex" in reason:
-        reason = "expected 1 to 32 of a-z, 0-9 and '-'"
-    came = f"{'.'.join(keys)} = {value!r}: " if keys else ""
-    return f"{came}{reason[:1].lower()}{reason[1:]}"

@@ -50,6 +50,7 @@ class Device:
         "_timestamp",
         "_transport",
         "acknowledged",
+        "crashed",
         "lost",
         "planned_s",
         "reports",
@@ -65,6 +66,7 @@ class Device:
         self.acknowledged: Counter[str] = Counter()
         self.lost = ""
         self.planned_s = math.inf  # for the runner: when it will tick
+        self.crashed = False
         self._limits = limits
         self._rim: Rim | None = None
         self._transport: Transport | None = None
@@ -86,6 +88,8 @@ class Device:
     @property
     def wake_s(self) -> float:
         """When it next needs a tick."""
+        if self.crashed:
+            return math.inf
         fetching = (found.wake_s for found in (self._download, self._gathering) if found)
         return min(state.wake_at(self.state), *fetching, math.inf)
 
@@ -103,6 +107,10 @@ class Device:
 
     def take(self, event: Happening) -> None:
         """One event, carried through to its last effect."""
+        if self.crashed:
+            if isinstance(event, Admitted) and self._rim:
+                self._rim.leave()
+            return
         match event:
             case Packet():
                 self.totals["wire_bytes"] += len(event.topic) + len(event.payload)
@@ -134,6 +142,15 @@ class Device:
         except EdgeFLError as error:
             log.warning("%s: goodbye: %s", self.name, error)
         transport.close()
+
+    def crash(self) -> None:
+        """Ends without a word: the broker publishes its will, and nothing that still comes changes or writes anything."""
+        self.crashed = True
+        transport, self._transport = self._transport, None
+        if transport:
+            transport.close(clean=False)
+        if self._rim and self._download and self._download.begun:
+            self._rim.leave()
 
     # events
 

@@ -2,7 +2,7 @@
 
 Device i owns the data of client i of a partition. Which devices are full is drawn from the seed; the kinds of heads go round over the
 head-only ones. What would be wasteful a thousand times over is shared: children that fit heads stay, an extractor that passed its
-canary is not tried again.
+canary is not tried again. With a chaos profile links are bad, and devices crash and come back as new processes on their own folders.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +19,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from devices import canary, device, state
+from devices.chaos.profile import Chaos
+from devices.chaos.storm import Restart, Storm
 from devices.device import Device
 from devices.eyes import Here
 from devices.features import runtime
@@ -30,7 +32,7 @@ from devices.runner import Runner
 from devices.state import Limits
 from devices.store import Store
 from devices.work import MakeWorker, Worker
-from edge_fl import capability
+from edge_fl import capability, descriptors
 from edge_fl.capability import Tier
 from edge_fl.config import DataConfig, InputSpec
 from edge_fl.data import datasets
@@ -38,10 +40,13 @@ from edge_fl.data.partition import Split, split_clients
 from edge_fl.data.samples import ClientData, Dataset
 from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolError
 from edge_fl.release.artefact import Installed
+from edge_fl.release.trust import wall_clock
 from edge_fl.seeds import generator
 from edge_fl.wire.topics import Topics, checked
 
 PREFIX = "sim-"
+LOOK_S = 0.25e-3  # to look at every device and say how it goes costs time, for each of them
+STORM_S = 0.25  # how often it is looked what chaos has due
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class FleetConfig:
     wait_s: float = 60.0
     root: bytes | None = None
     ids: tuple[str, ...] = ()
+    chaos: Chaos | None = None
     limits: Limits = state.LIMITS
 
 
@@ -76,12 +82,13 @@ def run_fleet(
     tell: Callable[[Progress], None] | None = None,
     on_start: Callable[[Runner], None] | None = None,
     every_s: float = 0.5,
+    restarts: Mapping[str, Restart] | None = None,
 ) -> list[DeviceOutcome]:
     """Runs the fleet to its end and says what became of each device, in order of their ids.
 
     `full_worker` is `devices.full.FullWorker`, handed in so that a head-only fleet does without torch. `tell` hears how it goes every
-    `every_s`; `on_start` gets the runner, which can be stopped. Raises ConnectError when the broker cannot be reached in `wait_s`, or
-    lets nobody in.
+    `every_s`; `on_start` gets the runner, which can be stopped; `restarts` take "broker" and "server" down where the chaos
+    profile has no commands for it. Raises ConnectError when the broker cannot be reached in `wait_s`, or lets nobody in.
     """
     if config.full and full_worker is None:
         raise ConfigError(
@@ -93,30 +100,38 @@ def run_fleet(
         raise ConfigError(str(error)) from error
     dataset = datasets.load(config.data.dataset, Path(config.data.data_dir))
     split = split_clients(dataset, config.data, config.seed)
+    ids = config.ids or names(len(split.clients))
+    descriptors.require(len(ids), f"a fleet of {len(ids)} devices")
+    every_s = max(every_s, len(ids) * LOOK_S)
+    storm = Storm(config.chaos, ids, connect, restarts) if config.chaos else None
     fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
-    make = _maker(config, topics, dataset, split, fitter, full_worker)
+    make = _maker(config, topics, dataset, split, fitter, full_worker, ids, storm)
     ending = _Ending(runner, config)
 
     def done() -> bool:
+        if storm:
+            storm.advance(runner, make)
         if tell:
             tell(progress(runner.devices))
-        return ending.reached()
+        return ending.reached() and (storm is None or storm.is_over)
 
     if on_start:
         on_start(runner)
     try:
-        for number in range(len(split.clients)):
-            runner.add(make(number), connect)
+        for number, name in enumerate(ids):
+            runner.add(make(name), storm.connect if storm else connect)
             if number == 0:
                 runner.devices[0].wait_connected(config.wait_s)
-        runner.run(config.duration_s, done, every_s)
+        runner.run(config.duration_s, done, min(every_s, STORM_S) if storm else every_s)
     finally:
         fitter.close()
+        if storm:
+            storm.close()
     if runner.devices and all(found.lost for found in runner.devices):
         raise ConnectError(
             f"fleet {config.fleet!r}: the broker lets no device in ({runner.devices[0].lost}); the fleet stopped"
         )
-    return [outcome(found) for found in runner.devices]
+    return [outcome(found) for found in sorted(runner.devices, key=lambda found: found.name)]
 
 
 def names(devices: int) -> list[str]:
@@ -176,7 +191,7 @@ class _Ending:
 
     def reached(self) -> bool:
         devices, now_s = self._devices, time.monotonic()
-        if all(found.lost for found in devices):
+        if devices and all(found.lost for found in devices):
             return True
         if not self._config.until_idle:
             return False
@@ -196,16 +211,19 @@ def _maker(
     split: Split,
     fitter: ChildFitter,
     full_worker: MakeWorker | None,
-) -> Callable[[int], Device]:
-    """What makes device i."""
-    ids = config.ids or names(len(split.clients))
+    ids: Sequence[str],
+    storm: Storm | None,
+) -> Callable[[str], Device]:
+    """What makes a device, at first and again after a crash."""
+    numbers = {name: number for number, name in enumerate(ids)}
     full = full_devices(len(ids), config.full, config.seed)
     kinds = dict(zip((n for n in range(len(ids)) if n not in full), cycle(config.heads), strict=False))
     check = _Once(canary.require)
     machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
 
-    def make(number: int) -> Device:
-        name, store, kind = ids[number], Store(config.folder / ids[number]), kinds.get(number, "")
+    def make(name: str) -> Device:
+        number, store = numbers[name], Store(config.folder / name)
+        kind = kinds.get(number, "")
 
         def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
             return split.client(dataset, split.clients[number])
@@ -222,6 +240,7 @@ def _maker(
                 runtime(),
                 root=config.root,
                 check=check,
+                clock=storm.clock(name) if storm else wall_clock,
                 limits=config.limits,
             )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +34,7 @@ from edge_fl.heads.tuned import OWN
 from edge_fl.release import artefact
 from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import Manifest, blobs
-from edge_fl.release.trust import Trust
+from edge_fl.release.trust import Trust, wall_clock
 from edge_fl.wire.blob import Assembly, Blob, describe, digest
 from edge_fl.wire.messages import Report
 
@@ -78,6 +79,7 @@ class HeadWorker(Worker):
         budget_s: float = 60.0,
         guard: bool = False,
         check: Callable[[artefact.Installed], None] = canary.require,
+        clock: Callable[[], datetime] = wall_clock,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
@@ -85,7 +87,7 @@ class HeadWorker(Worker):
         self._runtime = runtime
         self._share, self._balanced, self._guard, self._budget_s = share, balanced, guard, budget_s
         self._slots = Slots(store.folder / "release")
-        self._trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None)
+        self._trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock)
         self._jobs: dict[type, Callable[..., Event]] = {
             Refresh: self._refresh,
             Install: self._install,

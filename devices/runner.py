@@ -46,6 +46,7 @@ class Runner:
         self._queueing: deque[Device] = deque()
         self._places = FETCHES
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="edge-fl-work")
+        self._at_work: set[Device] = set()
 
     def add(self, device: Device, connect: Connect) -> None:
         """Connects a device; `run` does the rest."""
@@ -58,7 +59,17 @@ class Runner:
 
     def submit(self, device: Device, job: Job) -> None:
         """Runs a job in a worker thread; its event is delivered."""
-        self._pool.submit(lambda: self.deliver(device, job()))
+        self._at_work.add(device)
+        self._pool.submit(self._carry_out, device, job)
+
+    def is_working(self, device: Device) -> bool:
+        """Whether a job of this device is under way or waits for a thread."""
+        return device in self._at_work
+
+    def crash(self, device: Device) -> None:
+        """Ends a device as a power cut would, apart from a job that is under way; on the runner's thread."""
+        self.devices.remove(device)
+        device.crash()
 
     def enter(self, device: Device) -> None:
         """Lets a device fetch, as soon as few enough others do: it hears `Admitted`, and is to `leave` in the end."""
@@ -119,6 +130,12 @@ class Runner:
             device.planned_s = wake_s
             if wake_s < math.inf:
                 heapq.heappush(self._timers, (wake_s, next(self._order), device))
+
+    def _carry_out(self, device: Device, job: Job) -> None:
+        try:
+            self.deliver(device, job())
+        finally:
+            self._at_work.discard(device)
 
     def _admit(self) -> None:
         while self._queueing and self._places:

@@ -12,13 +12,14 @@ import reprlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from edge_fl.errors import ConfigError, nearest
 
+S = TypeVar("S", bound=Struct)
 Source = Literal["simulated", "fleet", "hybrid"]
 Engine = Literal["auto", "sequential", "pool", "vector", "ray"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -227,7 +228,7 @@ def load(path: Path) -> Recipe:
 
 def read(path: Path) -> dict[str, Any]:
     """What a TOML file says, as nested dicts, not yet a recipe. Raises ConfigError."""
-    expected = "expected a recipe in TOML; nothing was started"
+    expected = "expected settings in TOML; nothing was started"
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -245,22 +246,27 @@ def parse(text: str, where: str = "recipe") -> Recipe:
 def _tree(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML ({error}); nothing was started") from error
 
 
 def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
     """A recipe from nested dicts. Raises ConfigError."""
+    return checked(tree, Recipe, where)
+
+
+def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
+    """Settings of any kind from nested dicts, every number finite. Raises ConfigError, which names the key and the nearest known one."""
     try:
-        recipe = msgspec.convert(tree, Recipe)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error), tree)}; nothing was started") from error
+        settings = msgspec.convert(tree, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ConfigError(f"{where}: {_explain(str(error), tree, kind)}; nothing was started") from error
     for keys, value in _numbers(tree):
         if not math.isfinite(value):
             raise ConfigError(
                 f"{where}: {_place(keys)} = {value}: expected a finite number; nothing was started"
             )
-    return recipe
+    return settings
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -296,27 +302,26 @@ def dump(recipe: Recipe) -> str:
     return msgspec.toml.encode(recipe).decode()
 
 
-def _explain(message: str, tree: dict[str, Any]) -> str:
+def _explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
     """What msgspec says ("Expected `int` >= 1 - at `$.data.clients`") in the words of a TOML file, with what came."""
     reason, _, path = message.partition(" - at `$")
     # "[...]" is what msgspec says for any key of a table of tables.
     keys = re.findall(r"\w+(?:\[\d+\])*|\*", path.replace("[...]", ".*"))
     if unknown := re.search(r"unknown field `(.*)`", reason):
         table, key = ".".join(keys), unknown[1]
-        known = nearest(key, _field(keys).__struct_fields__)
+        known = nearest(key, _field(keys, kind).__struct_fields__)
         return f"[{table}] unknown key {key!r}{known}" if table else f"unknown key {key!r}{known}"
     value: Any = tree
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     came = f" = {reprlib.repr(value)}" if value is not None else ""
     if reason.startswith("Invalid enum value"):
-        reason = f"unknown name{nearest(str(value), get_args(_field(keys)))}"
+        reason = f"unknown name{nearest(str(value), get_args(_field(keys, kind)))}"
     return f"{_place(keys)}{came}: {reason[:1].lower()}{reason[1:]}"
 
 
-def _field(keys: list[str]) -> Any:
-    """The type of the field at `keys`, from Recipe downwards."""
-    kind: Any = Recipe
+def _field(keys: list[str], kind: Any) -> Any:
+    """The type of the field at `keys`, from the struct `kind` downwards."""
     for key in keys:
         if key == "*":
             continue

@@ -54,6 +54,10 @@ class Child:
         return self._process.poll()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def printed(self) -> str:
         return "\n".join(self._printed)
 

@@ -67,6 +67,11 @@ REASONS: tuple[tuple[type[Exception], str, str], ...] = (
 """What python-tuf says, the word a device reports, and our words; the first that fits."""
 
 
+def wall_clock() -> datetime:
+    """Now, in UTC."""
+    return datetime.now(UTC)
+
+
 class Trust:
     """What one device believes. `root_bytes` is the root it was shipped with; without one it believes nobody, unless told otherwise."""
 
@@ -76,7 +81,7 @@ class Trust:
         root_bytes: bytes | None = None,
         *,
         trust_on_first_use: bool = False,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] = wall_clock,
     ) -> None:
         self._folder = folder
         self._metadata = folder / "metadata"

@@ -79,8 +79,12 @@ class MqttLoop:
 
     def later(self, delay_s: float, function: Callable[[], object]) -> Timer:
         """Calls `function` once, `delay_s` from now."""
+        return self.at(time.monotonic() + delay_s, function)
+
+    def at(self, due_s: float, function: Callable[[], object]) -> Timer:
+        """Calls `function` once, at a time of the monotonic clock; what is due at the same time keeps its order."""
         timer = Timer(function)
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), timer))
+        heapq.heappush(self._timers, (due_s, next(self._order), timer))
         return timer
 
     def watch(self, sock: Any, ready: Callable[[int], object]) -> None:

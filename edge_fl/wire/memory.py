@@ -93,6 +93,10 @@ class InMemoryBroker:
         """Cuts one client's connection as a failing network would: its will is published, then it connects again."""
         self.later(lambda: self._drop(client_id))
 
+    def forget(self) -> None:
+        """Loses everything retained and every session, as a broker that starts again without its database; all connect again."""
+        self.later(self._forget)
+
     @property
     def is_current(self) -> bool:
         """Whether the caller runs on the broker's thread."""
@@ -166,6 +170,13 @@ class InMemoryBroker:
         if session and (client := session.client):
             self.disconnect(client, clean=False)
             client.emit(Disconnected("connection dropped"))
+            self.connect(client)
+
+    def _forget(self) -> None:
+        clients = [session.client for session in self._sessions.values() if session.client]
+        self._sessions, self._retained = {}, {}
+        for client in clients:
+            client.emit(Disconnected("the broker is gone"))
             self.connect(client)
 
     def _run(self) -> None:

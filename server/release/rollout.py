@@ -36,6 +36,7 @@ from server.wire.wants import Wants
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+LOOK_S = 0.02
 CLOSE_S = 5.0
 
 
@@ -131,6 +132,9 @@ class Rollout:
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._change.wait(min(left, POLL_S))
+                self._change.wait_for(
+                    lambda: False, LOOK_S
+                )  # thousands of heads report at once: count them once
         return self.missing()
 
     def missing(self) -> list[str]:

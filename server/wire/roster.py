@@ -24,6 +24,7 @@ from server.wire.link import Heard, Link
 
 DeviceId = str
 POLL_S = 0.5
+LOOK_S = 0.02
 MAX_DEVICES = 100_000
 
 GONE = frozenset({"lost", "disconnected", "sleeping"})
@@ -144,6 +145,9 @@ class Roster:
                         f" devices after {deadline_s:g} s, expected {full} and {heads}; there are {self._who()}; the run stops"
                     )
                 self._change.wait(min(left, POLL_S))
+                self._change.wait_for(
+                    lambda: False, LOOK_S
+                )  # thousands of devices speak at once: look at them once
 
     def _who(self) -> str:
         there = [f"{id} ({_word(device)})" for id, device in sorted(self._devices.items())]

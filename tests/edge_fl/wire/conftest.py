@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from edge_fl.wire.chaos import NONE, FaultyTransport
+from edge_fl.wire.loop import MqttLoop
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport
@@ -85,15 +87,19 @@ def topic() -> str:
     return f"test/{secrets.token_hex(4)}"
 
 
-@pytest.fixture(params=["memory", pytest.param("mqtt", marks=pytest.mark.broker)])
+@pytest.fixture(
+    params=["memory", "behind a link without faults", pytest.param("mqtt", marks=pytest.mark.broker)]
+)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Transport]]:
     """Makes transports: `make(client_id, will, deliver, **options)`."""
     if request.param == "mqtt":
         yield partial(MqttTransport, request.getfixturevalue("mosquitto").endpoint)
-    else:
-        broker = InMemoryBroker()
-        yield partial(InMemoryTransport, broker)
-        broker.close()
+        return
+    broker, loop = InMemoryBroker(), MqttLoop()
+    memory = partial(InMemoryTransport, broker)
+    yield memory if request.param == "memory" else partial(FaultyTransport, memory, NONE, 0, loop)
+    loop.close()
+    broker.close()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, inspect
 
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.blob import Blob, describe
+from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import (
     MAX_JSON_BYTES,
     MAX_JSON_DEPTH,
@@ -29,6 +29,7 @@ from edge_fl.wire.messages import (
     decode,
     encode,
 )
+from tests.fuzz.valid import structs
 
 KINDS = sorted(MESSAGES.values(), key=lambda kind: kind.__name__)
 # The JSON kinds of value, one example each that fits no pattern, range or list of names; a float field takes integers as well.
@@ -41,48 +42,6 @@ EXAMPLES: dict[str, Any] = {
     "array": [[]],
     "object": {"?": []},
 }
-
-
-def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
-    """Values of a msgspec type, so that a new message or field is tested without a word here."""
-    match kind:
-        case inspect.NoneType():
-            return st.none()
-        case inspect.BoolType():
-            return st.booleans()
-        case inspect.IntType():
-            return st.integers(
-                kind.ge if kind.ge is not None else -(2**40), kind.le if kind.le is not None else 2**40
-            )
-        case inspect.FloatType():
-            low, high = (
-                kind.ge if kind.ge is not None else kind.gt,
-                kind.le if kind.le is not None else kind.lt,
-            )
-            finite = st.floats(low, high, allow_nan=False, allow_infinity=False)
-            return finite.filter(lambda x: x != kind.gt and x != kind.lt)
-        case inspect.StrType():
-            return st.from_regex(kind.pattern) if kind.pattern else st.text(max_size=20)
-        case inspect.LiteralType():
-            return st.sampled_from(kind.values)
-        case inspect.ListType() | inspect.VarTupleType():
-            items = st.lists(values(kind.item_type), max_size=3)
-            return items.map(tuple) if isinstance(kind, inspect.VarTupleType) else items
-        case inspect.TupleType():
-            return st.tuples(*map(values, kind.item_types))
-        case inspect.DictType():
-            return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
-        case inspect.UnionType():
-            return st.one_of(*map(values, kind.types))
-        case inspect.StructType(cls=cls) if cls is Blob:
-            return st.binary(min_size=1, max_size=3000).map(lambda payload: describe(payload, 1024))
-        case inspect.StructType(cls=cls):
-            return st.builds(cls, **{field.name: values(field.type) for field in kind.fields})
-    raise NotImplementedError(kind)
-
-
-def messages(kind: type[Struct]) -> st.SearchStrategy[Struct]:
-    return values(inspect.type_info(kind))
 
 
 def json_kinds(kind: inspect.Type) -> set[str]:
@@ -112,7 +71,7 @@ FIELDS = [
 def _example(kind: type[Struct]) -> bytes:
     found: list[Struct] = []
 
-    @given(messages(kind))
+    @given(structs(kind))
     def keep(message: Struct) -> None:
         found.append(message)
 
@@ -129,7 +88,7 @@ def example(kind: type[Struct]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_a_message_survives_the_wire(kind: type[Struct], data: st.DataObject) -> None:
-    message = data.draw(messages(kind))
+    message = data.draw(structs(kind))
     assert decode(encode(message), kind) == message
 
 
@@ -192,7 +151,7 @@ json_values = st.recursive(
 def test_a_valid_structure_with_any_wrong_value_in_it_gives_a_protocol_error_or_a_message(
     kind: type[Struct], data: st.DataObject
 ) -> None:
-    tree = msgspec.to_builtins(data.draw(messages(kind)))
+    tree = msgspec.to_builtins(data.draw(structs(kind)))
     tree = json.loads(json.dumps(tree))
     path = data.draw(st.sampled_from(list(paths(tree))))
     payload = json.dumps(replaced(tree, path, data.draw(json_values))).encode()

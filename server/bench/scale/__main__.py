@@ -1,0 +1,5 @@
+"""`python -m server.bench.scale`."""
+
+from server.bench.scale.cli import main
+
+main()

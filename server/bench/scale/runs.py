@@ -1,0 +1,158 @@
+"""The two runs: a busy fleet whose broker restarts in mid-round, and an idle one that is only there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edge_fl.errors import DeadlineError, RunError
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Connected, Event
+from server.bench.scale.stage import connected, fleet_of, stage, start_broker, wait_until
+from server.bench.scale.watch import COUNTED, FLEET, Watch, mosquitto_of, processor_s, resident_bytes
+from server.results import Results
+
+FEW = 100  # what a large fleet's memory is compared with
+READY_S = 300.0
+P95 = 0.95
+
+RECIPE = """
+name = "scale"
+rounds = {rounds}
+source = "fleet"
+evaluate_every = 0
+data = {{ dataset = "scale", data_dir = "{folder}", clients = {devices}, partition = "iid" }}
+model = {{ name = "cnn-tiny", options = {{ width = 4, feature_dim = 16 }} }}
+method = {{ name = "fedavg", batch_size = 16 }}
+cohort = {{ min_devices = {ready}, quorum = 0.5, wait_s = 300.0, deadline_s = {deadline_s} }}
+release = {{ every = 0, heads = {heads}, wait_s = {deadline_s} }}
+broker = {{ port = {port} }}
+"""
+CHAOS = "after_s = 5.0\nuntil_s = {until_s}\n[devices]\nleave = {leave}\n"
+
+
+class _Ears:
+    """Hears for a watch what passes on the broker, also on one that has forgotten who listens."""
+
+    def __init__(self, port: int, watch: Watch) -> None:
+        self._watch = watch
+        self._transport = MqttTransport(Endpoint("127.0.0.1", port), "scale-bench", None, self._hear)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Connected) and not event.session_present:
+            topics = Topics(FLEET)
+            heard = (topics.round("+"), topics.report("+", "+", "+"), topics.tuf("timestamp.json"))
+            for topic in (*COUNTED.values(), *heard):
+                self._transport.subscribe(topic)
+        self._watch.hear(event)
+
+
+def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: float) -> Iterator[str]:
+    """Rounds of `full` devices while all others fit heads; the broker restarts in the middle of the last round."""
+    with stage(devices) as (folder, port, children):
+        watch = Watch()
+        broker = start_broker(children, folder, port)
+        ears = _Ears(port, watch)
+        chaos = folder / "chaos.toml"
+        chaos.write_text(CHAOS.format(leave=leave, until_s=deadline_s))
+        recipe = folder / "recipe.toml"
+        ready, heads = int(0.9 * full), int(0.85 * (devices - full))
+        recipe.write_text(
+            RECIPE.format(
+                rounds=rounds,
+                folder=folder,
+                devices=devices,
+                ready=ready,
+                heads=heads,
+                port=port,
+                deadline_s=deadline_s,
+            )
+        )
+        server = children.start(
+            "server",
+            "server",
+            "run",
+            str(recipe),
+            "--runs",
+            str(folder / "runs"),
+            "--home",
+            str(folder / "home"),
+        )
+        wait_until(lambda: "waiting for" in children.lines.get("server", ""), server, READY_S)
+        base = {"server, in rounds": resident_bytes(server.pid)}
+        fleet = children.start(
+            "fleet", *fleet_of(folder, port, devices), "--full", str(full), "--chaos", str(chaos)
+        )
+        wait_until(lambda: "full, on" in children.lines.get("fleet", ""), fleet, READY_S)
+        base["fleet"] = resident_bytes(fleet.pid)
+        started_s, restarted_s = time.monotonic(), 0.0
+        while server.code is None:
+            time.sleep(0.2)
+            watch.weigh(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
+            watch.weigh(**{"server, with a release" if watch.released else "server, in rounds": server.pid})
+            if not restarted_s and len(watch.late_s.get(rounds, ())) >= 0.1 * full:
+                broker.end()
+                restarted_s = time.monotonic()
+                time.sleep(1.0)
+                broker = start_broker(children, folder, port)
+                restarted_s = time.monotonic() - restarted_s
+            if time.monotonic() - started_s > 2 * READY_S + 2 * rounds * deadline_s:
+                raise DeadlineError("the run did not end")
+        server.drain()
+        if server.code:
+            raise RunError(f"the server ended with exit code {server.code}: {' | '.join(server.last)}")
+        seconds = time.monotonic() - started_s
+        ears.close()
+        results = Results.open(Path(server.printed.splitlines()[-1]))
+        yield f"{devices} devices, {full} of them full: run {results.state().state} in {seconds:.0f} s"
+        for row in results.rounds():
+            late = sorted(watch.late_s.get(int(row["round"]), {}).values()) or [float("nan")]
+            yield (
+                f"round {row['round']}: {row['answered']} of {row['asked']} answered in {row['seconds']:.1f} s;"
+                f" a report comes after {late[len(late) // 2]:.1f} s (median), {late[int(P95 * (len(late) - 1))]:.1f} s (p95)"
+            )
+        yield f"broker down for {restarted_s:.1f} s in mid-round {rounds}; {len(watch.heads)} heads reported"
+        for name in COUNTED:
+            total, most = watch.messages(name)
+            yield f"broker {name}: {total} publications, {total / seconds:.0f}/s on average, {most:.0f}/s at most"
+        for name, found in watch.memory.items():
+            yield f"{name}: {found / 2**20:.0f} MiB at most"
+        for name in ("server, in rounds", "fleet"):
+            more = watch.memory[name] - base[name]
+            yield f"{name}: {more / devices / 1024:.1f} KiB for each device above its {base[name] / 2**20:.0f} MiB without any"
+
+
+def idle(devices: int, hold_s: float) -> Iterator[str]:
+    """Connects so many devices, lets them be for a while, and compares their memory with that of a few."""
+    found = {}
+    for count in (FEW, devices):
+        with stage(count) as (folder, port, children):
+            watch = Watch()
+            broker = start_broker(children, folder, port)
+            began_s = time.monotonic()
+            fleet = children.start("fleet", *fleet_of(folder, port, count), "--head", str(count))
+            wait_until(lambda: connected(children.lines) == count, fleet, READY_S)  # noqa: B023
+            took_s, least = time.monotonic() - began_s, count
+            time.sleep(2.0)
+            used_s = processor_s(fleet.pid)
+            until_s = time.monotonic() + hold_s
+            while time.monotonic() < until_s:
+                time.sleep(0.5)
+                least = min(least, connected(children.lines))
+                watch.weigh(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
+            used = (processor_s(fleet.pid) - used_s) / hold_s
+            found[count] = watch.memory
+            yield (
+                f"{count} idle devices: connected in {took_s:.1f} s; {least} stayed for {hold_s:.0f} s;"
+                f" fleet {watch.memory['fleet'] / 2**20:.0f} MiB, {used:.0%} of a core;"
+                f" mosquitto {watch.memory['broker'] / 2**20:.0f} MiB"
+            )
+    for name in ("fleet", "broker"):
+        more = (found[devices][name] - found[FEW][name]) / (devices - FEW)
+        yield f"{name}: {more / 1024:.1f} KiB for each device more"

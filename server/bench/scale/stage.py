@@ -1,0 +1,90 @@
+"""The processes of a run: a folder with data, a free port, and the real commands as children whose last lines are kept."""
+
+from __future__ import annotations
+
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl.errors import DeadlineError, RunError
+from server.children import Child, Children
+
+IMAGES_PER_DEVICE = 20
+VARIABLES = {"OMP_NUM_THREADS": "1"}
+
+
+class Listening(Children):
+    """Children whose last line each is kept."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, str] = {}
+        super().__init__(self.lines.__setitem__, VARIABLES)
+
+
+@contextmanager
+def stage(devices: int) -> Iterator[tuple[Path, int, Listening]]:
+    """A folder with data for so many devices, a free port, and nobody started yet."""
+    with tempfile.TemporaryDirectory(prefix="edge-fl-scale-") as name, Listening() as children:
+        folder, rng = Path(name), np.random.default_rng(0)
+        y = rng.integers(0, 10, devices * IMAGES_PER_DEVICE)
+        x = 20 * y[:, None, None, None] + rng.integers(0, 40, (len(y), 1, 8, 8))
+        np.savez(folder / "scale.npz", x=x.astype("uint8"), y=y)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        yield folder, port, children
+
+
+def start_broker(children: Children, folder: Path, port: int) -> Child:
+    """A broker that answers."""
+    broker = children.start(
+        "broker", "broker", "up", "--insecure", "--port", str(port), "--dir", str(folder / "broker")
+    )
+    wait_until(partial(_answers, port), broker, 60.0)
+    return broker
+
+
+def fleet_of(folder: Path, port: int, devices: int) -> list[str]:
+    """The command for so many devices on that data."""
+    data = ["--dataset", "scale", "--data-dir", str(folder), "--partition", "iid", "--heads", "logistic"]
+    return [
+        "fleet",
+        "up",
+        "--devices",
+        str(devices),
+        "--port",
+        str(port),
+        "--dir",
+        str(folder / "fleet"),
+        *data,
+    ]
+
+
+def wait_until(claim: Callable[[], bool], child: Child, deadline_s: float) -> None:
+    """Waits. Raises RunError when the child ends meanwhile, DeadlineError."""
+    until_s = time.monotonic() + deadline_s
+    while not claim():
+        if child.code is not None:
+            raise RunError(f"{child.name} ended with exit code {child.code}: {' | '.join(child.last)}")
+        if time.monotonic() > until_s:
+            raise DeadlineError(f"{child.name}: not ready after {deadline_s:g} s: {' | '.join(child.last)}")
+        time.sleep(0.1)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def connected(lines: dict[str, str]) -> int:
+    """How many devices the fleet last said are connected."""
+    found = re.match(r"(\d+)/\d+ connected", lines.get("fleet", ""))
+    return int(found[1]) if found else 0

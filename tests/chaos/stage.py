@@ -1,0 +1,224 @@
+"""A whole run under chaos in one process: the real server, real agents, a broker in memory, and a profile drawn from one number.
+
+The server of a run goes down as its process would be thrown out of the fleet, and another resumes the run, as `server run --resume` does.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from devices.chaos.profile import Chaos, Devices, Restarts
+from devices.chaos.storm import Storm
+from devices.device import Device, start
+from devices.eyes import Here
+from devices.features import runtime
+from devices.fetch import FetchLimits
+from devices.full import FullWorker
+from devices.head import fit_here
+from devices.release import HeadWorker
+from devices.runner import Runner
+from devices.state import Limits
+from devices.store import Store
+from edge_fl.config import (
+    CohortConfig,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimiserConfig,
+    Recipe,
+    ReleaseConfig,
+)
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import EdgeFLError
+from edge_fl.seeds import generator
+from edge_fl.wire.chaos import NONE, Faults, FaultyTransport
+from edge_fl.wire.loop import MqttLoop
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.messages import Capability
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Transport
+from server import task
+from server.results import Results
+
+TOPICS = Topics("main")
+QUICK = Limits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1, grace_s=2.0)
+FETCH = FetchLimits(stall_s=0.5, bad_chunk_s=0.1, metadata_s=2.0, quiet_s=0.05)
+FULL = ("d1", "d2", "d3", "d4")
+HEADS = ("h1", "h2")
+LONGEST_S = 90.0
+LIVES = 4  # of a server, at most
+
+
+def chaos_of(seed: int) -> Chaos:
+    """A profile: every kind of fault is there or not, as the seed has it."""
+    rng = generator(seed, "test.chaos")
+
+    def some(most: float, chance: float = 0.5) -> float:
+        return float(rng.uniform(0, most)) if rng.random() < chance else 0.0
+
+    link = Faults(
+        drop=some(0.15),
+        duplicate=some(0.3),
+        reorder=some(0.3),
+        corrupt=some(0.1),
+        delay_s=some(0.1),
+        reorder_s=0.1,
+        bytes_per_s=float(rng.choice([0, 0, 20_000, 100_000])),
+    )
+    devices = Devices(some(0.8), some(0.2), some(0.8), (0.1, 1.0), some(1e9, 0.3))
+    broker, server = Restarts(int(rng.integers(0, 3)), 0.2), Restarts(int(rng.integers(0, 2)), 0.2)
+    return Chaos(seed, 0.1, 3.0, link, devices, broker, server)
+
+
+@dataclass
+class Ended:
+    """What came of a run: its folder, the errors with which its servers ended, and what happened to it."""
+
+    results: Results
+    errors: list[EdgeFLError]
+    happened: list[str]
+    seconds: float
+
+
+@dataclass
+class Stage:
+    """One run under the chaos of one seed, with or without head-only devices."""
+
+    folder: Path
+    seed: int
+    heads: bool = False
+    broker: InMemoryBroker = field(default_factory=InMemoryBroker)
+    loop: MqttLoop = field(default_factory=MqttLoop)
+
+    def play(self) -> Ended:
+        """The run to its end, however that looks. Raises AssertionError when there is none."""
+        connect = partial(InMemoryTransport, self.broker)
+        self._links: list[FaultyTransport] = []
+        names = [*FULL, *(HEADS if self.heads else ())]
+        handlers = {"broker": self._restart_broker, "server": self._throw_out}
+        storm = self.storm = Storm(chaos_of(self.seed), names, connect, handlers)
+        runner, begun = Runner(workers=2), time.monotonic()
+        for name in names:
+            runner.add(self._device(name), storm.connect)
+
+        def done() -> bool:
+            storm.advance(runner, self._device)
+            return False
+
+        fleet = threading.Thread(target=partial(runner.run, LONGEST_S, done, 0.02), daemon=True)
+        errors: list[EdgeFLError] = []
+        server = threading.Thread(target=self._serve, args=(errors,), daemon=True)
+        fleet.start(), server.start()
+        try:
+            server.join(LONGEST_S)
+            assert not server.is_alive(), f"seed {self.seed}: no end after {LONGEST_S} s"
+        finally:
+            runner.stop()
+            fleet.join(30)
+            storm.close(), self.loop.close(), self.broker.close()
+        assert not fleet.is_alive()
+        runs = sorted((self.folder / "runs").iterdir())
+        assert len(runs) == 1
+        happened = [str(mishap) for mishap in storm.happened]
+        return Ended(Results.open(runs[0]), errors, happened, time.monotonic() - begun)
+
+    def _serve(self, errors: list[EdgeFLError]) -> None:
+        """The server, and after each that was thrown out, another."""
+        recipe, resume = self._recipe(), None
+        for _ in range(LIVES):
+            self._thrown = False
+            order = task.Order(
+                recipe,
+                self._connect,
+                self.folder / "runs",
+                self.folder / "home",
+                takeover=True,
+                resume=resume,
+            )
+            try:
+                task.run(order)
+            except EdgeFLError as error:
+                errors.append(error)
+            runs = list((self.folder / "runs").glob("*"))
+            if not self._thrown or not runs:
+                return
+            resume = runs[0]
+
+    def _connect(self, client_id: str, *arguments: Any, **options: Any) -> Transport:
+        make = partial(InMemoryTransport, self.broker)
+        if not client_id.startswith("server"):
+            return make(client_id, *arguments, **options)
+        link = FaultyTransport(make, NONE, 0, self.loop, client_id, *arguments, **options)
+        self._links.append(link)
+        return link
+
+    def _restart_broker(self, for_s: float) -> None:
+        """Everybody is cut off for a while; one broker in two comes back without its database."""
+        if self.seed % 2:
+            self.broker.forget()
+        self.storm.cut_all(for_s)
+        for link in self._links:
+            link.cut(for_s)
+
+    def _throw_out(self, _: float) -> None:
+        self._thrown = True
+        for link in self._links:
+            link.cut(math.inf)
+
+    def _device(self, name: str) -> Device:
+        data, store = data_of(name), Store(self.folder / name)
+        worker = (
+            HeadWorker(
+                name,
+                store,
+                Here(lambda classes, input: data, store.folder),
+                "logistic",
+                fit_here,
+                runtime(),
+                check=lambda installed: None,
+                clock=self.storm.clock(name),
+                limits=QUICK,
+            )
+            if name in HEADS
+            else FullWorker(name, store, lambda classes, input: data, limits=QUICK)
+        )
+        tier = "head" if name in HEADS else "full"
+        can = Capability(tier, "test", "3", samples=20, head="logistic")
+        return start(name, TOPICS, can, worker, limits=QUICK, fetching=FETCH)
+
+    def _recipe(self) -> Recipe:
+        data = data_of("everybody", 60).train
+        np.savez(self.folder / "toy.npz", x=data.x, y=data.y)
+        return Recipe(
+            name="toy",
+            seed=1,
+            rounds=2,
+            source="fleet",
+            evaluate_every=0,
+            data=DataConfig("toy", str(self.folder), clients=4, beta=5.0),
+            model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
+            # One shares an extractor, which takes a second to export; the other shares its head alone.
+            method=MethodConfig("fedavg" if self.heads else "lg-fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
+            cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=5.0, quorum=0.25),
+            release=ReleaseConfig(every=1, wait_s=3.0),
+        )
+
+
+def data_of(client: str, samples: int = 20) -> ClientData:
+    """Images of a client, 4x4: a class is a brightness."""
+    rng = generator(7, "test.data", client=client)
+
+    def some(count: int) -> Samples:
+        y = rng.integers(0, 3, count)
+        x = 80 * y[:, None, None, None] + rng.integers(0, 60, (count, 1, 4, 4))
+        return Samples(x.astype("uint8"), y)
+
+    return ClientData(some(samples), some(4), some(8))

@@ -1,0 +1,181 @@
+"""Whatever stands in a message, whoever hears it goes on: a device and a server are fed what is almost right, and still answer after it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+import tempfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from devices import device as devices
+from devices.device import Device
+from devices.effects import Job
+from devices.events import Event, Failed
+from devices.rim import Happening
+from devices.store import Store
+from devices.work import Worker
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.messages import MESSAGES, Capability, DeviceState, Log, Want, encode
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
+from server.wire import link as links
+from server.wire.exchange import Exchange
+from server.wire.inbox import Inbox
+from server.wire.journal import Journal
+from server.wire.judge import Expected
+from server.wire.link import Link
+from server.wire.roster import Roster
+from server.wire.wants import Wants
+from tests.fuzz.spoil import spoilt_text, spoilt_trees, to_json
+from tests.fuzz.valid import structs
+
+TOPICS = Topics("main")
+DOWN = {"server_state": TOPICS.server_state(), "round": TOPICS.round("t"), "want": TOPICS.want("d1")}
+DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1")}
+UP = {"state": TOPICS.state("d1"), "meta": TOPICS.meta("d1"), "rpt": TOPICS.report("d1", "t", 1)}
+UP |= {"req": TOPICS.request("d1"), "log": TOPICS.log("d1")}
+LONG = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Nobody:
+    """A rim whose jobs are never done."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def submit(self, device: Any, job: Any) -> None: ...
+
+    def deliver(self, device: Any, event: Happening) -> None: ...
+
+    def enter(self, device: Any) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class Idle(Worker):
+    def perform(self, job: Job, material: Any) -> Event:
+        return Failed("error")
+
+    def revoke(self) -> None: ...
+
+
+def packets(kinds: dict[str, str]) -> st.SearchStrategy[Packet]:
+    """Messages of some kinds on their topics, most of them with something wrong."""
+    return st.sampled_from(sorted(kinds)).flatmap(
+        lambda kind: st.builds(Packet, st.just(kinds[kind]), _payload(kind), st.booleans())
+    )
+
+
+@st.composite
+def _payload(draw: st.DrawFn, kind: str) -> bytes:
+    tree = json.loads(msgspec.json.encode(draw(structs(MESSAGES[kind]))))
+    if draw(st.integers(0, 3)):
+        tree = draw(spoilt_trees(tree))
+    return draw(spoilt_text(to_json(tree)))
+
+
+@given(heard=st.lists(packets(DOWN), max_size=4))
+@pytest.mark.parametrize("tier", ["head", "full"])
+def test_a_device_lives_on_whatever_it_hears(tier: str, heard: list[Packet]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _hear_and_obey(tier, heard, Store(Path(folder)))
+
+
+def _hear_and_obey(tier: Any, heard: list[Packet], store: Store) -> None:
+    """Hears all that, and then what a server says that has started anew."""
+    rim, broker = Nobody(), _Deaf()
+    alive = devices.start("d1", TOPICS, Capability(tier, "test", "3"), Idle("d1", store))
+    alive.connect(lambda *_: broker, rim)  # type: ignore[arg-type, return-value]
+    _let(alive, rim, Connected(False))
+    for packet in heard:
+        _let(alive, rim, packet)
+    server = links.ServerState(True, secrets.token_hex(8))
+    for message, topic in ((server, DOWN["server_state"]), (Want(1, "rest", why="tired"), DOWN["want"])):
+        _let(alive, rim, Packet(topic, encode(message)))
+    assert alive.state.want and alive.state.want.why == "tired"
+
+
+def _let(alive: Device, rim: Nobody, event: Happening) -> None:
+    """An event, and all the time that a device asks for after it."""
+    alive.take(event)
+    for _ in range(3):
+        rim.time_s = min(max(rim.time_s, alive.wake_s), rim.time_s + 50.0)
+        alive.take(devices.events.Tick())
+
+
+class _Deaf:
+    """A transport on which nobody listens."""
+
+    def __init__(self) -> None:
+        self.publish = self.subscribe = self.unsubscribe = lambda *_: None
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Link, InMemoryTransport, queue.SimpleQueue[str]]]:
+    """A server with an exchange open, a device's connection to it, and the log lines that it hears."""
+    broker = InMemoryBroker()
+    link = Link(partial(InMemoryTransport, broker), "main", limits=links.Limits(settle_s=0.02))
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with Journal(fleet="main", quarantine_after=0) as journal:
+        inbox, _, _ = Inbox(link, journal), Roster(link, journal), Wants(link)
+        link.on(
+            "log", lambda heard: lines.put(heard.message.text) if isinstance(heard.message, Log) else None
+        )
+        link.open()
+        inbox.open(Exchange("t-1-0", "t", 1, "train", ["d1"], Expected({}, frozenset(), frozenset(), 4096)))
+        yield link, InMemoryTransport(broker, "d1", None, lambda event: None), lines
+        link.close()
+    broker.close()
+
+
+BLOBS = st.builds(
+    lambda index, payload, kind: Packet(TOPICS.blob("d1", "t-1-0", index), payload, content_type=kind),
+    st.integers(0, 5),
+    st.binary(min_size=1, max_size=2000),
+    st.sampled_from([SAFETENSORS, SAFETENSORS, JSON]),
+)
+
+
+@LONG
+@given(heard=st.lists(st.one_of(packets(UP), packets(UP), BLOBS), max_size=4), number=st.integers(0, 2**30))
+def test_a_server_lives_on_whatever_it_hears(
+    server: tuple[Link, InMemoryTransport, queue.SimpleQueue[str]],
+    heard: list[Packet],
+    number: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    link, device, lines = server
+    caplog.clear()
+    with caplog.at_level(logging.ERROR):
+        for packet in heard:
+            device.publish(packet)
+        device.publish(Packet(UP["log"], encode(Log("info", f"still there? {number}"))))
+        while lines.get(timeout=30) != f"still there? {number}":
+            pass
+    assert not [record.getMessage() for record in caplog.records]
+    link.check()
+    assert "edge-fl-server" in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_device_that_was_heard_is_known(
+    server: tuple[Link, InMemoryTransport, queue.SimpleQueue[str]],
+) -> None:
+    """The stage of the test above works: what is right gets through it."""
+    link, device, lines = server
+    device.publish(Packet(UP["state"], encode(DeviceState("ready", "b1"))))
+    device.publish(Packet(UP["log"], encode(Log("info", "hello"))))
+    assert lines.get(timeout=10) == "hello" and not link.refused

@@ -1,0 +1,92 @@
+"""Settings that are almost right: a value that is written and read the same again, or a ConfigError that says what to mend."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from devices import config as device_config
+from devices.chaos import profile
+from devices.chaos.profile import Chaos
+from devices.config import DeviceConfig
+from edge_fl import config, heads
+from edge_fl.config import Recipe
+from edge_fl.errors import ConfigError
+from tests.fuzz.spoil import NO_TOML, spoilt_text, spoilt_trees, to_toml
+from tests.fuzz.valid import structs
+
+
+@given(data=st.data())
+def test_a_recipe_with_something_wrong_is_refused_or_read_the_same_again(data: st.DataObject) -> None:
+    recipe = data.draw(structs(Recipe))
+    assert config.parse(config.dump(recipe)) == recipe
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        Path(file.name).write_bytes(_spoilt(recipe, data))
+        try:
+            read = config.load(Path(file.name))
+        except ConfigError as error:
+            _require_helpful(error, file.name)
+            return
+    assert config.parse(config.dump(read)) == read
+
+
+@given(data=st.data())
+def test_a_setting_with_something_wrong_is_refused_or_gives_a_recipe(data: st.DataObject) -> None:
+    """`--set key=value`, with keys and values from a spoilt recipe."""
+    text = _spoilt(data.draw(structs(Recipe)), data).decode("utf-8", "replace")
+    settings = data.draw(st.lists(st.sampled_from(text.splitlines() or [""]), max_size=3))
+    try:
+        recipe = config.with_settings(Recipe(), settings)
+    except ConfigError:
+        return
+    assert config.parse(config.dump(recipe)) == recipe
+
+
+@given(data=st.data())
+def test_device_settings_with_something_wrong_are_refused_or_taken(data: st.DataObject) -> None:
+    settings = msgspec.structs.replace(data.draw(structs(DeviceConfig)), head=next(iter(heads.HEADS)))
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        Path(file.name).write_bytes(_spoilt(settings, data))
+        try:
+            read = device_config.convert(device_config.load(Path(file.name)), file.name)
+        except ConfigError as error:
+            _require_helpful(error, file.name)
+            return
+    tree = msgspec.to_builtins(read)
+    assert device_config.convert(tree, "again") == read
+
+
+@given(data=st.data())
+def test_a_chaos_profile_with_something_wrong_is_refused_or_read_the_same_again(data: st.DataObject) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        Path(file.name).write_bytes(_spoilt(data.draw(structs(Chaos)), data))
+        try:
+            read = profile.load(file.name)
+        except ConfigError as error:
+            _require_helpful(error, file.name)
+            return
+        Path(file.name).write_text(profile.dump(read))
+        assert profile.load(file.name) == read
+
+
+def _require_helpful(error: ConfigError, file: str) -> None:
+    assert str(error).startswith(file) and "nothing was started" in str(error) and len(str(error)) < 1500
+
+
+def _spoilt(settings: Struct, data: st.DataObject) -> bytes:
+    tree = {
+        name: value
+        for name, value in json.loads(msgspec.json.encode(settings)).items()
+        if value not in (None, {})
+    }
+    return data.draw(spoilt_text(to_toml(data.draw(spoilt_trees(tree, NO_TOML).filter(_is_table)))))
+
+
+def _is_table(tree: object) -> bool:
+    return isinstance(tree, dict) or type(tree).__name__ == "Pairs"

@@ -1,0 +1,64 @@
+"""Valid values of any msgspec type, drawn from what the type itself says, so that a new message or field is fuzzed without a word here."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from hypothesis import strategies as st
+from msgspec import Struct, inspect
+
+from edge_fl.wire.blob import Blob, describe
+
+
+def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """Values of a msgspec type."""
+    match kind:
+        case inspect.NoneType():
+            return st.none()
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.IntType():
+            return st.integers(
+                kind.ge if kind.ge is not None else -(2**40), kind.le if kind.le is not None else 2**40
+            )
+        case inspect.FloatType():
+            low, high = (
+                kind.ge if kind.ge is not None else kind.gt,
+                kind.le if kind.le is not None else kind.lt,
+            )
+            finite = st.floats(low, high, allow_nan=False, allow_infinity=False)
+            return finite.filter(lambda x: x != kind.gt and x != kind.lt)
+        case inspect.StrType():
+            return st.from_regex(kind.pattern) if kind.pattern else st.text(max_size=20)
+        case inspect.LiteralType():
+            return st.sampled_from(kind.values)
+        case inspect.ListType() | inspect.VarTupleType():
+            items = st.lists(values(kind.item_type), max_size=3)
+            return items.map(tuple) if isinstance(kind, inspect.VarTupleType) else items
+        case inspect.TupleType():
+            return st.tuples(*map(values, kind.item_types))
+        case inspect.DictType():
+            return st.dictionaries(values(kind.key_type), values(kind.value_type), max_size=3)
+        case inspect.UnionType():
+            return st.one_of(*map(values, kind.types))
+        case inspect.StructType(cls=cls) if cls is Blob:
+            return st.binary(min_size=1, max_size=3000).map(lambda payload: describe(payload, 1024))
+        case inspect.StructType(cls=cls):
+            fields = st.fixed_dictionaries({field.name: values(field.type) for field in kind.fields})
+            return fields.map(lambda drawn: _built(cls, drawn)).filter(lambda struct: struct is not None)
+    raise NotImplementedError(kind)
+
+
+@cache
+def structs(kind: type[Struct]) -> st.SearchStrategy[Any]:
+    """Valid structs of one class."""
+    return values(inspect.type_info(kind))
+
+
+def _built(cls: type[Struct], fields: dict[str, Any]) -> Struct | None:
+    """The struct, or None for fields that contradict one another."""
+    try:
+        return cls(**fields)
+    except ValueError:
+        return None
