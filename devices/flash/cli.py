@@ -65,11 +65,11 @@ def flash(
     target = _target(boot, ssh, out, python)
     if identity is None and (IDENTITIES / device).is_dir():
         identity = IDENTITIES / device
-    found = read_identity(identity) if identity else {}
+    found = read_identity(identity, device) if identity else {}
     broker = {"host": host or "127.0.0.1", "port": port or (8883 if found else 1883), "fleet": fleet}
     tree = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
     trusted = _read(root) if root else b""
-    config = on_the_pi(settings.convert(dict(tree), "flash"), found, root=bool(trusted))
+    config = on_the_pi(settings.convert(dict(tree), "flash"), identified=bool(found), root=bool(trusted))
     if not host:
         raise ConfigError(
             "flash: --host is missing; expected the broker's address, as the Pi reaches it; nothing was written"

@@ -54,7 +54,8 @@ if [ ! -f "$venv/complete" ]; then
   [ "$free" -ge 600 ] || fail "$free MB are free in $opt; expected 600"
   rm -rf "$venv"
   python3 -m venv --without-pip "$venv"
-  "$venv/bin/python" "$here"/wheels/pip-*.whl/pip install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted"
+  pip=$(echo "$here"/wheels/pip-*.whl)/pip # it runs from its wheel
+  "$venv/bin/python" "$pip" install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted"
   sync
   touch "$venv/complete"
 fi

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from devices.config import DeviceConfig
 from devices.flash.wheels import Wheelhouse
 from edge_fl.errors import ConfigError
+from edge_fl.wire import identity
 
 ETC, VAR = "/etc/edge-fl", "/var/lib/edge-fl"
 IDENTITY = f"{ETC}/identity"
-IDENTITY_FILES = ("ca.crt", "client.crt", "client.key", "token")
-LARGEST_IDENTITY_BYTES = 65536
+IDENTITY_FILES = (identity.CA_FILE, identity.CERT_FILE, identity.KEY_FILE, identity.TOKEN_FILE)
 HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 
 
@@ -32,7 +32,7 @@ class Order:
     images: tuple[tuple[str, Path], ...] = ()
 
 
-def on_the_pi(config: DeviceConfig, identity: dict[str, bytes], *, root: bool) -> DeviceConfig:
+def on_the_pi(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceConfig:
     """The same settings with the paths of the Pi. Raises ConfigError for a data folder that the service cannot see."""
     source = config.data.partition(":")[2] or config.data
     if source.startswith(HIDDEN):
@@ -40,7 +40,7 @@ def on_the_pi(config: DeviceConfig, identity: dict[str, bytes], *, root: bool) -
             f"data {config.data}: the service runs as its own user and sees no home or temporary folder; "
             "expected a folder such as /srv/images; nothing was written"
         )
-    broker = replace(config.broker, identity=IDENTITY if identity else "")
+    broker = replace(config.broker, identity=IDENTITY if identified else "")
     return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
 
 
@@ -67,22 +67,11 @@ def data_folder(config: DeviceConfig) -> str:
     return folder if folder.startswith("/") else ""
 
 
-def read_identity(folder: Path) -> dict[str, bytes]:
-    """A device's identity as `edge-fl fleet enrol` made it: a CA, a certificate and its key; with a token, a claim to them.
-
-    Raises ConfigError.
-    """
-    found = {}
-    for name in IDENTITY_FILES:
-        try:
-            with (folder / name).open("rb") as file:
-                found[name] = file.read(LARGEST_IDENTITY_BYTES)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"{folder / name}: {error.strerror}; nothing was written") from error
-    if missing := [name for name in IDENTITY_FILES[:3] if name not in found]:
+def read_identity(folder: Path, device: str) -> dict[str, bytes]:
+    """The device's identity, or its claim to one, as `edge-fl fleet enrol` made it: file name -> content. Raises ConfigError."""
+    found = identity.read(folder)
+    if found.device != device:
         raise ConfigError(
-            f"{folder}: {', '.join(missing)} missing; expected an identity as 'edge-fl fleet enrol' makes it; nothing was written"
+            f"{folder}: is the identity of {found.device}, not of {device}; nothing was written"
         )
-    return found
+    return {name: (folder / name).read_bytes() for name in IDENTITY_FILES if (folder / name).exists()}

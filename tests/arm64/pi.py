@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -31,31 +32,29 @@ class Pi:
 
     def run(self, *command: str, deadline_s: float = BOOT_S) -> str:
         """What a command says that ends well."""
-        done = subprocess.run(
-            self._apart(*command),
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-            env=_environment(),
-        )
-        assert done.returncode == 0, (
-            f"{command}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        )
-        return done.stdout
+        with self._started(command, subprocess.PIPE) as process:
+            out, err = process.communicate(timeout=deadline_s)
+        said = out.decode(errors="replace")
+        assert process.returncode == 0, f"{command}: {process.returncode}\n{said[-3000:]}\n{err[-3000:]!r}"
+        return said
 
     @contextmanager
     def running(self, *command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         """A command that goes on until the block ends, which is as sudden for it as a power cut."""
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                self._apart(*command), stdout=out, stderr=out, env=_environment(), start_new_session=True
-            )
-            try:
-                yield process
-            finally:
+        with log.open("wb") as out, self._started(command, out) as process:
+            yield process
+
+    @contextmanager
+    def _started(self, command: tuple[str, ...], out: IO[bytes] | int) -> Iterator[subprocess.Popen[bytes]]:
+        process = subprocess.Popen(
+            self._apart(*command), stdout=out, stderr=out, env=_environment(), start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):  # all of its descendants, where it has not ended
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(30)
+            process.wait(30)
 
     def _apart(self, *command: str) -> list[str]:
         return [sys.executable, apart.__file__, str(self.root), *command]

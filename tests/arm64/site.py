@@ -30,6 +30,7 @@ def identity(issue: Issue, folder: Path) -> Path:
     folder.mkdir()
     for name, file in zip(("ca.crt", "client.crt", "client.key"), issue(DEVICE), strict=True):
         shutil.copyfile(file, folder / name)
+        (folder / name).chmod(0o600)
     return folder
 
 

@@ -21,6 +21,7 @@ def identity(issue: Issue, tmp_path: Path) -> Path:
     folder.mkdir()
     for name, file in zip(("ca.crt", "client.crt", "client.key"), issue("pi-07"), strict=True):
         (folder / name).write_bytes(file.read_bytes())
+        (folder / name).chmod(0o600)
     return folder
 
 
@@ -29,12 +30,12 @@ def order(identity: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], Order]:
     """pi-07 as it is ordered for some Pythons, with one tiny wheel."""
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
-    found = read_identity(identity)
+    found = read_identity(identity, "pi-07")
     wanted = DeviceConfig("pi-07", "folder:/srv/images", broker=DeviceBroker("192.168.1.10", 8883))
 
     def make(pythons: tuple[str, ...]) -> Order:
         house = Wheelhouse({python: f"# {python}\n" for python in pythons}, (wheel,))
-        return Order(on_the_pi(wanted, found, root=False), house, found)
+        return Order(on_the_pi(wanted, identified=True, root=False), house, found)
 
     return make
 

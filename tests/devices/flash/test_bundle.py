@@ -46,16 +46,18 @@ def test_keys_are_for_their_owner_and_are_never_shown(order: MakeOrder) -> None:
     assert "PRIVATE KEY" not in f"{files} {wanted!r}"
 
 
-def test_an_incomplete_identity_is_refused(identity: Path) -> None:
+def test_an_identity_that_is_incomplete_or_another_devices_is_refused(identity: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is the identity of pi-07, not of pi-08; nothing was written"):
+        read_identity(identity, "pi-08")
     (identity / "client.key").unlink()
-    with pytest.raises(ConfigError, match=r"client\.key missing"):
-        read_identity(identity)
+    with pytest.raises(ConfigError, match=r"client\.key: No such file"):
+        read_identity(identity, "pi-07")
 
 
 @pytest.mark.parametrize("data", ["folder:/home/pi/images", "/root/x", "npz:/tmp/a.npz"])
 def test_data_where_the_service_sees_nothing_are_refused(data: str) -> None:
     with pytest.raises(ConfigError, match="no home or temporary folder"):
-        on_the_pi(DeviceConfig("pi-07", data), {}, root=False)
+        on_the_pi(DeviceConfig("pi-07", data), identified=False, root=False)
 
 
 def test_our_wheel_is_the_same_each_time_and_pip_takes_it(tmp_path: Path) -> None:
