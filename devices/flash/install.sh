@@ -70,10 +70,14 @@ install -m 0644 "$here/config.toml" "$etc/config.toml"
 [ ! -f "$here/root.json" ] || install -m 0644 "$here/root.json" "$etc/root.json"
 
 # The identity moves off the FAT partition, which whoever holds the card can read. (Flash memory cannot be wiped reliably.)
+# One that came before is left alone: the device may have made itself a newer one of it since.
 if [ -d "$here/identity" ]; then
-  for file in "$here"/identity/*; do
-    [ ! -f "$file" ] || install -m 0600 -o edge-fl -g edge-fl "$file" "$etc/identity/"
-  done
+  identity=$(sha256sum <"$here/identity/client.crt")
+  if [ "$identity" != "$(cat "$opt/identity.sha256" 2>/dev/null)" ]; then
+    rm -f "$etc"/identity/*
+    install -m 0600 -o edge-fl -g edge-fl "$here"/identity/* "$etc/identity/"
+    echo "$identity" >"$opt/identity.sha256"
+  fi
   sync
   rm -rf "$here/identity"
 fi

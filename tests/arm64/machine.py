@@ -25,12 +25,10 @@ UNITS = {
     "wired.service": """[Unit]
 Before=network-online.target
 Wants=network-online.target
-After=systemd-udev-settle.service
-Wants=systemd-udev-settle.service
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=/bin/sh -c 'ip link set eth0 up && ip address add 10.0.2.15/24 dev eth0'
+ExecStart=/bin/sh -c 'until [ -e /sys/class/net/eth0 ]; do sleep 1; done; ip link set eth0 up && ip address add 10.0.2.15/24 dev eth0'
 [Install]
 WantedBy=multi-user.target
 """
@@ -114,6 +112,7 @@ def _complete(root: Path) -> None:
     for name, text in UNITS.items():
         (wanted.parent / name).write_text(text)
         (wanted / name).symlink_to(f"../{name}")
+    (wanted.parent / "getty.target").symlink_to("/dev/null")
     (wanted.parent / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
     (root / "usr/lib/clock-epoch").touch()  # systemd begins no earlier than this file
     subprocess.run(["depmod", "-b", str(root), _version(root)], check=True, timeout=120)

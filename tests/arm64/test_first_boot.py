@@ -50,7 +50,10 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     assert not {"identity", "images"} & {path.name for path in (pi.boot / "edge-fl").iterdir()}
     assert pi.run("stat", "-c", "%a %U", "/etc/edge-fl/identity/client.key") == "600 edge-fl\n"
     installed_s = time.monotonic()
+    shutil.copytree(tmp_path / "id", pi.boot / "edge-fl/identity")
+    (pi.root / "etc/edge-fl/identity/mine").touch()  # as the device may have changed it
     pi.run("/bin/sh", "/boot/firmware/edge-fl/install.sh")  # again: nothing is left to do
+    assert (pi.root / "etc/edge-fl/identity/mine").exists() and not (pi.boot / "edge-fl/identity").exists()
     again_s = time.monotonic()
 
     agent, log = Listener(), tmp_path / "agent.log"
