@@ -22,7 +22,7 @@ from tests.devices.scripted import TOPICS, ScriptedServer
 
 DEVICE = "pi-07"
 PER_CLASS = 16
-TRAINED = 24  # of them; the rest tests
+SAMPLES = 2 * PER_CLASS
 
 
 def identity(issue: Issue, folder: Path) -> Path:
