@@ -19,8 +19,8 @@ from edge_fl.cli import cache_folder
 
 VERSION = "1"  # a change here makes every userland anew
 BASE = (
-    "base-files base-passwd bash coreutils dash debianutils dpkg findutils grep gzip hostname init-system-helpers libc-bin libstdc++6 login "
-    "mawk mount passwd procps python3-venv sed tar util-linux"
+    "base-files base-passwd bash coreutils dash debianutils dpkg findutils grep gzip hostname init-system-helpers libc-bin "
+    "libstdc++6 login mawk mount passwd procps python3-venv sed tar util-linux"
 ).split()
 SYSTEM = "iproute2 kmod libpam-modules libpam-runtime linux-image-cloud-arm64 systemd systemd-sysv udev busybox-static".split()
 QEMU = "qemu-aarch64-static"
