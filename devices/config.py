@@ -41,6 +41,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     images it has; with `guard` a new pair that is worse on held-out images than the one that serves does not replace it.
     Of its data it uses the `classes` named, all without, and at most `keep` images, by `policy`. Every `watch_s` it looks for new ones
     (0: never), and fits anew at most every `refit_every_s`.
+    Of a release's extractors `precision` "auto" takes int8 where floats need too much memory, or more than `latency_ms` for one image.
     """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -63,6 +64,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Annotated[int, Meta(ge=1)] = 1
     uploads: bool = True
     budget: Budget = Budget()
+    precision: Literal["auto", "fp32", "int8"] = "auto"
+    latency_ms: Annotated[float, Meta(gt=0)] = 250.0
     broker: DeviceBroker = DeviceBroker()
 
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from devices import canary, drift, uploads
+from devices.choice import ALLOWANCE, Allowance, choose
 from devices.effects import Fit, Install, Job, Refresh
 from devices.events import Event, Failed, Installed, Refreshed
 from devices.fetch import Sink
@@ -33,7 +34,7 @@ from edge_fl.heads.head import Array, Extras
 from edge_fl.heads.tuned import OWN
 from edge_fl.release import artefact
 from edge_fl.release.artefact import Slots
-from edge_fl.release.manifest import Manifest, blobs
+from edge_fl.release.manifest import Manifest, Precision, blobs
 from edge_fl.release.trust import Trust, wall_clock
 from edge_fl.wire.blob import Assembly, Blob, describe, digest
 from edge_fl.wire.messages import Report
@@ -80,11 +81,12 @@ class HeadWorker(Worker):
         guard: bool = False,
         check: Callable[[artefact.Installed], None] = canary.require,
         clock: Callable[[], datetime] = wall_clock,
+        allowance: Allowance = ALLOWANCE,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
         self._look, self._kind, self._fitter, self._check = look, kind, fitter, check
-        self._runtime = runtime
+        self._runtime, self._allowance = runtime, allowance
         self._share, self._balanced, self._guard, self._budget_s = share, balanced, guard, budget_s
         self._slots = Slots(store.folder / "release")
         self._trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock)
@@ -119,12 +121,20 @@ class HeadWorker(Worker):
         if manifest is None:
             known = ", ".join(str(found.release) for found in manifests)
             return Failed("missing", detail=f"release {job.release} is not among the signed ones ({known})")
+        manifest = manifest.chosen(self._choose(manifest))
         current = self._slots.current()
         if current and current.manifest == manifest:
             return Refreshed(manifest, installed=True)
         require_runnable(manifest, self._runtime)
         self._slots.prepare(manifest)
         return Refreshed(manifest, tuple(blob for blob in blobs(manifest) if self._slots.missing(blob)))
+
+    def _choose(self, manifest: Manifest) -> Precision:
+        pair = serving(self.store, self._slots)
+        if pair is None:
+            return choose(manifest, self._allowance, None, 0.0)
+        measured_ms = pair.stored.parcel.report.metrics.get(metrics.LATENCY_AFTER, 0.0)
+        return choose(manifest, self._allowance, pair.installed.manifest, measured_ms)
 
     def _install(self, job: Install, _: object) -> Event:
         self._slots.install(job.manifest, check=self._check)

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from devices import data, device
+from devices.choice import Allowance
 from devices.config import DeviceConfig
 from devices.device import Device
 from devices.head import ChildFitter
@@ -127,6 +128,7 @@ def _worker(
         balanced=config.balanced,
         guard=config.guard,
         budget_s=config.head_budget_s,
+        allowance=Allowance(config.precision, capability.total_memory_mb(), config.latency_ms),
     )
     if can.tier != "full":
         return head

@@ -146,6 +146,15 @@ class JudgeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     clip: Annotated[float, Meta(ge=0)] = 0.0
 
 
+class QuantiseConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether releases come in 8-bit whole numbers too, calibrated on `images` images, and what they must keep of the floats' quality."""
+
+    int8: bool = False
+    images: Annotated[int, Meta(ge=1, le=4096)] = 128
+    min_cosine: Annotated[float, Meta(ge=0, le=1)] = 0.98
+    max_loss: Annotated[float, Meta(ge=0, le=1)] = 0.02
+
+
 class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """When an extractor is released: every `every` rounds (0: only after the last), and how long heads may take to report."""
 
@@ -153,6 +162,7 @@ class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
     heads: Annotated[int, Meta(ge=0)] = 0
     wait_s: Annotated[float, Meta(gt=0)] = 60.0
     rollout: RolloutConfig = RolloutConfig()
+    quantise: QuantiseConfig = QuantiseConfig()
 
 
 class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):

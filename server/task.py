@@ -39,6 +39,8 @@ from server.order import Order, Work, data_hash, prepare
 from server.progress import Progress
 from server.registry import Database, releases, reports, runs
 from server.registry.records import ReleaseRecord, RoundRecord
+from server.release import quantise
+from server.release.export import Smaller
 from server.release.refusal import Refusal
 from server.release.rollout import Rollout
 from server.results import Results
@@ -122,6 +124,7 @@ def _run(
             work.device,
             plan=recipe.release.rollout,
             db=server.journal.db,
+            smaller=_smaller(work, progress),
         )
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
@@ -284,6 +287,15 @@ def _wait_for_heads(run: Run, *, say: bool) -> None:
         run.progress.say(
             f"release {rollout.current.release}: no report from {len(missing)} devices ({names}) in {limits.wait_s:g} s"
         )
+
+
+def _smaller(work: Work, progress: Progress) -> Smaller | None:
+    """What makes int8 variants, on the data that this server has: simulated clients', or else its own copy of the dataset."""
+    gate = work.recipe.release.quantise
+    if not gate.int8:
+        return None
+    study = work.study or simulate.prepare(work.recipe)
+    return quantise.maker(list(study.data().values()), gate, work.spec.seed, progress.say)
 
 
 def _is_due(round: int, every: int) -> bool:

@@ -6,7 +6,7 @@ The canary's images are drawn here too, because the server that writes a manifes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from edge_fl.errors import ArtefactError
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.wire.blob import Blob
 
+Precision = Literal["fp32", "int8"]
 ExtraName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}\Z")]
 
 
@@ -30,11 +31,21 @@ class Canary(Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Annotated[float, Meta(gt=0, le=1)] = 1e-3
 
 
+class Variant(Struct, frozen=True, forbid_unknown_fields=True):
+    """The same extractor in other numbers, with its own canary; `cosine` of its features and `loss` of accuracy as the server measured."""
+
+    extractor: Blob
+    canary: Canary
+    cosine: float
+    loss: float
+
+
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """One release: the extractor and, apart from it, the small extra parts that heads of this method use.
 
     `unit_norm` says that features have length 1; `classes` gives class ids their names; a head is valid for one `extractor.sha256`.
-    `heads` says how the method finds heads from the extras, and the only parts that a device may send back.
+    `heads` says how the method finds heads from the extras, and the only parts that a device may send back. `extractor` computes in
+    `precision`; `variants` are the others to choose from, of which an installed release has none (`chosen`).
     """
 
     release: Annotated[int, Meta(ge=1)]
@@ -53,6 +64,22 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     min_onnxruntime: Annotated[str, Meta(pattern=r"^\d{1,4}(\.\d{1,4}){0,2}\Z")] = "1.17"
     extras: Annotated[dict[ExtraName, Blob], Meta(max_length=16)] = {}
     heads: HeadPlan = HeadPlan()
+    precision: Precision = "fp32"
+    variants: dict[Precision, Variant] = {}
+
+    def chosen(self, precision: Precision) -> Manifest:
+        """The release with the one extractor that a device chose, the fp32 one where there is no such variant."""
+        if variant := self.variants.get(precision):
+            one = {"extractor": variant.extractor, "canary": variant.canary, "precision": precision}
+            return msgspec.structs.replace(self, **one, variants={})
+        return msgspec.structs.replace(self, variants={})
+
+    @property
+    def extractors(self) -> frozenset[str]:
+        """The sha256 of every extractor that heads of this release may be for."""
+        return frozenset(
+            {self.extractor.sha256, *(variant.extractor.sha256 for variant in self.variants.values())}
+        )
 
 
 class Entry(Struct, frozen=True):
@@ -70,8 +97,9 @@ class Entry(Struct, frozen=True):
 
 
 def blobs(manifest: Manifest) -> list[Blob]:
-    """What has to be fetched: the extractor first, then the extras by name."""
-    return [manifest.extractor, *(manifest.extras[name] for name in sorted(manifest.extras))]
+    """What belongs to a release: the extractor first, then its variants, then the extras by name."""
+    variants = [manifest.variants[name].extractor for name in sorted(manifest.variants)]
+    return [manifest.extractor, *variants, *(manifest.extras[name] for name in sorted(manifest.extras))]
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -120,9 +148,10 @@ def canary_images(canary: Canary, input: InputSpec) -> NDArray[np.float32]:
 
 def _flaw(manifest: Manifest) -> str | None:
     """What contradicts itself in a manifest whose fields are each allowed."""
-    rows = manifest.canary.features
-    if len(rows) != manifest.canary.images:
-        return f"canary has {len(rows)} rows of features, expected {manifest.canary.images}"
-    if any(not 1 <= len(row) <= manifest.feature_dim for row in rows):
-        return f"canary has a row that is empty or longer than feature_dim {manifest.feature_dim}"
+    for canary in (manifest.canary, *(variant.canary for variant in manifest.variants.values())):
+        rows = canary.features
+        if len(rows) != canary.images:
+            return f"canary has {len(rows)} rows of features, expected {canary.images}"
+        if any(not 1 <= len(row) <= manifest.feature_dim for row in rows):
+            return f"canary has a row that is empty or longer than feature_dim {manifest.feature_dim}"
     return None

@@ -10,10 +10,11 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+import msgspec
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from torch import Tensor, nn
 
@@ -23,15 +24,17 @@ from edge_fl.learn.tree import Parts, to_arrays, to_device
 from edge_fl.methods import METHODS, steps
 from edge_fl.methods.method import Method
 from edge_fl.methods.tiers import head_plan
-from edge_fl.release.manifest import Canary, Manifest, canary_images
+from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.seeds import seed_for
 from edge_fl.wire import blob, tensors
+from server.release.onnx_session import Session
 
 OPSET = 18
 IR_VERSION = 10
 PARITY = 1e-4  # largest absolute difference allowed between onnxruntime and torch
 CANARY_IMAGES = 2
 CANARY_FEATURES = 16
+ROUGHNESS = 0.1  # of the largest feature: what two machines' int8 kernels may differ by
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,21 @@ class Exported:
     onnx: bytes
     feature_dim: int
     difference: float
+
+
+@dataclass(frozen=True)
+class Small:
+    """The int8 variant of an extractor, and what it costs."""
+
+    onnx: bytes
+    cosine: float
+    loss: float
+
+
+class Smaller(Protocol):
+    """Makes the int8 variant of an extractor, or None when it is not good enough to be published."""
+
+    def __call__(self, onnx: bytes, classes: int, unit_norm: bool) -> Small | None: ...
 
 
 class _Graph(nn.Module):
@@ -76,21 +94,13 @@ def export(method: Method, shared: Parts) -> Exported:
     payload = model.SerializeToString()
     with torch.no_grad():
         expected = graph(batch).numpy()
-    found = run(payload, batch.numpy())
+    found = Session(payload).run(batch.numpy())
     difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
     if not difference <= PARITY:
         raise ArtefactError(
             f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}; not released"
         )
     return Exported(payload, expected.shape[1], difference)
-
-
-def run(payload: bytes, images: np.ndarray) -> np.ndarray:
-    """Features of images [N, C, H, W] float32 by onnxruntime on one thread."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: images})[0]
 
 
 def release(
@@ -102,10 +112,11 @@ def release(
     task: str,
     round: int,
     collect: bool = False,
+    smaller: Smaller | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest of a release and the payloads it names, by sha256: the extractor, and each extra part apart from it.
 
-    With `collect` the manifest lets head-only devices send back what the method can use.
+    With `collect` the manifest lets head-only devices send back what the method can use; `smaller` makes the extractor's int8 variant.
     """
     exported = export(method, shared)
     extras = {
@@ -115,6 +126,15 @@ def release(
     }
     described = {name: blob.describe(payload) for name, payload in extras.items()}
     extractor = blob.describe(exported.onnx)
+    small = smaller(exported.onnx, len(spec.classes), method.unit_norm) if smaller else None
+    variants: dict[Precision, Variant] = {}
+    if small:
+        canary = _canary(small.onnx, spec, number)
+        rough = max(
+            abs(value) for row in canary.features for value in row
+        )  # a step of int8 rounds otherwise elsewhere
+        canary = msgspec.structs.replace(canary, tolerance=min(1.0, max(canary.tolerance, ROUGHNESS * rough)))
+        variants["int8"] = Variant(blob.describe(small.onnx), canary, small.cosine, small.loss)
     manifest = Manifest(
         release=number,
         task=task,
@@ -131,9 +151,11 @@ def release(
         canary=_canary(exported.onnx, spec, number),
         extras=described,
         heads=head_plan(method, spec.method.batch_size, collect=collect),
+        variants=variants,
     )
     payloads: Mapping[str, bytes] = {described[name].sha256: payload for name, payload in extras.items()}
-    return manifest, {extractor.sha256: exported.onnx, **payloads}
+    others = {variants["int8"].extractor.sha256: small.onnx} if small else {}
+    return manifest, {extractor.sha256: exported.onnx, **others, **payloads}
 
 
 def _without_traces(model: onnx.ModelProto) -> None:
@@ -148,7 +170,7 @@ def _without_traces(model: onnx.ModelProto) -> None:
 def _canary(payload: bytes, spec: TaskSpec, number: int) -> Canary:
     """The question that every device asks a new extractor, and the answer that this machine got."""
     question = Canary(seed=seed_for(spec.seed, "canary", number) % 2**31, images=CANARY_IMAGES, features=[])
-    answer = run(payload, canary_images(question, spec.input))[:, :CANARY_FEATURES]
+    answer = Session(payload).run(canary_images(question, spec.input))[:, :CANARY_FEATURES]
     return Canary(question.seed, question.images, [[float(value) for value in row] for row in answer])
 
 

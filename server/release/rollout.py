@@ -23,6 +23,7 @@ from edge_fl.wire.messages import Report, Request
 from server.registry import Database
 from server.release import export
 from server.release.course import Course, want_id
+from server.release.export import Smaller
 from server.release.gates import outcome_of
 from server.release.publish import Publisher
 from server.release.stages import Stages
@@ -59,10 +60,11 @@ class Rollout:
         plan: RolloutConfig = RolloutConfig(),
         db: Database | None = None,
         resume: bool = False,
+        smaller: Smaller | None = None,
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
-        self._heard, self._plan = heard, plan
+        self._heard, self._plan, self._smaller = heard, plan, smaller
         self._publisher = Publisher(link.transport, link.topics, repository)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
         self._course = Course(db or Database.open(), link.topics.fleet, resume=resume)
@@ -108,7 +110,14 @@ class Rollout:
         """
         number = self._repository.next_release()
         manifest, payloads = export.release(
-            method, shared, spec, number=number, task=task, round=round, collect=collect
+            method,
+            shared,
+            spec,
+            number=number,
+            task=task,
+            round=round,
+            collect=collect,
+            smaller=self._smaller,
         )
         self.contributions.open(want_id(number), manifest, method)
         self.roll_out(manifest, payloads)
@@ -219,7 +228,7 @@ class Rollout:
         manifest = self._known.get(report.release)
         if manifest is None:
             return Verdict(report.id, "rejected", "unknown_release")
-        if not report.error and report.extractor != manifest.extractor.sha256:
+        if not report.error and report.extractor not in manifest.extractors:
             return Verdict(report.id, "rejected", "extractor")
         if report.blob and not report.error:
             return self.contributions.take_report(device, report)

@@ -1,0 +1,43 @@
+"""An ONNX extractor in this process, on one thread, as a device runs it: for checks before a release, never for serving."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from edge_fl.release.manifest import scale
+
+BATCH = 64
+TRIES = 5
+
+
+class Session:
+    """One extractor, ready."""
+
+    def __init__(self, payload: bytes) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(payload, options, providers=["CPUExecutionProvider"])
+        self._input = self._session.get_inputs()[0].name
+
+    def run(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Features of images [N, C, H, W] in 0..1."""
+        found: NDArray[np.float32] = self._session.run(None, {self._input: images})[0]
+        return found
+
+    def features(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Features of pixels [N, C, H, W], a batch at a time."""
+        starts = range(0, len(x), BATCH)
+        return np.concatenate([self.run(scale(x[start : start + BATCH])) for start in starts])
+
+    def latency_ms(self, image: NDArray[np.uint8]) -> float:
+        """The shortest of a few times for one image."""
+        scaled, times_s = scale(image), []
+        for _ in range(TRIES):
+            began_s = time.perf_counter()
+            self.run(scaled)
+            times_s.append(time.perf_counter() - began_s)
+        return 1000 * min(times_s)
