@@ -58,6 +58,7 @@ class Download:
         self._sink, self._device, self._topics, self._limits = sink, device, topics, limits
         self._missing = set(sink.missing)
         self._group = -1
+        self._patterns: tuple[str, ...] = ()
         self._tries = 0
         self._bad = False
         self._bytes = 0
@@ -72,8 +73,13 @@ class Download:
         group = min(self._missing) // GROUP
         if group != self._group:
             self._group, self._tries, self._bad = group, 0, False
+            self._patterns = self._narrowest()
+        elif self._bad and self._patterns != (narrowest := self._narrowest()):
+            yield from self._leave()
+            self._patterns = narrowest
         self.wake_s = now_s + self._limits.stall_s
-        yield Subscribe(self._pattern)
+        for pattern in self._patterns:
+            yield Subscribe(pattern)
 
     def chunk(self, index: int, payload: bytes, now_s: float) -> Iterator[Effect]:
         """Takes a chunk that arrived."""
@@ -88,7 +94,7 @@ class Download:
         self._missing.discard(index)
         self.wake_s = now_s + self._limits.stall_s
         if not any(index // GROUP == self._group for index in self._missing):
-            yield Unsubscribe(self._pattern)
+            yield from self._leave()
             yield from self.begin(now_s)
 
     def tick(self, now_s: float) -> Iterator[Effect]:
@@ -108,11 +114,20 @@ class Download:
     def end(self) -> Iterator[Effect]:
         """Nobody wants it any more."""
         self.wake_s = math.inf
-        yield Unsubscribe(self._pattern)
+        yield from self._leave()
 
-    @property
-    def _pattern(self) -> str:
-        return self._topics.chunk_group(self.blob.sha256, self._group)
+    def _narrowest(self) -> tuple[str, ...]:
+        """The whole group when all of it is missing, or else one topic for each chunk that is: what is here does not come again."""
+        first = self._group * GROUP
+        members = range(first, min(first + GROUP, len(self.blob.chunks)))
+        missing = [index for index in members if index in self._missing]
+        if len(missing) == len(members):
+            return (self._topics.chunk_group(self.blob.sha256, self._group),)
+        return tuple(self._topics.chunk(self.blob.sha256, index) for index in missing)
+
+    def _leave(self) -> Iterator[Effect]:
+        for pattern in self._patterns:
+            yield Unsubscribe(pattern)
 
     def _refuse(self, why: str, now_s: float) -> Iterator[Effect]:
         if why != "chunk_hash":  # a full disk does not get better by asking again
@@ -127,7 +142,7 @@ class Download:
             detail=f"blob {self.blob.sha256[:8]}: {len(self._missing)} of {len(self.blob.chunks)} chunks missing",
         )
         self.wake_s = math.inf
-        yield Unsubscribe(self._pattern)
+        yield from self._leave()
 
 
 class Gathering:
