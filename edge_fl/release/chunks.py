@@ -1,20 +1,18 @@
 """Verified chunks on disk, so that a download which is killed goes on where it was and a bad chunk never gets in.
 
 A chunk is checked before it is written and, because a power cut may have come before the disk took it, once more when a new process
-first looks. A group of chunks is flushed to the disk together.
+first looks. So none is forced to the disk, which takes a card longer than fetching it: a power cut costs the chunks of the last seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError
 from edge_fl.release.disk import reporting
 from edge_fl.wire.blob import Blob
-from edge_fl.wire.topics import GROUP
 
 
 class Chunks:
@@ -23,7 +21,6 @@ class Chunks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._held: dict[str, set[int]] = {}
-        self._unflushed: list[Path] = []
 
     def missing(self, blob: Blob) -> list[int]:
         """Indices still to come, ascending."""
@@ -40,10 +37,7 @@ class Chunks:
                 raise ArtefactError(str(error), "chunk_hash") from error
             self._write(self._path(blob, index), payload)
             held.add(index)
-        complete = len(held) == len(blob.chunks)
-        if complete or len(self._unflushed) >= GROUP:
-            self._flush()
-        return complete
+        return len(held) == len(blob.chunks)
 
     def take_over(self, blob: Blob, path: Path, source: Blob) -> None:
         """Copies the chunks of `blob` that the file `path`, described by `source`, has as well: they need not be fetched."""
@@ -84,7 +78,6 @@ class Chunks:
             if path.name.partition(".")[0] not in sha256s:
                 path.unlink(missing_ok=True)
         self._held = {sha256: held for sha256, held in self._held.items() if sha256 in sha256s}
-        self._unflushed = []
 
     def _path(self, blob: Blob, index: int) -> Path:
         return self.folder / f"{blob.sha256}.{index}"
@@ -120,14 +113,3 @@ class Chunks:
         except ArtefactError:
             path.unlink(missing_ok=True)
             raise
-        self._unflushed.append(path)
-
-    def _flush(self) -> None:
-        with reporting("chunks"):
-            for path in [*self._unflushed, self.folder]:
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-        self._unflushed = []
