@@ -23,7 +23,7 @@ from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods import build_method, steps
+from edge_fl.methods import build_method, egress, steps
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from edge_fl.wire.blob import describe
@@ -69,7 +69,7 @@ class FullWorker(Worker):
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        return self.finish(want, report, blob)
+        return self.finish(want, report, blob, egress.of_full(_method(job.spec)))
 
     def revoke(self) -> None:
         """A full device has no head of its own."""

@@ -37,6 +37,7 @@ from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import Manifest, Precision, blobs
 from edge_fl.release.trust import Trust, wall_clock
 from edge_fl.wire.blob import Assembly, Blob, describe, digest
+from edge_fl.wire.egress import of_head
 from edge_fl.wire.messages import Report
 
 BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
@@ -179,7 +180,8 @@ class HeadWorker(Worker):
             self._share and job.want.version > 0
         )  # a device that fits anew on its own account sends numbers only
         blob = uploads.parts_for(manifest, head, view.train.z, view.train.y, extras) if asked else None
-        return self.finish(job.want, replace(report, blob=describe(blob) if blob else None), blob)
+        report = replace(report, blob=describe(blob) if blob else None)
+        return self.finish(job.want, report, blob, of_head(manifest.heads.uploads))
 
     def _head(self, manifest: Manifest, view: View, fingerprint: str, extras: Extras) -> tuple[Choice, str]:
         """The head for this view, and what names its lesson; fitted only when something of the lesson is new."""

@@ -24,6 +24,7 @@ from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
 from edge_fl.wire import messages
 from edge_fl.wire.blob import Assembly, Blob
+from edge_fl.wire.egress import Egress
 from edge_fl.wire.messages import Report, Want
 
 log = logging.getLogger(__name__)
@@ -66,8 +67,9 @@ class Worker(ABC):
     def revoke(self) -> None:
         """The personal head is to be forgotten."""
 
-    def finish(self, want: Want, report: Report, blob: bytes | None = None) -> Finished:
-        """Puts the report into the outbox on disk, its own size counted."""
+    def finish(self, want: Want, report: Report, blob: bytes | None, egress: Egress) -> Finished:
+        """Puts the report into the outbox on disk, its own size counted; what may not leave the device never gets there."""
+        egress.require(report, blob)
         size = len(messages.encode(report)) + (len(blob) if blob else 0)
         report = Report(
             **{**{name: getattr(report, name) for name in report.__struct_fields__}, "bytes_up": size}

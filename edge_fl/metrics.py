@@ -33,6 +33,9 @@ LATENCY_BEFORE = "latency_ms.before"
 LATENCY_AFTER = "latency_ms.after"
 """Milliseconds that the extractor needs for one image on the device."""
 
+EPSILON = "privacy.epsilon"
+"""What a device's updates so far have told of its data at most, in differential privacy's measure."""
+
 COUNTS = frozenset({TEST_SAMPLES, VALIDATION_SAMPLES, TEST_LOST, TEST_GAINED})
 """Names that count samples and are not summed up over the fleet."""
 

@@ -6,9 +6,12 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.learn.tree import size_bytes
 from edge_fl.methods import build_method, find, hyper, names, steps
+from edge_fl.methods.egress import of_method
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.methods.method import Method
 
@@ -55,12 +58,18 @@ def describe(name: str, model: str = "cnn2") -> str:
         f"BatchNorm: {method.batch_norm.value}",
         f"down per client and round with {model}: {size_bytes(down):,} bytes ({', '.join(down) or 'nothing'})",
         f"exported for devices: {' + '.join(method.exports) or 'nothing'}",
+        *_egress(method),
         f"deviations: {method.deviations or 'none known'}",
         "",
         "hyper-parameters:",
         *_hypers(name),
     ]
     return "\n".join(lines)
+
+
+def egress_json(name: str) -> str:
+    """The egress manifest of a method: what may leave a device of each tier, for a machine to read."""
+    return msgspec.json.format(msgspec.json.encode(of_method(sample(name)))).decode()
 
 
 def markdown() -> str:
@@ -80,6 +89,17 @@ def _row(name: str, method: Method) -> dict[str, str]:
         "head_only": "refused" if tier.kind == "none" else f"{tier.kind}: {tier.trains}",
         "citation": method.citation,
     }
+
+
+def _egress(method: Method) -> list[str]:
+    """What may leave a device, tier by tier; numbers and messages are the same for all."""
+    lines = []
+    for egress in of_method(method):
+        parts = {kind: ", ".join(names) or "nothing" for kind, names in egress.parts.items()}
+        lines += [
+            f"leaves a {egress.tier} device with its {kind} report: {names}" for kind, names in parts.items()
+        ]
+    return lines
 
 
 def _hypers(name: str) -> list[str]:

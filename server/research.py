@@ -105,12 +105,16 @@ def list_methods(format: FormatOption = Format.TABLE) -> None:
 
 
 def show_method(
-    name: str, model: Annotated[str, typer.Option(help="The model that bytes are counted for.")] = "cnn2"
+    name: str,
+    model: Annotated[str, typer.Option(help="The model that bytes are counted for.")] = "cnn2",
+    egress: Annotated[
+        bool, typer.Option("--egress", help="Only what may leave a device, by tier, as JSON.")
+    ] = False,
 ) -> None:
     """One method: its hyper-parameters with range and source, what travels, bytes per round, deviations from the paper."""
-    from server.catalogue import describe
+    from server import catalogue
 
-    print(describe(name, model))
+    print(catalogue.egress_json(name) if egress else catalogue.describe(name, model))
 
 
 def list_recipes(format: FormatOption = Format.TABLE) -> None:
