@@ -24,7 +24,9 @@ class Allowance:
 ALLOWANCE = Allowance()
 
 
-def choose(manifest: Manifest, allowance: Allowance, serving: Manifest | None, measured_ms: float) -> Precision:
+def choose(
+    manifest: Manifest, allowance: Allowance, serving: Manifest | None, measured_ms: float
+) -> Precision:
     """The precision to run `manifest` in, after one image took `measured_ms` (0: not measured) with what served until now.
 
     A device that has turned to int8 stays there, as its measurement says nothing about floats.
