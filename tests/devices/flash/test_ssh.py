@@ -35,10 +35,17 @@ def pi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
         path.write_text(text)
         path.chmod(0o755)
 
-    def make(machine: str = "arm64", python: str = "3.13", installs: bool = True) -> Path:
+    def make(
+        machine: str = "arm64", python: str = "3.13", installs: bool = True, free_kb: int = 10**6
+    ) -> Path:
         program(tmp_path / "path" / "ssh", SSH)
         program(programs / "dpkg", f"#!/bin/sh\necho {machine}\n")
         program(programs / "python3", f"#!/bin/sh\necho {python}\n")
+        program(programs / "df", f"#!/bin/sh\necho Filesystem\necho /dev/root 1 1 {free_kb} 1% /\n")
+        bundle = f"{tmp_path}/seen/edge-fl/bundle.sha256"
+        program(
+            programs / "cat", f'#!/bin/sh\n[ "$1" != /opt/edge-fl/bundle.sha256 ] || exec /bin/cat {bundle}\n'
+        )
         # sudo sh INSTALL: keeps what the script would have found; sudo rm: does it
         install = f"cp -a .edge-fl-flash {tmp_path}/seen" if installs else "echo no space left >&2; exit 1"
         program(programs / "sudo", f'#!/bin/sh\nif [ "$1" = sh ]; then {install}; else "$@"; fi\n')
@@ -63,6 +70,7 @@ def test_the_bundle_is_sent_installed_and_gone(
     assert stat.S_IMODE(seen.stat().st_mode) == 0o700
     assert stat.S_IMODE((seen / "edge-fl/identity/client.key").stat().st_mode) == 0o600
     assert (seen / "edge-fl/wheels/tiny-1.0-py3-none-any.whl").read_bytes() == b"a wheel"
+    assert changes(target, order) == ([], [])  # it is installed
 
 
 @pytest.mark.parametrize(
@@ -70,6 +78,7 @@ def test_the_bundle_is_sent_installed_and_gone(
     [
         ({"machine": "armhf"}, "its system is armhf; expected 64-bit"),
         ({"python": "3.9"}, "Python 3.9; expected 3.11 or 3.13"),
+        ({"free_kb": 1000}, "1 MB are free; expected 5 MB"),
     ],
 )
 def test_a_pi_that_cannot_run_it_is_refused(
