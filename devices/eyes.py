@@ -5,6 +5,7 @@ A simulated fleet looks in its own process (`Here`), because a thousand devices 
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -13,13 +14,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from devices import child, data
+import edge_fl
+from devices import benchmark, child, data
 from devices.features import Extractor, FeatureCache, runtime
 from devices.views import Inspection, Order, Seen, Sight, View, pack
 from devices.work import Data
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
-from edge_fl.release.artefact import Installed
+from edge_fl.release.artefact import Installed, Slots
 from edge_fl.release.manifest import Manifest, decode
 
 FEATURES = "features"
@@ -79,10 +81,19 @@ def _require_usable(data: ClientData, manifest: Manifest) -> None:
 
 def inspect(order: Order) -> Inspection:
     """What there is, as far as it can be told."""
+    folder, can = Path(order.config.folder), runtime()
+    setup = f"{platform.machine()} {platform.python_version()} {can.version} {np.__version__} {edge_fl.__version__}"
+    speed = benchmark.speed(folder, setup, Slots(folder / "release").current(), _see_nothing)
     try:
-        return Inspection(runtime(), data.load_for(order.config, data.Need())[1])
+        return Inspection(can, data.load_for(order.config, data.Need())[1], speed=speed)
     except DataError as error:
-        return Inspection(runtime(), None, str(error))
+        return Inspection(can, None, str(error), speed)
+
+
+def _see_nothing(installed: Installed, images: int) -> None:
+    """Black images through an extractor."""
+    extractor = Extractor(installed.extractor, installed.manifest)
+    extractor.features(np.zeros((images, *installed.manifest.input.shape), np.uint8))
 
 
 def answer(request: bytes) -> bytes:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from devices import child
+from devices.benchmark import Speed
 from devices.config import DeviceConfig
 from devices.data import DataReport
 from devices.runtime import Runtime
@@ -75,6 +76,7 @@ class Inspection(Struct, frozen=True):
     runtime: Runtime
     report: DataReport | None = None
     trouble: str = ""
+    speed: Speed = Speed()
 
 
 class ChildLook:

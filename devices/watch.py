@@ -111,7 +111,10 @@ def inspector(config: DeviceConfig, device: Device, look: ChildLook) -> Callable
             return None
         counts = list(seen.report.samples_per_class)
         return replace(
-            can, samples=sum(counts), samples_per_class=counts, notes=[*can.notes[:1], *seen.report.notes]
+            can,
+            samples=sum(counts),
+            samples_per_class=counts,
+            notes=[*can.notes[:1], str(seen.speed), *seen.report.notes],
         )
 
     return inspect

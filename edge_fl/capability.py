@@ -1,6 +1,6 @@
 """What a device is and can do, measured on the device itself: the machine, its memory and disk, its runtimes, how much data it has.
 
-The tier follows from the measurement: a device is full only if torch can be imported and there is memory for a backward pass;
+The tier follows from the measurement: a device is full only if torch can be imported, and there are memory and speed for a backward pass;
 everything else is head-only. A person may limit a device to head-only, never lift it. Nothing heavy is imported to find out.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import shutil
@@ -20,6 +21,10 @@ from edge_fl.wire.messages import Capability
 
 FULL_MIN_MEMORY_MB = 900
 """A torch process holds about 220 MB before it has a model, and a small network's training step as much again."""
+
+
+FULL_MIN_GFLOPS = 4.0
+"""One core of a Raspberry Pi 4 does about twice that; below it a round of a small network takes longer than its deadline."""
 
 
 class Tier(StrEnum):
@@ -37,11 +42,12 @@ def measure(
     limit: Tier | None = None,
     onnxruntime: str = "",
     max_opset: int = 0,
+    gflops: float = math.inf,
     memory_mb: int | None = None,
 ) -> Capability:
     """The machine as it is now. `limit` is the highest tier its owner allows; `memory_mb` replaces the measured memory."""
     memory = total_memory_mb() if memory_mb is None else memory_mb
-    chosen, why = tier(memory, torch=_is_importable("torch"), limit=limit)
+    chosen, why = tier(memory, torch=_is_importable("torch"), limit=limit, gflops=gflops)
     return Capability(
         tier=chosen.value,
         machine=platform.machine(),
@@ -58,14 +64,18 @@ def measure(
     )
 
 
-def tier(memory_mb: int, *, torch: bool, limit: Tier | None = None) -> tuple[Tier, str]:
-    """The tier of a machine with `memory_mb` of memory, and why, in words for a person."""
+def tier(
+    memory_mb: int, *, torch: bool, limit: Tier | None = None, gflops: float = math.inf
+) -> tuple[Tier, str]:
+    """The tier of a machine with `memory_mb` of memory and so fast a core, and why, in words for a person."""
     if limit is Tier.HEAD:
         return Tier.HEAD, "head: limited by its owner"
     if not torch:
         return Tier.HEAD, "head: torch is not installed"
     if memory_mb < FULL_MIN_MEMORY_MB:
         return Tier.HEAD, f"head: {memory_mb} MB of memory, full needs {FULL_MIN_MEMORY_MB}"
+    if gflops < FULL_MIN_GFLOPS:
+        return Tier.HEAD, f"head: {gflops:.1f} GFLOP/s, full needs {FULL_MIN_GFLOPS:g}"
     return Tier.FULL, f"full: torch and {memory_mb} MB of memory"
 
 

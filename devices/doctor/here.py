@@ -135,6 +135,7 @@ def data(config: DeviceConfig) -> Iterator[Finding]:
             "one folder per class with pictures in it, or an .npz with x and y",
         )
         return
+    yield Finding("speed", "ok", str(seen.speed))
     counts = ", ".join(
         f"{name} {count}"
         for name, count in zip(seen.report.classes, seen.report.samples_per_class, strict=True)

@@ -28,7 +28,7 @@ from tests.devices.scripted import TOPICS, ScriptedServer
 from tests.devices.test_runner import Site, big, expected, samples
 
 DATA = samples(60, 0)
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 STEPS = [
     "create release/chunks/*:2",  # fetching: one chunk is there
@@ -89,7 +89,7 @@ class Home:
         finally:
             if process.poll() is None:
                 process.terminate()
-                process.wait(30)
+                process.wait(120)
 
     def serve_acknowledging(self, process: subprocess.Popen[bytes], name: str, id: str) -> None:
         """Acknowledges the report `id` when it comes, as a server does, until the process has died of its step."""
@@ -161,7 +161,7 @@ def check_killed_at(home: Home, step: str, name: str, folder: Path) -> None:
     assert Store(folder).outbox() == [] and "rel-2" in Store(folder).memory().done
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.broker
 def test_killed_while_the_new_pair_comes_to_serve_a_device_has_one_whole_pair_and_one_report(
     home: Home, tmp_path: Path
@@ -170,7 +170,7 @@ def test_killed_while_the_new_pair_comes_to_serve_a_device_has_one_whole_pair_an
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.broker
 @pytest.mark.parametrize("number", range(len(STEPS)), ids=STEPS)
 def test_killed_at_any_step_a_device_has_one_whole_pair_and_one_report(

@@ -1,0 +1,47 @@
+"""A board is measured once per set-up, within its time, and what was measured decides what it may do."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from devices import eyes
+from devices.benchmark import FILE, LIMIT_S, Speed, measure, speed
+from devices.config import DeviceConfig
+from devices.views import Order
+from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
+from edge_fl.release.artefact import Slots
+from tests.devices.test_predict import X, Y, folder
+
+__all__ = ["folder"]
+
+
+def test_a_board_is_measured_once_per_set_up(tmp_path: Path) -> None:
+    first = speed(tmp_path, "a", None, eyes._see_nothing)
+    assert first.gflops > 0 and first.head_ms > 0 and first.image_ms == 0
+    assert speed(tmp_path, "a", None, eyes._see_nothing) == first
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace('"gflops":', '"gflops":1e9,"x":'))
+    assert speed(tmp_path, "a", None, eyes._see_nothing).gflops == 1e9  # what is kept counts
+    assert speed(tmp_path, "b", None, eyes._see_nothing).gflops < 1e9
+
+
+def test_an_installed_extractor_is_measured_too(folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", x=X, y=Y)
+    config = DeviceConfig("pi-1", str(tmp_path / "images.npz"), folder=str(folder))
+    found = eyes.inspect(Order(config))
+    assert found.speed.image_ms > 0 and "ms an image" in str(found.speed)
+    assert Slots(folder / "release").current()
+
+
+def test_what_would_begin_too_late_is_left_out() -> None:
+    ticks = count(step=LIMIT_S)
+    found = measure(None, eyes._see_nothing, lambda: float(next(ticks)))
+    assert found == Speed(found.gflops) and found.gflops > 0
+
+
+def test_a_slow_board_is_head_only_however_much_memory_it_has() -> None:
+    assert tier(8000, torch=True, gflops=FULL_MIN_GFLOPS / 2)[0] is Tier.HEAD
+    assert "GFLOP/s" in tier(8000, torch=True, gflops=1.0)[1]
+    assert tier(8000, torch=True, gflops=FULL_MIN_GFLOPS)[0] is Tier.FULL
