@@ -41,7 +41,9 @@ class Issued(Struct, frozen=True, omit_defaults=True):
 
     def state(self, now: datetime) -> str:
         """In one word."""
-        return "revoked" if self.revoked else "valid" if now < self.expires else "expired"
+        if self.revoked or now >= self.expires:
+            return "revoked" if self.revoked else "expired"
+        return "used" if self.key else "valid"
 
 
 Rows = tuple[Issued, ...]
