@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.provision.authority import Authority
 from devices import config as settings
 from devices.config import DeviceConfig
 from devices.flash import ownwheel, unit
@@ -52,6 +53,12 @@ def test_an_identity_that_is_incomplete_or_another_devices_is_refused(identity: 
     (identity / "client.key").unlink()
     with pytest.raises(ConfigError, match=r"client\.key: No such file"):
         read_identity(identity, "pi-07")
+
+
+def test_a_claim_is_taken_along_with_its_token(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "home")
+    authority.claim({"pi-07": tmp_path / "claim"})
+    assert set(read_identity(tmp_path / "claim", "pi-07")) == {"ca.crt", "client.crt", "client.key", "token"}
 
 
 @pytest.mark.parametrize("data", ["folder:/home/pi/images", "/root/x", "npz:/tmp/a.npz"])
