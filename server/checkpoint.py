@@ -87,6 +87,11 @@ def load(folder: Path) -> Checkpoint:
     )
 
 
+def begun(folder: Path) -> bool:
+    """Whether a checkpoint has ever been written here, whole or not."""
+    return bool(_stems(folder))
+
+
 def _read(folder: Path, stem: str) -> Checkpoint:
     index = msgspec.json.decode((folder / f"{stem}.json").read_bytes(), type=Index)
     payload = (folder / f"{stem}.safetensors").read_bytes()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, IdentityOption, show_table
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
 from server import research
 from server.release import cli as releases
 from server.view import cli as view
@@ -35,6 +36,7 @@ def register(app: App) -> None:
         "server", help="The server: train over MQTT, release extractors, collect what devices report."
     )
     server.command()(run)
+    server.command()(worker)
     fleet = app.group("fleet", help="The devices that exist.")
     fleet.command("list")(list_devices)
     app.root.command()(demo)
@@ -65,6 +67,9 @@ def run(
             help="The registry: a file, or postgresql://user@host/name; by default server/registry.sqlite beside --home.",
         ),
     ] = "",
+    workers: Annotated[
+        bool, typer.Option("--workers", help="Leave the reports to 'edge-fl server worker' processes.")
+    ] = False,
     runs: Runs = Path("runs"),
     home: Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")] = Path(
         "runs/releases"
@@ -91,7 +96,31 @@ def run(
 
     signal.signal(signal.SIGTERM, _interrupt)
     connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
-    print(task.run(order.Order(chosen, connect, runs, home, takeover, resume, database)))
+    print(task.run(order.Order(chosen, connect, runs, home, takeover, resume, database, workers)))
+
+
+def worker(
+    database: Annotated[
+        str, typer.Option(envvar="EDGE_FL_DATABASE", help="The registry that the server runs on, too.")
+    ],
+    host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
+    port: Port = None,
+    fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
+    quarantine_after: Annotated[int, typer.Option(min=0, help="As in the recipe's [judge].")] = 3,
+) -> None:
+    """Take reports beside other workers, for a server that runs with --workers; until it is stopped."""
+    from server.registry import Database
+    from server.wire.journal import Journal
+    from server.wire.shared import Worker
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
+    with journal, Worker(_connect(host, port or 0, None), journal) as taking:
+        say(f"worker of fleet {fleet}: takes reports")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            say(f"{taking.taken} reports taken")
 
 
 def list_devices(

@@ -22,7 +22,7 @@ class Order:
     """What to run and where to put things: results below `runs`, the keys of releases below `home`.
 
     `resume` is the folder of a run to go on with; `recipe` is then the one found there. `database` is the registry's path or URL; by
-    default a file in the folder `server` beside `home`.
+    default a file in the folder `server` beside `home`. With `workers` other processes take the reports.
     """
 
     recipe: Recipe
@@ -32,6 +32,7 @@ class Order:
     takeover: bool = False
     resume: Path | None = None
     database: str = ""
+    workers: bool = False
 
     @property
     def registry(self) -> str:

@@ -115,8 +115,11 @@ class Results:
         return cls(path)
 
     @classmethod
-    def resume(cls, path: Path) -> Results:
-        """The folder of a run, to write on, and running again. Raises InputError when there is none or another process has it."""
+    def resume(cls, path: Path, *, after: int | None = None) -> Results:
+        """The folder of a run, to write on, and running again; what rounds beyond `after` left is dropped, they come again.
+
+        Raises InputError when there is none or another process has it.
+        """
         results = cls.open(path)
         try:
             rounds = (path / "round_metrics.jsonl").open("ab", buffering=0)
@@ -131,6 +134,11 @@ class Results:
             raise InputError(f"{path}: another process writes to this run; nothing was started") from error
         if rounds.tell() and not (path / "round_metrics.jsonl").read_bytes().endswith(b"\n"):
             rounds.write(b"\n")  # a line cut short stays alone and is skipped by readers
+        if after is not None:
+            lines = (path / "round_metrics.jsonl").read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if (record := _record(line)) and record.get("round", 0) <= after]
+            rounds.truncate(0)
+            rounds.write(b"".join(kept))
         results._rounds = rounds
         results._write("state.json", _json(RunState("running")))
         return results

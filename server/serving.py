@@ -16,6 +16,7 @@ from server.wire.inbox import Inbox
 from server.wire.journal import Journal
 from server.wire.link import Connect, Heard, Link
 from server.wire.roster import Roster
+from server.wire.shared import SharedInbox
 from server.wire.wants import Wants, withdraw_leftovers
 
 log = logging.getLogger(__name__)
@@ -35,17 +36,25 @@ class Server:
 
 
 @contextmanager
-def connected(connect: Connect, journal: Journal, *, takeover: bool = False) -> Iterator[Server]:
-    """A server that has the lease of a journal's fleet; says goodbye at the end. Raises ConnectError."""
-    link = Link(connect, journal.fleet, takeover=takeover)
+def connected(
+    connect: Connect, journal: Journal, *, takeover: bool = False, workers: bool = False
+) -> Iterator[Server]:
+    """A server that has the lease of a journal's fleet; says goodbye at the end. Raises ConnectError.
+
+    With `workers` other processes take the reports (`server.wire.shared`).
+    """
+    link = Link(connect, journal.fleet, takeover=takeover, workers=workers)
     link.on("log", _device_says)
-    server = Server(link, Roster(link, journal), Inbox(link, journal), Wants(link), journal)
+    inbox = SharedInbox(link, journal) if workers else Inbox(link, journal)
+    server = Server(link, Roster(link, journal), inbox, Wants(link), journal)
     try:
         link.open()
         journal.begin(link.epoch)
         withdraw_leftovers(link, connect)
         yield server
     finally:
+        if isinstance(inbox, SharedInbox):
+            inbox.stop()
         link.close()
 
 

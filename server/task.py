@@ -82,7 +82,7 @@ def run(order: Order) -> Path:
     the broker that would keep devices at work.
     """
     recipe, resumed = order.recipe, order.resume
-    saved = checkpoint.load(Results.open(resumed).checkpoints) if resumed else None
+    saved = _saved(Results.open(resumed)) if resumed else None
     work = prepare(recipe)
     with ExitStack() as stack:
         db = stack.enter_context(closing(Database.open(order.registry)))
@@ -90,9 +90,11 @@ def run(order: Order) -> Path:
         journal = stack.enter_context(
             Journal(db, recipe.broker.fleet, quarantine_after=strict, denied=revoked)
         )
-        server = stack.enter_context(connected(order.connect, journal, takeover=order.takeover))
+        server = stack.enter_context(
+            connected(order.connect, journal, takeover=order.takeover, workers=order.workers)
+        )
         results = (
-            Results.resume(resumed)
+            Results.resume(resumed, after=saved.round if saved else 0)
             if resumed
             else Results.create(order.runs, recipe, data_hash=data_hash(work))
         )
@@ -102,6 +104,11 @@ def run(order: Order) -> Path:
             )
             _run(work, server, results, progress, saved, order.home)
     return results.path
+
+
+def _saved(results: Results) -> Checkpoint | None:
+    """Where to go on; None for a run that ended before its first round did. Raises ArtefactError when nothing whole is left."""
+    return checkpoint.load(results.checkpoints) if checkpoint.begun(results.checkpoints) else None
 
 
 def _run(

@@ -27,7 +27,7 @@ from server.registry.records import TaskWord
 from server.release.publish import clear_chunks, send_chunks
 from server.wire.exchange import Answer, Exchange
 from server.wire.inbox import Inbox
-from server.wire.judge import expected_of, flaw_of
+from server.wire.judge import Terms, expected_of, flaw_of, length
 from server.wire.link import Heard, Link
 from server.wire.roster import Device, Roster
 from server.wire.wants import Wants
@@ -168,14 +168,16 @@ class MqttFleet:
         id = f"{self._task}-{round}-{self._link.boot}-{self._attempt}"
         expected = expected_of(method, whole=mode == "train")
         some = next(iter(downs), None)  # they are all about as long
-        flaw = flaw_of(method, {} if some is None else downs[some], self._limits.max_growth)
+        lengths = {name: length(part) for name, part in (downs[some] if some else {}).items()}
+        terms = Terms(self._spec, lengths, self._limits.max_growth)
+        flaw = flaw_of(method, terms)
         exchange = Exchange(id, self._task, round, mode, list(downs), expected, self._samples, flaw)
         broadcasts = Broadcasts(self._link, deadline_s)
         question = self._question = Question(
             exchange, broadcasts, Round(self._task, round, deadline_s, self._spec)
         )
         until = time.monotonic() + deadline_s
-        self._inbox.open(exchange)
+        self._inbox.open(exchange, terms)
         self._announce(question)
         self._inbox.journal.ask(downs, self._task, round, mode, id)
         for client in downs:

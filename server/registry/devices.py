@@ -32,6 +32,12 @@ def known(db: Database, fleet: str) -> list[DeviceRecord]:
     return db.find(select(devices).where(devices.c.fleet == fleet).order_by(devices.c.device), DeviceRecord)
 
 
+def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
+    """One device."""
+    wanted = select(devices).where(devices.c.fleet == fleet, devices.c.device == device)
+    return next(iter(db.find(wanted, DeviceRecord)), None)
+
+
 def barred(db: Database, fleet: str) -> dict[str, str]:
     """Devices whose reports do not count -> "quarantined" or "revoked"."""
     with db.reading() as connection:

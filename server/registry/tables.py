@@ -10,10 +10,12 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
     Text,
+    UniqueConstraint,
 )
 
 metadata = MetaData()
@@ -155,4 +157,40 @@ rollouts = Table(
     Column("version", Integer, nullable=False),  # grows with every change, for compare-and-set
     Column("created_at", Text, nullable=False),
     Column("changed_at", Text, nullable=False),
+)
+
+questions = Table(
+    "questions",
+    metadata,
+    Column("fleet", Text),
+    Column("id", Text),
+    Column("content", JSON, nullable=False),
+    PrimaryKeyConstraint("fleet", "id"),
+)
+
+pieces = Table(
+    "pieces",
+    metadata,
+    Column("fleet", Text),
+    Column("device", Text),
+    Column("id", Text),
+    Column("index", Integer),
+    Column("payload", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("fleet", "device", "id", "index"),
+)
+
+letters = Table(
+    "letters",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("fleet", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("round", Integer, nullable=False),
+    Column("report", JSON, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("payload", LargeBinary),
+    UniqueConstraint("fleet", "device", "id", name="letter_once"),
 )

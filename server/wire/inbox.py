@@ -15,6 +15,7 @@ from edge_fl.wire.messages import Ack, Report
 from server.wire.contributions import Contributions
 from server.wire.exchange import Exchange, Verdict
 from server.wire.journal import Journal
+from server.wire.judge import Terms
 from server.wire.link import Heard, Link
 
 log = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class Inbox:
         link.on("blob", self._chunk)
         link.on_refused(self._malformed)
 
-    def open(self, exchange: Exchange) -> None:
-        """From now on answers to this exchange are taken."""
+    def open(self, exchange: Exchange, terms: Terms) -> None:
+        """From now on answers to this exchange are taken; `terms` are what it judges by."""
         with self._lock:
             self._open[exchange.id] = exchange
 

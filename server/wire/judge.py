@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec import Struct
+
+from edge_fl.config import TaskSpec
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Params, Parts, from_arrays, to_arrays
@@ -58,6 +61,14 @@ class Expected:
     max_bytes: int
 
 
+class Terms(Struct, frozen=True):
+    """What else an update is judged by: no part may be `max_growth` times as long as was sent down (`lengths`), plus 1; 0: any length."""
+
+    spec: TaskSpec
+    lengths: dict[str, float]
+    max_growth: float
+
+
 class RefusedError(EdgeFLError):
     """An upload that does not count; `reason` is the word its device is told, the message says the rest."""
 
@@ -84,18 +95,17 @@ def expected_of(method: Method, *, whole: bool) -> Expected:
     )
 
 
-def flaw_of(method: Method, down: Parts, max_growth: float) -> Flaw:
-    """What names and finiteness do not tell: shapes of statistics, and lengths beyond `max_growth` times those of `down` (0: any)."""
+def flaw_of(method: Method, terms: Terms) -> Flaw:
+    """What names and finiteness do not tell: shapes of statistics, and lengths beyond what the terms allow."""
     classes, dim = method.net.classes, method.net.feature_dim
-    lengths = {name: length(params) for name, params in down.items()}
     tried = frozenset(method.sent()) - method.net.parts.keys() - KINDS.keys()
 
     def flaw(parts: Parts, report: Report) -> str:
         for name, params in parts.items():
             if (kind := KINDS.get(name)) and (wrong := misshapen(params, kind, classes, dim)):
                 return f"{name}: {wrong}"
-            limit = max_growth * (lengths.get(name, 0.0) + 1.0)
-            if max_growth and name in method.net.parts and (found := length(params)) > limit:
+            limit = terms.max_growth * (terms.lengths.get(name, 0.0) + 1.0)
+            if terms.max_growth and name in method.net.parts and (found := length(params)) > limit:
                 raise RefusedError("norm", f"{name}: length {found:.3g}, at most {limit:.3g}")
         return _does_not_aggregate(method, parts, report) if tried & parts.keys() else ""
 

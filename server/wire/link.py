@@ -81,7 +81,13 @@ class Link:
     """`on`, `on_refused` and `on_return` register handlers, then `open` connects. Handlers run on the receive thread and must not wait."""
 
     def __init__(
-        self, connect: Connect, fleet: str, *, takeover: bool = False, limits: Limits = Limits()
+        self,
+        connect: Connect,
+        fleet: str,
+        *,
+        takeover: bool = False,
+        workers: bool = False,
+        limits: Limits = Limits(),
     ) -> None:
         self.topics = Topics(fleet)
         self.boot = secrets.token_hex(4)
@@ -89,6 +95,9 @@ class Link:
         self.refused: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
         self._connect = connect
         self._takeover = takeover
+        topics = self.topics
+        own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"))
+        self._patterns = own if workers else (topics.up(),)  # workers take the reports
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._refusals: list[Callable[[str, str, str], None]] = []
@@ -252,7 +261,8 @@ class Link:
         transport.subscribe(self.topics.server_state())
         transport.publish(self._state(online=True))
         if fresh:
-            transport.subscribe(self.topics.up())
+            for pattern in self._patterns:
+                transport.subscribe(pattern)
         for number, say_again in enumerate(self._returns):
             self.aside(f"return {number}", partial(say_again, fresh))
         self._born.set()

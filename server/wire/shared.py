@@ -1,0 +1,208 @@
+"""Several processes take the reports of one fleet: workers share them by MQTT 5 shared subscriptions, the coordinator runs the rounds.
+
+The broker hands each report and each chunk to one of the workers (`$share`); they put them together in the registry (PostgreSQL, or
+SQLite on one machine), judge them, and tell the device. The coordinator asks as ever and finds the judged answers in the registry. A worker
+that dies takes nothing along: what it had not acknowledged its devices send again, to the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import msgspec
+
+from edge_fl.errors import EdgeFLError, ProtocolError
+from edge_fl.learn.tree import from_arrays
+from edge_fl.methods import build_method
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import split
+from edge_fl.wire.messages import Ack, Report, decode, encode
+from edge_fl.wire.topics import Address, Topics
+from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
+from server.registry import devices, post
+from server.registry.post import LetterWord, Question
+from server.wire.exchange import Answer, Exchange, Verdict
+from server.wire.inbox import ACK_EXPIRY_S, STALE, Inbox
+from server.wire.journal import Journal
+from server.wire.judge import Terms, expected_of, flaw_of
+from server.wire.link import Connect, Heard, Link
+
+log = logging.getLogger(__name__)
+
+GROUP = "agg"
+LOOK_S = 0.1
+
+
+def shared(pattern: str) -> str:
+    """The pattern as one of a group of subscribers, each message to one of them."""
+    return f"$share/{GROUP}/{pattern}"
+
+
+class Worker:
+    """Takes reports and chunks off the broker until closed. As a context manager."""
+
+    def __init__(self, connect: Connect, journal: Journal) -> None:
+        self._topics, self._journal, self._db = Topics(journal.fleet), journal, journal.db
+        self.taken = 0
+        self._transport: Transport = connect(
+            f"worker-{journal.fleet}-{secrets.token_hex(3)}", None, self._hear, session_expiry_s=0
+        )
+
+    def __enter__(self) -> Self:
+        self._transport.wait_connected(30.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
+
+    def _hear(self, event: Event) -> None:
+        """On the transport's thread: the broker waits with the next message while this one is written down."""
+        if isinstance(event, Connected):
+            self._transport.subscribe(shared(self._topics.report("+", "+", "+")))
+            self._transport.subscribe(shared(self._topics.blob("+", "+", "+")))
+        elif isinstance(event, Packet) and event.payload:
+            try:
+                address = self._topics.parse(event.topic)
+                self._take(address, event)
+            except ProtocolError as error:
+                log.warning("%s: %s", event.topic, error)
+            except EdgeFLError as error:  # not acknowledged: it comes again
+                log.warning("worker: %s", error)
+
+    def _take(self, address: Address, packet: Packet) -> None:
+        device = address.device
+        if address.kind == "rpt":
+            report, (run, round) = decode(packet.payload, Report), address.path
+            self._take_report(device, run, int(round), report)
+        elif address.kind == "blob" and packet.content_type == SAFETENSORS:
+            id, index = address.path
+            if not self._journal.barred(device) and (id.startswith(post.HEADS) or self._question(id)):
+                post.keep_piece(self._db, self._journal.fleet, device, id, int(index), packet.payload)
+                self._settle(device, id)
+
+    def _take_report(self, device: str, run: str, round: int, report: Report) -> None:
+        self.taken += 1
+        question = self._question(report.id)
+        if barred := self._journal.barred(device):
+            self._answer(device, Verdict(report.id, "rejected", barred))
+        elif self._journal.counted(device, report.id):
+            self._answer(device, Verdict(report.id, "duplicate"))
+        elif report.kind != "head" and (question is None or (run, round) != (question.run, question.round)):
+            self._refuse(device, run, round, report.id, STALE)
+        elif question and device not in question.cohort:
+            self._refuse(device, run, round, report.id, "not_in_cohort")
+        else:
+            post.keep_letter(self._db, self._journal.fleet, device, run, round, report)
+            self._settle(device, report.id)
+
+    def _settle(self, device: str, id: str) -> None:
+        """Judges the answer if it is whole; its device is told once that is written down."""
+        question = self._question(id)
+
+        def judge(report: Report, chunks: Mapping[int, bytes]) -> tuple[LetterWord, str] | None:
+            if report.kind == "head":
+                whole = report.blob is None or report.error or len(chunks) >= len(report.blob.chunks)
+                return ("passed", "") if whole else None
+            if question is None:
+                return "rejected", STALE
+            verdict = self._verdict(question, device, report, chunks)
+            return None if verdict is None else ("rejected" if verdict.reason else "accepted", verdict.reason)
+
+        found = post.settle(self._db, self._journal.fleet, device, id, judge)
+        if found is None or found[0].state == "passed":
+            return
+        letter, reason = found
+        if reason:
+            self._refuse(device, letter.run, letter.round, id, reason)
+        else:
+            self._journal.accept(device, letter.run, letter.round, letter.report)
+            self._answer(device, Verdict(id, "accepted"))
+
+    def _verdict(
+        self, question: Question, device: str, report: Report, chunks: Mapping[int, bytes]
+    ) -> Verdict | None:
+        """As the one server would have judged it: by an exchange of its own."""
+        terms = msgspec.convert(question.terms, Terms)
+        method = build_method(terms.spec).at(max(question.round, 1))
+        exchange = Exchange(
+            question.id,
+            question.run,
+            question.round,
+            question.mode,
+            [device],
+            expected_of(method, whole=question.mode == "train"),
+            self._samples,
+            flaw_of(method, terms),
+        )
+        verdict = exchange.take_report(device, report)
+        for index, payload in chunks.items():
+            verdict = verdict or exchange.take_chunk(device, index, payload)
+        return verdict
+
+    def _samples(self, device: str) -> int:
+        known = devices.get(self._db, self._journal.fleet, device)
+        return int((known.capability or {}).get("samples", 0)) if known else 0
+
+    def _question(self, id: str) -> Question | None:
+        return post.asked(self._db, self._journal.fleet, id)
+
+    def _refuse(self, device: str, run: str, round: int, id: str, reason: str) -> None:
+        self._journal.reject(device, run, round, id, reason)
+        self._answer(device, Verdict(id, "rejected", reason))
+
+    def _answer(self, device: str, verdict: Verdict) -> None:
+        ack = Ack(verdict.id, verdict.status, verdict.reason)
+        self._transport.publish(Packet(self._topics.ack(device), encode(ack), expiry_s=ACK_EXPIRY_S))
+
+
+class SharedInbox(Inbox):
+    """The coordinator's inbox: reports come to it through the registry, judged; those of heads it judges itself, as ever."""
+
+    def __init__(self, link: Link, journal: Journal) -> None:
+        super().__init__(link, journal)
+        self._exchange: Exchange | None = None
+        self._closing = threading.Event()
+        threading.Thread(target=self._look, name="edge-fl-post", daemon=True).start()
+
+    def open(self, exchange: Exchange, terms: Terms) -> None:
+        place = (exchange.id, exchange.task, exchange.round, exchange.mode)
+        asked = Question(self.journal.fleet, *place, sorted(exchange.cohort), msgspec.to_builtins(terms))
+        self._exchange = exchange
+        post.ask(self.journal.db, asked)
+
+    def close(self, exchange: Exchange) -> None:
+        super().close(exchange)
+        post.close(self.journal.db, self.journal.fleet, exchange.id)
+        if self._exchange is exchange:
+            self._exchange = None
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self._closing.set()
+
+    def _look(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                for letter in post.settled(self.journal.db, self.journal.fleet):
+                    self._deliver(letter)
+                    post.forget(self.journal.db, letter.number)
+            except EdgeFLError as error:
+                log.warning("%s", error)
+
+    def _deliver(self, letter: post.Letter) -> None:
+        exchange, report = self._exchange, letter.report
+        if letter.state == "passed":
+            self._report(Heard(Address("rpt", letter.device, (letter.run, str(letter.round))), report))
+            if letter.payload and report.blob:
+                for index, chunk in enumerate(split(letter.payload, report.blob.chunk_bytes)):
+                    self._chunk(Heard(Address("blob", letter.device, (report.id, str(index))), bytes(chunk)))
+        elif exchange and letter.id == exchange.id and letter.device not in exchange.settled:
+            word: Literal["accepted", "rejected"] = "rejected" if letter.reason else "accepted"
+            exchange.settled[letter.device] = Verdict(letter.id, word, letter.reason)  # it counts once
+            self.counts[letter.reason or letter.state] += 1
+            parts = from_arrays(tensors.unpack(letter.payload)) if letter.payload else {}
+            exchange.answers.put(Answer(letter.device, report, parts, letter.reason))
