@@ -327,6 +327,8 @@ def _explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
     came = f" = {reprlib.repr(value)}" if value is not None else ""
     if reason.startswith("Invalid enum value"):
         reason = f"unknown name{nearest(str(value), get_args(_field(keys, kind)))}"
+    if "[a-z0-9-]{1,32}" in reason:
+        reason = "expected 1 to 32 of a-z, 0-9 and '-'"
     return f"{_place(keys)}{came}: {reason[:1].lower()}{reason[1:]}"
 
 
