@@ -12,7 +12,7 @@ higher metadata version, which is how a rollback looks to a device; lower versio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, TargetFile, Targets, Timestamp
 
@@ -50,17 +50,38 @@ class Lives:
         return timedelta(days=getattr(self, f"{role}_days"))
 
 
+class KeyRow(Struct, frozen=True):
+    """One key of one role; `place` is the folder that holds it, "" when it is not at hand."""
+
+    role: str
+    key: str
+    threshold: int
+    expires: str
+    place: str
+
+
 def now() -> datetime:
     """The wall clock, in UTC to the second, as TUF writes it."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 class Repository:
-    """Keys and metadata below one folder, made on first use. Raises InputError when a key that is needed is not there."""
+    """Keys and metadata below one folder, made on first use; keys that were taken out are looked for `elsewhere` too.
 
-    def __init__(self, folder: Path, *, lives: Lives = Lives(), clock: Callable[[], datetime] = now) -> None:
+    Raises InputError when a key that is needed is not there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lives: Lives = Lives(),
+        clock: Callable[[], datetime] = now,
+        elsewhere: Sequence[Path] = (),
+    ) -> None:
         self.folder = folder
         self._keys = folder / "keys"
+        self._elsewhere = tuple(elsewhere)
         self._metadata = folder / "metadata"
         self._lives = lives
         self._clock = clock
@@ -106,21 +127,71 @@ class Repository:
         return [(name, (self._metadata / name).read_bytes()) for name in names]
 
     def refresh(self) -> list[File]:
-        """Signs again what is near its expiry, or was left with a retired key's signature; the new files in the order to publish them."""
-        files = [self._renew_root()] if self._near_expiry(self._root) else []
+        """Signs again what is near its expiry, or was left with a retired key's signature, as far as the keys are here.
+
+        The new files come in the order to publish them.
+        """
+        files = [self._renew_root()] if self._near_expiry(self._root) and self._can_sign(Root.type) else []
         for role in ORDER:
-            if self._near_expiry(self._signed[role]) or not self._signed_as_root_says(role):
+            stale = self._near_expiry(self._signed[role]) or not self._signed_as_root_says(role)
+            if stale and all(map(self._can_sign, ORDER[ORDER.index(role) :])):
                 return files + self._renew(role, deepcopy(self._signed))
         return files
 
     def rotate(self, role: str) -> list[File]:
-        """A new key for "root", "targets", "snapshot" or "timestamp"; the old one is worthless as soon as devices see the new root."""
+        """A new key for "root", "targets", "snapshot" or "timestamp"; the old one is worthless as soon as devices see the new root.
+
+        The new key is put where the old one was. A role of several keys has one again, and a threshold of 1.
+        """
         retired = list(self._root.roles[role].keyids)
+        folder = self._place(retired[0]) or self._keys
+        self._require_signers(Root.type)
         for keyid in retired:
             self._root.revoke_key(keyid, role)
-        self._root.add_key(self._new_key().public_key, role)
+        self._root.roles[role].threshold = 1
+        self._root.add_key(self._new_key(folder).public_key, role)
         files = [self._renew_root(retired if role == Root.type else [])]
-        return files + self._renew(Targets.type if role == Root.type else role, deepcopy(self._signed))
+        first = Targets.type if role == Root.type else role
+        return files + self._renew(first if self._can_sign(first) else Timestamp.type, deepcopy(self._signed))
+
+    def add_key(self, role: str, threshold: int, folder: Path) -> list[File]:
+        """One more key for a role, in `folder`; from now on `threshold` of its keys must sign. Raises InputError."""
+        if not 1 <= threshold <= len(self._root.roles[role].keyids) + 1:
+            raise InputError(
+                f"threshold {threshold} of {role}: expected 1 to {len(self._root.roles[role].keyids) + 1}; nothing was changed"
+            )
+        self._require_signers(Root.type)
+        self._elsewhere = (*self._elsewhere, folder)
+        self._root.add_key(self._new_key(folder).public_key, role)
+        self._root.roles[role].threshold = threshold
+        files = [self._renew_root()]
+        return files if role == Root.type else files + self._renew(role, deepcopy(self._signed))
+
+    def take_out(self, role: str, folder: Path) -> list[str]:
+        """Moves a role's keys that are here into `folder` -> their ids. They are needed again to sign, and nowhere else kept."""
+        moved = [keyid for keyid in self._root.roles[role].keyids if (self._keys / f"{keyid}.pem").exists()]
+        for keyid in moved:
+            source = self._keys / f"{keyid}.pem"
+            with reporting(str(folder)):
+                folder.mkdir(parents=True, exist_ok=True)
+                _write_key(folder / source.name, source.read_bytes())
+            source.unlink()
+        return moved
+
+    def key_rows(self) -> list[KeyRow]:
+        """Which key signs what, how many are asked for, until when what it signed is believed, and where the key is."""
+        signed = {Root.type: self._root, **self._signed}
+        return [
+            KeyRow(
+                role,
+                keyid,
+                self._root.roles[role].threshold,
+                f"{signed[role].expires:%Y-%m-%d}",
+                str(self._place(keyid) or ""),
+            )
+            for role in (Root.type, *ORDER)
+            for keyid in self._root.roles[role].keyids
+        ]
 
     def _open_root(self) -> Root:
         versions = [int(path.name.partition(".")[0]) for path in self._metadata.glob("*.root.json")]
@@ -175,7 +246,8 @@ class Repository:
 
     def _write(self, role: str, signed: Any, retired: list[str] | None = None) -> File:
         metadata = Metadata(signed)
-        for keyid in [*self._keyids(role, signed), *(retired or [])]:
+        named = self._keyids(role, signed)
+        for keyid in [*self._at_hand(named, self._threshold(role, signed)), *(retired or [])]:
             metadata.sign(self._signer(keyid), append=True)
         name, payload = _file_name(role, signed.version), metadata.to_bytes()
         if len(payload) > MAX_METADATA_BYTES:
@@ -207,23 +279,49 @@ class Repository:
 
     def _signed_as_root_says(self, role: str) -> bool:
         path = self._metadata / _file_name(role, self._signed[role].version)
-        return set(self._root.roles[role].keyids) <= set(Metadata[Any].from_file(str(path)).signatures)
+        signatures = Metadata[Any].from_file(str(path)).signatures.keys()
+        return len(signatures & set(self._root.roles[role].keyids)) >= self._root.roles[role].threshold
 
-    def _new_key(self) -> CryptoSigner:
-        signer = CryptoSigner.generate_ed25519()
-        path = self._keys / f"{signer.public_key.keyid}.pem"
-        atomic.write(path, signer.private_bytes)
-        path.chmod(0o600)
+    def _threshold(self, role: str, signed: Signed) -> int:
+        root = signed if isinstance(signed, Root) else self._root
+        return int(root.roles[role].threshold)
+
+    def _can_sign(self, role: str) -> bool:
+        held = [keyid for keyid in self._root.roles[role].keyids if self._place(keyid)]
+        return len(held) >= self._root.roles[role].threshold
+
+    def _require_signers(self, role: str) -> None:
+        self._at_hand(list(self._root.roles[role].keyids), self._root.roles[role].threshold)
+
+    def _at_hand(self, keyids: list[str], threshold: int) -> list[str]:
+        """The keys that are there. Raises InputError, naming one that is not, when they are too few."""
+        held = [keyid for keyid in keyids if self._place(keyid)]
+        if len(held) < threshold:
+            lacking = next(keyid for keyid in keyids if keyid not in held)
+            raise InputError(
+                f"{self._keys / lacking}.pem: this private key is needed to sign, and is not here; nothing was published"
+            )
+        return held
+
+    def _place(self, keyid: str) -> Path | None:
+        """The folder that holds a private key."""
+        return next((f for f in (self._keys, *self._elsewhere) if (f / f"{keyid}.pem").exists()), None)
+
+    def _new_key(self, folder: Path | None = None) -> CryptoSigner:
+        signer, folder = CryptoSigner.generate_ed25519(), folder or self._keys
+        with reporting(str(folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_key(folder / f"{signer.public_key.keyid}.pem", signer.private_bytes)
         return signer
 
     def _signer(self, keyid: str) -> CryptoSigner:
-        path = self._keys / f"{keyid}.pem"
-        try:
-            return CryptoSigner(load_pem_private_key(path.read_bytes(), None))
-        except FileNotFoundError as error:
-            raise InputError(
-                f"{path}: this private key is needed to sign, and is not here; nothing was published"
-            ) from error
+        folder = self._place(keyid) or self._keys
+        return CryptoSigner(load_pem_private_key((folder / f"{keyid}.pem").read_bytes(), None))
+
+
+def _write_key(path: Path, pem: bytes) -> None:
+    atomic.write(path, pem)
+    path.chmod(0o600)
 
 
 def superseded(name: str) -> list[str]:

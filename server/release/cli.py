@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from click import Choice
 
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
+    from edge_fl.release.repository import Repository
     from server.release.conduct import Office
 
 Home = Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")]
+ROLES = ("root", "targets", "snapshot", "timestamp")
 HOME = Path("runs/releases")
 Registry = Annotated[
     str,
@@ -34,6 +37,8 @@ Cert = Annotated[Path | None, typer.Option(help="The server's certificate (PEM).
 Key = Annotated[Path | None, typer.Option(help="The key of the server's certificate (PEM).")]
 Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds until it must have come to rest.")]
 WAIT_S = 3600.0
+With = Annotated[list[Path] | None, typer.Option("--with", help="A folder with keys that were taken out.")]
+Role = Annotated[str, typer.Argument(help="root, targets, snapshot or timestamp.", click_type=Choice(ROLES))]
 Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see 'release list'.")]
 
 
@@ -43,6 +48,11 @@ def register(app: App) -> None:
     release.command("list")(list_releases)
     for command in (rollout, pause, abort, rollback):
         release.command()(command)
+    keys = typer.Typer(help="The keys that sign releases; change them while no server is online.")
+    release.add_typer(keys, name="keys")
+    keys.command("list")(list_keys)
+    for command in (rotate, take_out, add):
+        keys.command()(command)
 
 
 def list_releases(
@@ -130,6 +140,57 @@ def rollback(
     """Bring the whole fleet back to the release before, or to a kept one, at once."""
     with _office(home, fleet, registry, host, port, ca, cert, key) as office:
         print(office.carry_out(office.roll_back(release), say, wait_s).state)
+
+
+def list_keys(
+    home: Home = HOME, fleet: Fleet = "main", elsewhere: With = None, format: FormatOption = Format.TABLE
+) -> None:
+    """Show which key signs what, until when that is believed, and where the key is."""
+    import msgspec
+
+    rows = [msgspec.to_builtins(row) for row in _repository(home, fleet, elsewhere).key_rows()]
+    show_table(rows, {name: name for name in ("role", "key", "threshold", "expires", "place")}, format)
+
+
+def rotate(role: Role, home: Home = HOME, fleet: Fleet = "main", elsewhere: With = None) -> None:
+    """A new key for a role; devices refuse the old one as soon as they see the new root."""
+    for name, _ in _repository(home, fleet, elsewhere).rotate(role):
+        print(name)
+
+
+def take_out(
+    role: Role,
+    to: Annotated[Path, typer.Option(help="The folder that takes the key: not one of this machine.")],
+    home: Home = HOME,
+    fleet: Fleet = "main",
+) -> None:
+    """Move a role's key off the server: of root, which is needed for rotations only, or of targets, to sign releases elsewhere."""
+    for key in _repository(home, fleet, None).take_out(role, to):
+        print(to / f"{key}.pem")
+
+
+def add(
+    role: Role,
+    threshold: Annotated[int, typer.Option(min=1, help="How many of the role's keys must sign from now on.")],
+    to: Annotated[Path, typer.Option(help="The folder that takes the new key.")],
+    home: Home = HOME,
+    fleet: Fleet = "main",
+    elsewhere: With = None,
+) -> None:
+    """One more key for a role, so that one stolen key is not enough."""
+    for name, _ in _repository(home, fleet, elsewhere).add_key(role, threshold, to):
+        print(name)
+
+
+def _repository(home: Path, fleet: str, elsewhere: list[Path] | None) -> Repository:
+    from edge_fl.errors import InputError
+    from edge_fl.release.repository import Repository
+
+    if not (home / fleet / "metadata").is_dir():
+        raise InputError(
+            f"{home / fleet}: no releases in it; expected --home of a server that released; nothing was done"
+        )
+    return Repository(home / fleet, elsewhere=elsewhere or ())
 
 
 @contextmanager
