@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -21,6 +22,7 @@ from broker.find import Program, find
 from broker.mosquitto import Mosquitto
 from edge_fl.cli import QUIET
 from edge_fl.errors import ConnectError
+from tests.browsing import chromium
 from tests.postgresql import Postgresql, PostgresqlMissingError
 
 ADDRESSES = "127.0.0.1", "10.0.2.2"  # this machine, and this machine as one that qemu emulates sees it
@@ -112,3 +114,18 @@ def postgresql() -> Iterator[Postgresql]:
 def new_postgresql_database(postgresql: Postgresql) -> Callable[[], str]:
     """Makes an empty database -> its URL."""
     return lambda: postgresql.url(f"test_{secrets.token_hex(4)}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium without a window; tests that need one are skipped where there is none."""
+    program = chromium()
+    if program is None:
+        pytest.skip("chromium: none on this machine")
+    from playwright.sync_api import sync_playwright
+
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=options, timeout=120_000)
+        yield started
+        started.close()

@@ -122,15 +122,21 @@ def _sorted(wish: Wish, fleet: str) -> Select[Any]:
         devices.c.capability,
     )
     if wish.sort in REPORTED:
-        newest = _newest(fleet).subquery()
-        wanted = wanted.outerjoin(newest, newest.c.device == devices.c.device)
-        key: ColumnElement[Any] = func.coalesce(newest.c[wish.sort], -1.0)
+        key: ColumnElement[Any] = func.coalesce(_last(fleet, wish.sort), -1.0)
     else:
         key = SORTS.get(wish.sort, devices.c.device)
     return wanted.order_by(key.desc() if wish.down else key.asc(), devices.c.device)
 
 
-def _newest(fleet: str, names: Sequence[str] | None = None) -> Select[Any]:
+def _last(fleet: str, column: str) -> Any:
+    """A column of a device's newest measured report: looked up by the primary key, once per device."""
+    mine = and_(reports.c.fleet == fleet, reports.c.device == devices.c.device)
+    measured = and_(reports.c.error == "", reports.c.after.is_not(None))
+    newest = select(reports.c[column]).where(mine, measured).order_by(reports.c.received_at.desc()).limit(1)
+    return newest.correlate(devices).scalar_subquery()
+
+
+def _newest(fleet: str, names: Sequence[str]) -> Select[Any]:
     """The newest measured report of each device."""
     place = func.row_number().over(partition_by=reports.c.device, order_by=reports.c.received_at.desc())
     measured = and_(reports.c.fleet == fleet, reports.c.error == "", reports.c.after.is_not(None))
@@ -143,7 +149,7 @@ def _newest(fleet: str, names: Sequence[str] | None = None) -> Select[Any]:
         reports.c.after,
         reports.c.received_at,
         place.label("place"),
-    ).where(measured if names is None else and_(measured, reports.c.device.in_(names)))
+    ).where(measured, reports.c.device.in_(names))
     found = ranked.subquery()
     return select(found, runs.c.method).outerjoin(runs, runs.c.run == found.c.run).where(found.c.place == 1)
 

@@ -1,0 +1,109 @@
+"""A real browser and a real dashboard for tests: Debian's chromium, driven headless, and `edge-fl server dashboard` as a child process.
+
+A `Visit` writes down what no page may do: write errors to the console, raise, or ask anybody but the dashboard for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 60.0
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str | None:
+    """The browser of this machine."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+@dataclass
+class Dashboard:
+    """A dashboard in a process of its own."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    @property
+    def memory_mb(self) -> float:
+        """Its resident set."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+
+
+@contextmanager
+def dashboard(registry: Path, *options: str) -> Iterator[Dashboard]:
+    """Runs until the block ends; its address is what it printed."""
+    command = [
+        sys.executable,
+        "-m",
+        "edge_fl",
+        "server",
+        "dashboard",
+        "--database",
+        str(registry),
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env={**os.environ})
+    said: list[str] = []
+    assert process.stderr is not None
+    try:
+        said.append(process.stderr.readline().strip())
+        assert said[0].startswith("http"), said
+        drain = threading.Thread(target=lambda stream=process.stderr: said.extend(stream), daemon=True)
+        drain.start()
+        yield Dashboard(said[0].rstrip("/"), process)
+    finally:
+        process.terminate()
+        process.wait(20)
+        drain.join(5)
+        process.stderr.close()
+
+
+@dataclass
+class Visit:
+    """One tab of the browser, at one address."""
+
+    page: Any
+    home: str
+    complaints: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(DEADLINE_S * 1000)
+        self.page.on("console", lambda message: self._hear(message.type, message.text))
+        self.page.on("pageerror", lambda error: self._hear("error", str(error)))
+        self.page.on("request", self._asked)
+
+    def go(self, path: str = "/", wait_for: str = ".sheet") -> None:
+        """Opens a page and waits until something is on it."""
+        self.page.goto(self.home + path, wait_until="commit", timeout=DEADLINE_S * 1000)
+        self.page.wait_for_selector(wait_for)
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(f"{kind}: {text}")
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.home, self.home.replace("http", "ws", 1), "data:", "blob:")):
+            self.complaints.append(f"asked {request.url}")
+
+
+@contextmanager
+def visiting(browser: Any, home: str, *, width: int = 1440, scheme: str = "light") -> Iterator[Visit]:
+    """A tab of its own; nothing may have been wrong with it by the end."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    try:
+        visit = Visit(context.new_page(), home)
+        yield visit
+        assert not visit.complaints
+    finally:
+        context.close()

@@ -1,0 +1,217 @@
+"""The dashboard against a live fleet: a real broker, real agents, a running server's roll-outs, a real browser."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from devices.device import Device, start
+from devices.fetch import FetchLimits
+from devices.head import fit_here
+from devices.release import HeadWorker
+from devices.runner import Runner
+from devices.state import Limits
+from devices.store import Store
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.release.repository import Repository
+from edge_fl.wire.messages import Capability, DeviceState, encode
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
+from server.registry import Database, releases
+from server.registry.records import ReleaseRecord
+from server.release.rollout import Rollout
+from server.wire.inbox import Inbox
+from server.wire.journal import Journal
+from server.wire.link import Link
+from server.wire.roster import Roster
+from server.wire.wants import Wants
+from tests.browsing import dashboard, visiting
+from tests.devices import graphs
+
+pytestmark = [pytest.mark.browser, pytest.mark.broker, pytest.mark.timeout(400)]
+
+QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
+NAMES = tuple(f"pi-{number}" for number in range(6))
+
+
+def images(count: int) -> Samples:
+    """Two classes, dark and bright."""
+    y = np.arange(count) % 2
+    return Samples((np.full((count, 1, 4, 4), 60) + 120 * y[:, None, None, None]).astype("uint8"), y)
+
+
+@dataclass
+class Live:
+    """A running server, and agents that join when they are asked to."""
+
+    broker: Mosquitto
+    folder: Path
+    db: Database
+    rollout: Rollout
+    repository: Repository
+    runner: Runner
+    devices: dict[str, Device] = field(default_factory=dict)
+    transports: list[MqttTransport] = field(default_factory=list)
+
+    @property
+    def registry(self) -> Path:
+        return self.folder / "server" / "registry.sqlite"
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            worker = HeadWorker(
+                name,
+                Store(self.folder / name),
+                lambda classes, input: ClientData(images(20), images(4), images(20)),
+                "nearest",
+                fit_here,
+                root=self.repository.root_bytes,
+                check=lambda installed: None,
+                limits=QUICK,
+            )
+            can = Capability("head", "test", "3", samples=20, samples_per_class=[10, 10], head="nearest")
+            device = start(
+                name, Topics("main"), can, worker, limits=QUICK, fetching=FetchLimits(quiet_s=0.05)
+            )
+            self.devices[name] = device
+            self.runner.add(device, partial(MqttTransport, self.broker.endpoint))
+
+    def release(self) -> int:
+        number = self.repository.next_release()
+        weights = np.random.default_rng(number).random((16, graphs.DIM), np.float32)
+        payload = graphs.graph(weights=weights)
+        manifest = graphs.manifest_for(payload, release=number)
+        self.rollout.roll_out(manifest, {manifest.extractor.sha256: payload})
+        blob = manifest.extractor
+        releases.note(
+            self.db, ReleaseRecord("main", number, "toy", number, "fedrep", blob.sha256, blob.bytes)
+        )
+        return number
+
+    def mute(self, name: str) -> None:
+        """A head-only device that is ready and never does anything."""
+        topics = Topics("main")
+        transport = MqttTransport(self.broker.endpoint, name, None, lambda event: None)
+        transport.wait_connected(10)
+        transport.publish(Packet(topics.meta(name), encode(Capability("head", "test", "3")), retain=True))
+        transport.publish(Packet(topics.state(name), encode(DeviceState("ready", "b1")), retain=True))
+        self.transports.append(transport)
+
+    def serving(self) -> set[int]:
+        return {device.state.release for device in self.devices.values()}
+
+
+@pytest.fixture
+def live(mosquitto_program: Program, tmp_path: Path) -> Iterator[Live]:
+    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+        db = Database.open(tmp_path / "server" / "registry.sqlite")
+        link = Link(partial(MqttTransport, broker.endpoint), "main")
+        with Journal(db, "main") as journal:
+            roster, inbox, wants = Roster(link, journal), Inbox(link, journal), Wants(link)
+            link.open()
+            journal.begin(link.epoch)
+            repository = Repository(tmp_path / "releases" / "main")
+            rollout = Rollout(link, roster, inbox, wants, repository, db=db)
+            runner = Runner(workers=2)
+            thread = threading.Thread(target=partial(runner.run, deadline_s=380), daemon=True)
+            thread.start()
+            live = Live(broker, tmp_path, db, rollout, repository, runner)
+            yield live
+            for transport in live.transports:
+                transport.close()
+            runner.stop()
+            thread.join(30)
+            rollout.close()
+            link.close()
+        db.close()
+
+
+def eventually(claim: Callable[[], object], deadline_s: float = 90.0) -> None:
+    until = time.monotonic() + deadline_s
+    while not claim():
+        assert time.monotonic() < until, "did not happen"
+        time.sleep(0.05)
+
+
+def test_rows_appear_and_a_device_that_goes_away_turns_lost(live: Live, browser: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", x=images(40).x, y=images(40).y)
+    with dashboard(live.registry) as service, visiting(browser, service.address) as visit:
+        visit.go("/")
+        assert "No device has spoken yet" in visit.page.inner_text("main")
+        live.join(*NAMES)
+        visit.page.wait_for_function(f"document.querySelectorAll('tbody tr').length === {len(NAMES)}")
+        command = [
+            sys.executable,
+            "-m",
+            "edge_fl",
+            "device",
+            "run",
+            "--id",
+            "pi-far",
+            "--dir",
+            str(tmp_path / "far"),
+        ]
+        where = ["--host", "127.0.0.1", "--port", str(live.broker.endpoint.port)]
+        data = ["--data", str(tmp_path / "images.npz"), "--tier", "head"]
+        far = subprocess.Popen([*command, *where, *data], stderr=subprocess.DEVNULL, env={**os.environ})
+        try:
+            visit.page.wait_for_selector("tr:has([data-key=to-pi-far]) .word.good")
+        finally:
+            far.kill()
+            far.wait(10)
+        visit.page.wait_for_selector("tr:has([data-key=to-pi-far]) .word.bad:text('lost')")
+        assert visit.page.locator("tbody .word.good").count() == len(NAMES)
+        visit.page.click("[data-key=to-pi-far]")
+        visit.page.wait_for_selector("h1:text('pi-far')")
+        assert "lost" in visit.page.inner_text(".head")
+
+
+def test_a_roll_out_is_started_and_rolled_back_from_the_page(live: Live, browser: Any) -> None:
+    live.join(*NAMES)
+    for number in (1, 2):
+        live.release()
+        live.rollout.wait(0, 60)
+        eventually(lambda number=number: live.serving() == {number})
+    home = live.folder / "releases"
+    with (
+        dashboard(live.registry, "--home", str(home)) as service,
+        visiting(browser, service.address) as visit,
+    ):
+        page = visit.page
+        visit.go("/releases")
+        assert page.inner_text("[data-key=start-1]") == "Roll back to this"
+
+        page.click("[data-key=start-1]")
+        page.click("#confirm")
+        page.wait_for_selector("[role=status]:has-text('Release 1 sets out')")
+        eventually(lambda: live.serving() == {1})
+        page.wait_for_selector("text=The last roll-out, of release 1, ended completed")
+
+        page.click("[data-key=start-2]")
+        page.click("#confirm")
+        eventually(lambda: live.serving() == {2})
+        page.wait_for_selector("text=The last roll-out, of release 2, ended completed")
+
+        live.mute("pi-mute")  # it never answers, so that the next roll-out waits for it and can be taken back
+        page.click("[data-key=start-1]")
+        page.click("#confirm")
+        page.click("[data-key=rollback]")
+        assert "goes back to the release before" in page.inner_text("dialog")
+        page.click("#confirm")
+        page.wait_for_selector("text=The last roll-out, of release 1, ended rolled back")
+        eventually(lambda: live.serving() == {2})
