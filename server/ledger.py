@@ -94,6 +94,13 @@ class Ledger:
             for client, found in reports.items():
                 self._accounts.setdefault(client, _Account()).metrics.update(found)
 
+    def measured(self) -> dict[str, dict[str, float]]:
+        """Each client's metrics, of those that have any, ascending."""
+        with self._lock:
+            return {
+                name: dict(found.metrics) for name, found in sorted(self._accounts.items()) if found.metrics
+            }
+
     def rows(self, devices: Mapping[str, Device]) -> list[Row]:
         """Everybody who was there or reported, ascending."""
         with self._lock:

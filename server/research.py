@@ -70,6 +70,7 @@ def simulate(
     from server import simulate as simulation
     from server.recipes.changes import scaled, with_method
     from server.results import Results
+    from server.view.report import page as report
 
     chosen = recipes.find(recipe) if recipe else Recipe(name="simulate")
     chosen = config.with_settings(with_method(chosen, method) if method else chosen, [
@@ -93,6 +94,7 @@ def simulate(
         )
         results.append_round({"round": chosen.rounds, "closing": True, "metrics": outcome.closing})
         results.write_summary("simulated", outcome.last())
+    report.write(results)
     _print(outcome, format)
     say(f"results: {results.path}")
 
@@ -230,6 +232,8 @@ def _note(results: Any, result: RoundResult, rounds: int) -> None:
         "seconds": result.seconds,
         "asked": result.asked,
         "answered": result.answered,
+        "bytes_down": result.bytes_down,
+        "bytes_up": result.bytes_up,
         "metrics": result.metrics,
     })  # fmt: skip
 

@@ -3,9 +3,10 @@
     RUN/config.toml             the recipe, every value written out
     RUN/manifest.json           what it ran on: versions, seed, commit, data hash, source
     RUN/state.json              running, completed, failed or stopped, and why
-    RUN/round_metrics.jsonl     one JSON object per round (NaN is null)
+    RUN/round_metrics.jsonl     one JSON object per round (NaN is null), and one for the closing step
     RUN/metrics_summary.json    metric name -> mean, weighted_mean, std, bottom_decile, clients; and the source
     RUN/devices.csv             one line per device
+    RUN/report.html             all of it to look at, once the run is over
     RUN/checkpoints/, artefacts/, plots/
 
 A run that writes holds a lock on its round metrics, so that one whose process died is not shown as running.
@@ -228,12 +229,12 @@ class Results:
         return state
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The round metrics so far, in order; a line cut short by a crash is left out."""
+        """The rounds so far, in order, without the closing step's line; a line cut short by a crash is left out."""
         try:
             lines = (self.path / "round_metrics.jsonl").read_bytes().splitlines()
         except OSError:
             return []
-        return [record for record in map(_record, lines) if record is not None]
+        return [record for record in map(_record, lines) if record is not None and not record.get("closing")]
 
     def summary(self) -> dict[str, Summary]:
         """metrics_summary.json without its source; empty before it is written. Raises InputError."""

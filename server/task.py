@@ -46,6 +46,7 @@ from server.release.rollout import Rollout
 from server.results import Results
 from server.rounds import RoundResult
 from server.serving import Server, connected, registered
+from server.view.report import page as report
 from server.wire.entry import denied
 from server.wire.journal import Journal
 
@@ -103,6 +104,7 @@ def run(order: Order) -> Path:
                 f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
             )
             _run(work, server, results, progress, saved, order.home)
+    report.write(results)
     return results.path
 
 
@@ -166,7 +168,11 @@ def _run(
             rollout.close()
         table = server.roster.table
         results.write_summary(recipe.source, ledger.summaries(table))
-        results.write_devices([msgspec.to_builtins(row) for row in ledger.rows(table)])
+        rows = [msgspec.to_builtins(row) for row in ledger.rows(table)]
+        results.write_devices(rows)
+        results.append_round(
+            {"round": recipe.rounds, "closing": True, "metrics": ledger.measured(), "devices": rows}
+        )
 
 
 def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
@@ -326,6 +332,8 @@ def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[st
         "attempts": result.attempts,
         "refused": refused,
         "seconds": round(result.seconds, 3),
+        "bytes_down": result.bytes_down,
+        "bytes_up": result.bytes_up,
         **{name: msgspec.to_builtins(summary) for name, summary in summaries.items()},
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,18 @@ Host = Annotated[str, typer.Option(help="Where to listen; anything but loopback 
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 is a free port.")]
 
 
+class ReportFormat(StrEnum):
+    """How a report is written."""
+
+    HTML = "html"
+    MD = "md"
+    JSON = "json"
+
+
 def register(app: App) -> None:
     """Adds `server dashboard` and `report`."""
     app.group("server").command()(dashboard)
+    app.root.command()(report)
 
 
 def dashboard(
@@ -48,3 +58,22 @@ def dashboard(
     registry = database or str(home.parent / "server" / FILE)
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
     serve(Settings(registry, fleet, home, host, port, token, cert, key), say)
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="A run of 'edge-fl runs list', or its folder.")],
+    format: Annotated[
+        ReportFormat,
+        typer.Option(help="html writes RUN/report.html and prints its path; md and json are printed."),
+    ] = ReportFormat.HTML,
+    runs: Annotated[Path, typer.Option(help="The folder of all results.")] = Path("runs"),
+) -> None:
+    """Write a run's report: settings, what left the devices, accuracies by their honest names, curves, worst devices, versions."""
+    from server.results import Results
+    from server.view.report import page
+
+    results = Results.open(Path(run) if Path(run).is_dir() else runs / run)
+    if format is ReportFormat.HTML:
+        print(page.write(results))
+    else:
+        print(page.FORMATS[format](page.account(results)), end="")

@@ -1,0 +1,142 @@
+"""A report as one HTML file without any outside reference, as Markdown, and as JSON; written from an account alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from edge_fl import atomic
+from edge_fl.errors import RunError
+from server.results import Results
+from server.view import svg, words
+from server.view.report import facts
+from server.view.report.facts import Account, Figure
+
+FOLDER = Path(__file__).parent
+STYLE = FOLDER.parent / "dashboard" / "style.css"
+NAME = "report.html"
+WORDS = {
+    "simulated": "the clients' data are on the server; nothing was asked of any device",
+    "fleet": "full devices trained on their own data; the server only aggregated",
+    "hybrid": "full devices trained on their own data, beside clients whose data are on the server",
+}
+TOTALS: dict[str, Callable[[float | int | None], str]] = {
+    "rounds": words.number,
+    "asked": words.number,
+    "answered": words.number,
+    "seconds": words.seconds,
+    "bytes_down": words.size,
+    "bytes_up": words.size,
+}
+
+
+def account(results: Results) -> Account:
+    """What there is to say of a run."""
+    from server import catalogue  # torch comes with it
+
+    method = catalogue.sample(results.recipe().method.name)
+    personal = [part for part, spec in method.parts.items() if not spec.travels]
+    return facts.of_run(results, list(method.travelling()), personal)
+
+
+def write(results: Results) -> Path:
+    """Writes the run's report.html -> its path. Raises RunError when the disk does not take it."""
+    path = results.path / NAME
+    try:
+        atomic.write(path, html(account(results)))
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror}); the run's numbers are untouched"
+        ) from error
+    return path
+
+
+def html(found: Account) -> str:
+    """The self-contained page."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string((FOLDER / "report.html.j2").read_text())
+    series = _series(found)
+    values = {name: figure.value for name, figure in found.devices.items() if figure.value is not None}
+    return template.render(
+        account=found,
+        style=Markup(STYLE.read_text()),
+        curves=Markup(svg.curves(series, label="Accuracy by round")),
+        legend=Markup(svg.legend(series)),
+        spread=Markup(svg.spread(values)),
+        source=WORDS[found.source],
+        totals=TOTALS,
+        show=_show,
+        attributes=_attributes,
+        clock=words.clock,
+    )
+
+
+def markdown(found: Account) -> str:
+    """The same for a terminal or a pull request: settings, accuracies, totals."""
+    lines = [
+        f"# {found.run}",
+        "",
+        f"{found.method} on {found.dataset}, {found.state}. Source {found.source}: {WORDS[found.source]}.",
+        "",
+    ]
+    lines += [
+        "| metric | of | round | line | " + " | ".join(facts.FIELDS) + " |",
+        "|" + " --- |" * 2 + " ---: |" * 7,
+    ]
+    for row in found.accuracy:
+        cells = " | ".join(_show(figure) for figure in row.figures)
+        lines.append(f"| {row.metric} | {row.which} | {row.round} | {row.figures[0].lines} | {cells} |")
+    lines += [
+        "",
+        *(
+            f"- {name.replace('_', ' ')}: {TOTALS[name](figure.value)}"
+            for name, figure in found.totals.items()
+        ),
+    ]
+    if found.worst:
+        worst = ", ".join(f"{name} {_show(found.devices[name])}" for name in found.worst)
+        lines += ["", f"Worst devices by {found.devices_by}, %: {worst}"]
+    lines += ["", "What left the devices:", ""]
+    lines += [f"- {one.message}: {one.content}" for one in found.egress] or ["- nothing"]
+    lines += ["", f"Parts that stay on the client: {found.kept}", "", "| setting | value |", "| --- | --- |"]
+    lines += [f"| {name} | {value} |" for name, value in found.settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def json(found: Account) -> str:
+    """The whole account, every figure with the lines it stands on."""
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+
+
+FORMATS: dict[str, Callable[[Account], str]] = {"html": html, "md": markdown, "json": json}
+
+
+def _series(found: Account) -> list[svg.Series]:
+    series = []
+    for name, points in found.curves.items():
+        drawn = []
+        for round, mean, std in points:
+            if mean.value is not None:
+                around = std.value or 0.0
+                marks = {"line": mean.lines, "metric": name, "field": "mean", "value": repr(mean.value)}
+                drawn.append(svg.Point(round, mean.value, mean.value - around, mean.value + around, marks))
+        series.append(svg.Series(name, drawn))
+    return series
+
+
+def _show(figure: Figure) -> str:
+    """Shares in per cent, counts as they are."""
+    return words.number(figure.value) if figure.field == "clients" else words.share(figure.value, 2)
+
+
+def _attributes(figure: Figure) -> Markup:
+    """Where a number stands, for whoever checks it."""
+    fields = {"line": figure.lines, "field": figure.field, "metric": figure.metric, "client": figure.client}
+    given = {**fields, "value": "" if figure.value is None else repr(figure.value)}
+    return Markup(" ".join(f'data-{name}="{words.escape(value)}"' for name, value in given.items() if value))
