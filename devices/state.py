@@ -155,7 +155,7 @@ def wake_at(state: AgentState) -> float:
         times.append(state.want_due_s)
     if state.phase is Phase.SETTLING:
         times.append(state.settled_s)
-    if state.phase is Phase.UP and state.pending and math.isfinite(state.not_before_s):
+    if state.phase is Phase.UP and state.pending and not state.rationed and math.isfinite(state.not_before_s):
         times.append(state.not_before_s)
     if state.phase is Phase.UP and state.server_online:
         times += [waiting.next_s for waiting in state.outbox]

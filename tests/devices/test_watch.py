@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from devices.data import Need, load, load_for
 from devices.device import Device
 from devices.health import CALM_S, Health, Readings, follow, judge
 from devices.predict import Predictor
-from devices.state import AgentState
+from devices.state import AgentState, wake_at
 from devices.store import Store
 from devices.tiers import EitherWorker
 from devices.usage import Budget, Meter, Usage, exceeded
@@ -176,6 +177,15 @@ def test_beyond_a_budget_nothing_new_is_begun_until_there_is_one_again() -> None
     assert not any(isinstance(effect, effects.Refresh) for effect in device.done)
     assert device.state.reason == "budget: bytes"
     assert any(isinstance(effect, effects.Refresh) for effect in device.on(events.Rationed("")))
+
+
+def test_beyond_a_budget_nobody_is_woken_for_work_that_may_not_begin() -> None:
+    device = Agent().up()
+    device.hear(Want(1, "serve", "t", 1, "rel-1", release=3))
+    device.on(events.Failed("missing"))
+    assert wake_at(device.state) < math.inf
+    device.on(events.Rationed("budget: bytes"))
+    assert wake_at(device.state) == math.inf
 
 
 def test_what_was_used_today_survives_a_restart_and_not_the_day(tmp_path: Path) -> None:
