@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from click import Choice
 
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.errors import ConfigError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from server.release.conduct import Office
 
 Home = Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")]
-ROLES = ("root", "targets", "snapshot", "timestamp")
 HOME = Path("runs/releases")
 Registry = Annotated[
     str,
@@ -38,8 +37,19 @@ Key = Annotated[Path | None, typer.Option(help="The key of the server's certific
 Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds until it must have come to rest.")]
 WAIT_S = 3600.0
 With = Annotated[list[Path] | None, typer.Option("--with", help="A folder with keys that were taken out.")]
-Role = Annotated[str, typer.Argument(help="root, targets, snapshot or timestamp.", click_type=Choice(ROLES))]
 Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see 'release list'.")]
+
+
+class Role(StrEnum):
+    """What a key signs."""
+
+    ROOT = "root"
+    TARGETS = "targets"
+    SNAPSHOT = "snapshot"
+    TIMESTAMP = "timestamp"
+
+
+RoleArgument = Annotated[Role, typer.Argument(help="What the key signs.")]
 
 
 def register(app: App) -> None:
@@ -152,14 +162,14 @@ def list_keys(
     show_table(rows, {name: name for name in ("role", "key", "threshold", "expires", "place")}, format)
 
 
-def rotate(role: Role, home: Home = HOME, fleet: Fleet = "main", elsewhere: With = None) -> None:
+def rotate(role: RoleArgument, home: Home = HOME, fleet: Fleet = "main", elsewhere: With = None) -> None:
     """A new key for a role; devices refuse the old one as soon as they see the new root."""
     for name, _ in _repository(home, fleet, elsewhere).rotate(role):
         print(name)
 
 
 def take_out(
-    role: Role,
+    role: RoleArgument,
     to: Annotated[Path, typer.Option(help="The folder that takes the key: not one of this machine.")],
     home: Home = HOME,
     fleet: Fleet = "main",
@@ -170,7 +180,7 @@ def take_out(
 
 
 def add(
-    role: Role,
+    role: RoleArgument,
     threshold: Annotated[int, typer.Option(min=1, help="How many of the role's keys must sign from now on.")],
     to: Annotated[Path, typer.Option(help="The folder that takes the new key.")],
     home: Home = HOME,
