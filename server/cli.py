@@ -39,6 +39,7 @@ def register(app: App) -> None:
     server.command()(worker)
     fleet = app.group("fleet", help="The devices that exist.")
     fleet.command("list")(list_devices)
+    fleet.command()(admit)
     app.root.command()(demo)
     releases.register(app)
     research.register(app)
@@ -135,6 +136,28 @@ def list_devices(
 
     rows = listing.devices(_connect(host, port or 0, identity), fleet)
     show_table(rows, listing.COLUMNS, format)
+
+
+def admit(
+    device: Annotated[str, typer.Argument(help="A device in quarantine.")],
+    fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
+    database: Annotated[
+        str, typer.Option(envvar="EDGE_FL_DATABASE", help="The registry that the server runs on.")
+    ] = "runs/server/registry.sqlite",
+) -> None:
+    """End the quarantine of a device: what it sends counts again, its refused reports are counted from 0."""
+    from edge_fl.errors import InputError, nearest
+    from server.registry import Database, devices
+
+    db = Database.open(database)
+    known = {record.device: record for record in devices.known(db, fleet)}
+    if device not in known:
+        raise InputError(
+            f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}; nothing was changed"
+        )
+    devices.let_in(db, fleet, device)
+    was = known[device].quarantine
+    say(f"{device}: was in quarantine ({was}), counts again" if was else f"{device}: was in no quarantine")
 
 
 def demo(

@@ -84,3 +84,6 @@ def arm(death: Death | None, done: Callable[[], None] = lambda: None) -> None:
         os.kill(death.victim or os.getpid(), signal.SIGKILL)
 
     setattr(owner, name, wrapped)
+    for table in vars(import_module(module)).values():  # that hold the place as it was
+        if isinstance(table, dict):
+            table.update({key: wrapped for key, value in table.items() if value is place})

@@ -66,6 +66,17 @@ def test_a_line_cut_short_is_skipped_and_does_not_spoil_the_next(tmp_path: Path)
     assert Results.open(results.path).rounds() == [{"round": 1}, {"round": 2}]
 
 
+def test_resuming_after_a_round_drops_those_that_come_again(tmp_path: Path) -> None:
+    results = Results.create(tmp_path, RECIPE)
+    for number in (1, 2, 3):
+        results.append_round({"round": number})
+    results.close()
+    with Results.resume(results.path, after=1) as again:
+        assert again.rounds() == [{"round": 1}]
+        again.append_round({"round": 2})
+    assert Results.open(results.path).rounds() == [{"round": 1}, {"round": 2}]
+
+
 def test_the_summary_has_honest_names_as_keys(tmp_path: Path) -> None:
     with Results.create(tmp_path, RECIPE) as results:
         assert results.summary() == {}

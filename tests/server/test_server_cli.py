@@ -13,6 +13,7 @@ from edge_fl.wire.messages import Capability, DeviceState, Report
 from server import demo, listing
 from server.children import Children
 from server.ledger import Ledger
+from server.registry import Database, devices
 from server.results import Results
 from server.wire.link import Limits
 from server.wire.roster import Device
@@ -108,3 +109,12 @@ def test_the_ledger_adds_bytes_and_seconds_and_keeps_the_last_measurement():
         "full.personal.test_acc.after": (0.625, 2),
     }
     assert json.dumps({name: summary.mean for name, summary in summaries.items()})
+
+
+def test_a_device_is_let_in_again_by_name(tmp_path):
+    db = Database.open(tmp_path / "registry.sqlite")
+    devices.quarantine(db, "main", "pi-01", "3 reports refused")
+    options = ["--database", str(tmp_path / "registry.sqlite")]
+    assert main(["fleet", "admit", "pi-10", *options]) == 4
+    assert main(["fleet", "admit", "pi-01", *options]) == 0
+    assert devices.barred(db, "main") == {}
