@@ -7,8 +7,8 @@ import secrets
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.blob import CHUNK_BYTES
@@ -19,6 +19,8 @@ from edge_fl.wire.transport import LIMITS, OCTETS, Connected, Event, Packet
 
 SESSION_S = 60
 ROUND_TRIPS = 50
+SHARED = 8
+SHARED_WAIT_S = 0.2
 SLOW_MS = 20.0  # an answer that waits for delayed acknowledgements takes more than 40
 
 
@@ -78,7 +80,11 @@ def check(operator: Party, device: Party, fleet: str, deadline_s: float = 10.0) 
         finally:
             probe.client.publish(Packet(topic, b"", retain=True))
             probe.client.drain(deadline_s)
-    return [*findings, _session(operator, device, topic, deadline_s)]
+    return [
+        *findings,
+        _session(operator, device, topic, deadline_s),
+        _shared(operator, device, topic, deadline_s),
+    ]
 
 
 def strangers(endpoint: Endpoint) -> tuple[Party, Party]:
@@ -135,6 +141,26 @@ def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> F
         except DeadlineError:
             ok = False
     return Finding("sessions", "kept" if ok else "forgotten", "a message waits for an absent client", ok)
+
+
+def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> Finding:
+    """Two clients share a subscription; each message reaches one of them, and one only."""
+    sent, came = [str(number).encode() for number in range(SHARED)], []
+    with probing(operator, deadline_s) as one, probing(device, deadline_s) as other:
+        for probe in (other, one):
+            probe.client.subscribe(f"$share/check/{topic}")
+            probe.client.drain(deadline_s)
+        for payload in sent:
+            one.client.publish(Packet(topic, payload))
+        one.client.drain(deadline_s)
+        until = time.monotonic() + deadline_s
+        while len(came) < len(sent) and time.monotonic() < until:
+            for probe in (one, other):
+                with suppress(DeadlineError):
+                    came.append(replace(probe, deadline_s=SHARED_WAIT_S).packet().payload)
+    ok = sorted(came) == sorted(sent)
+    found = "shared" if ok else f"{len(came)} of {len(sent)} messages came"
+    return Finding("shared subscriptions", found, "each message to one of a group (only for --workers)", ok)
 
 
 @contextmanager
