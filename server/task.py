@@ -22,7 +22,7 @@ import msgspec
 
 from edge_fl import atomic
 from edge_fl.config import Source
-from edge_fl.errors import ConfigError, StoppedError
+from edge_fl.errors import ConfigError, DeadlineError, StoppedError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import steps
@@ -194,6 +194,7 @@ def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
     ):  # heads on the final extractor have their say in the closing step
         _release(run, last, shared, recipe.rounds, collect=True)
         _wait_for_heads(run, say=True)
+    _wait_for_those_away(run)
     run.progress.busy("closing steps on every client")
     beside = (lambda: _beside(run)) if method.head_tier.closes else (lambda: [])
     shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds, beside)
@@ -225,6 +226,14 @@ def _wait_for_devices(run: Run) -> None:
     if len(roster.full_devices()) < needed:
         run.progress.busy(f"waiting for {needed} full devices, {len(roster.full_devices())} there")
         roster.wait_for(full=needed, deadline_s=recipe.cohort.wait_s)
+
+
+def _wait_for_those_away(run: Run) -> None:
+    """Before the closing steps: a device that has just gone may be back in a moment, and has but this chance to personalise."""
+    try:
+        _wait_for_devices(run)
+    except DeadlineError as error:
+        run.progress.say(f"closing steps without the others: {error}")
 
 
 def _remember(run: Run, result: RoundResult) -> None:
