@@ -11,9 +11,11 @@ import pytest
 from server.registry import Database, database, reports, runs
 from server.results import Results
 from tests.chaos.conftest import HEADS_EVERY
-from tests.chaos.stage import Stage, chaos_of
+from tests.chaos.stage import LONGEST_S, Stage, chaos_of
 
 log = logging.getLogger(__name__)
+
+pytestmark = pytest.mark.timeout(LONGEST_S + 60)
 
 TERMINAL = {"completed", "failed", "stopped"}
 CHOSEN_ERRORS = ("not trying again",)  # what is said at that level on purpose

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Sequence
 
 from server.bench.scale import runs
@@ -11,6 +12,7 @@ from server.bench.scale import runs
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and prints; --devices 0 or --idle 0 leaves one half out."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it ends its children too
     parser = argparse.ArgumentParser(prog="python -m server.bench.scale")
     parser.add_argument("--devices", type=int, default=2000)
     parser.add_argument("--full", type=int, default=400, help="how many of them train; the others fit heads")
