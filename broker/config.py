@@ -64,6 +64,7 @@ class Settings:
     limits: Limits = LIMITS
     claims: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checked(self.fleet, "fleet")
@@ -107,7 +108,9 @@ def render(settings: Settings, program: Program) -> str:
     )
 
 
-def render_access(fleet: str, claims: Iterable[str] = (), denied: Iterable[str] = ()) -> str:
+def render_access(
+    fleet: str, claims: Iterable[str] = (), denied: Iterable[str] = (), workers: Iterable[str] = ()
+) -> str:
     """The access list of one fleet, with the claims that are open and the names that were revoked.
 
     mosquitto warns about patterns that hold no %u; they are meant so. They hold for claims too, so claims are refused what is not theirs
@@ -124,6 +127,8 @@ def render_access(fleet: str, claims: Iterable[str] = (), denied: Iterable[str] 
             lines += user(office, role)
     for claim in claims:
         lines += user(claim, "claim")
+    for worker in workers:
+        lines += user(worker, "worker")
     for name in denied:
         lines += [f"user {name}", "topic deny #", ""]
     lines += [f"pattern {right} {pattern}" for who, right, pattern in rules if who == "device"]

@@ -163,7 +163,7 @@ def write_files(settings: Settings, program: Program) -> None:
     try:
         settings.folder.mkdir(parents=True, exist_ok=True)
         atomic.write(settings.config_path, render(settings, program))
-        access = render_access(settings.fleet, settings.claims, settings.denied)
+        access = render_access(settings.fleet, settings.claims, settings.denied, settings.workers)
         atomic.write(settings.access_path, access)
         settings.access_path.chmod(0o600)  # mosquitto warns about one that others can read
     except OSError as error:

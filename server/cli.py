@@ -93,10 +93,11 @@ def run(
     replaced = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     chosen = config.with_settings(chosen, [*replaced, *(settings or [])])
 
-    from server import order, task  # torch comes with it: what is wrong with a recipe is said before
+    connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
+
+    from server import order, task  # torch comes with it: wrong settings are told before
 
     signal.signal(signal.SIGTERM, _interrupt)
-    connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
     print(task.run(order.Order(chosen, connect, runs, home, takeover, resume, database, workers)))
 
 
@@ -108,6 +109,7 @@ def worker(
     port: Port = None,
     fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
     quarantine_after: Annotated[int, typer.Option(min=0, help="As in the recipe's [judge].")] = 3,
+    identity: IdentityOption = None,
 ) -> None:
     """Take reports beside other workers, for a server that runs with --workers; until it is stopped."""
     from server.registry import Database
@@ -116,7 +118,7 @@ def worker(
 
     signal.signal(signal.SIGTERM, _interrupt)
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
-    with journal, Worker(_connect(host, port or 0, None), journal) as taking:
+    with journal, Worker(_connect(host, port or 0, identity), journal) as taking:
         say(f"worker of fleet {fleet}: takes reports")
         try:
             threading.Event().wait()

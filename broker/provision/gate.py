@@ -9,7 +9,7 @@ from pathlib import Path
 from broker.config import Certificates, Settings, is_loopback
 from broker.mosquitto import Mosquitto
 from broker.provision.authority import Authority
-from broker.provision.register import claims, denied
+from broker.provision.register import claims, denied, workers
 from edge_fl.errors import ConfigError
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
 
@@ -36,7 +36,12 @@ def certificates(authority: Authority, host: str) -> Certificates:
 def in_step(settings: Settings, authority: Authority) -> Settings:
     """The settings with what the register says now."""
     rows, now = authority.rows(), authority.now()
-    return replace(settings, claims=tuple(claims(rows, now)), denied=tuple(denied(rows, now)))
+    return replace(
+        settings,
+        claims=tuple(claims(rows, now)),
+        denied=tuple(denied(rows, now)),
+        workers=tuple(workers(rows, now)),
+    )
 
 
 class Gate:

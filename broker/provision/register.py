@@ -61,6 +61,11 @@ def claims(rows: Iterable[Issued], now: datetime) -> list[str]:
     return sorted({row.name for row in rows if row.role == "claim" and row.holds(now)})
 
 
+def workers(rows: Iterable[Issued], now: datetime) -> list[str]:
+    """Names of processes that take reports beside the server."""
+    return sorted({row.name for row in rows if row.role == "worker" and row.holds(now)})
+
+
 class Register:
     """The register in a folder."""
 

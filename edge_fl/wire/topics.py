@@ -36,9 +36,9 @@ TUF_FILE = re.compile(r"(?:[1-9][0-9]{0,8}\.)?(?:root|targets|snapshot|timestamp
 
 
 BROADCAST = ("srv", "tuf", "art", "round")
-CLAIM = "claim-"
+CLAIM, WORKER = "claim-", "worker-"
 
-Role = Literal["server", "reader", "operator", "registrar", "broker", "device", "claim"]
+Role = Literal["server", "reader", "operator", "registrar", "broker", "device", "claim", "worker"]
 Right = Literal["read", "write", "readwrite", "deny"]
 OFFICES: dict[str, Role] = {
     "server": "server",
@@ -189,6 +189,8 @@ def role_of(name: str) -> Role:
     """What a name on a certificate makes of its owner: an office, a claim, or else a device."""
     if name in OFFICES:
         return OFFICES[name]
+    if name.startswith(WORKER):
+        return "worker"
     return "claim" if name.startswith(CLAIM) else "device"
 
 
@@ -200,6 +202,7 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     """
     root = Topics(fleet).root
     yield "server", "readwrite", f"{root}/#"
+    yield "worker", "readwrite", f"{root}/#"
     yield "reader", "read", f"{root}/#"
     yield "operator", "read", f"{root}/#"
     for family in ("tuf", "art", "d/+/dn"):

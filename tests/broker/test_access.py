@@ -66,6 +66,7 @@ ALL = set(topics_of("x"))
 # role -> what it may (write, read) of its own and of another's topics, written out by hand: the rules are not to grade themselves
 MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
     "server": (ALL, ALL, ALL, ALL),
+    "worker": (ALL, ALL, ALL, ALL),
     "reader": ({"enroll/req"} | UP, ALL, set(), ALL),
     "operator": ({"tuf", "art", "enroll/req"} | DOWN | UP, ALL, {"tuf", "art"} | DOWN, ALL),
     "registrar": (
@@ -143,6 +144,7 @@ def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -
     for number, claim in enumerate(claims):
         claim.folder.rename(folder / "ids" / f"claim{number}")
     authority.bake({f"pi-{number}": folder / "ids" / f"pi-{number}" for number in (1, 2)})
+    authority.bake({"worker-1": folder / "ids" / "worker-1"})
     certificates = gate.certificates(authority, "127.0.0.1")
     settings = gate.in_step(
         Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
@@ -157,6 +159,7 @@ def name_of(site: Site, who: str) -> str:
 
 CASES = [
     ("server", "pi-1"),
+    ("worker-1", "pi-1"),
     ("reader", "pi-1"),
     ("operator", "pi-1"),
     ("registrar", "pi-1"),
