@@ -8,7 +8,9 @@ is the wall clock's: a board that does not know the date counts until it does.
 
 from __future__ import annotations
 
+import math
 import resource
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +24,7 @@ from edge_fl import atomic
 from edge_fl.errors import EdgeFLError
 
 FILE = "usage.json"
+KEEP_EVERY_S = 600.0  # cards wear
 Amount = Annotated[float, Meta(ge=0)]
 
 
@@ -80,9 +83,10 @@ class Meter:
         self._total_bytes, self._cpu_s = total_bytes, cpu_s
         self._usage = read(folder)
         self._bytes_before, self._cpu_before = total_bytes(), 0.0
+        self._keep_at_s = -math.inf
 
     def update(self) -> Usage:
-        """The day's sums now, kept on the disk."""
+        """The day's sums now, kept on the disk every so often."""
         sent, cpu_s, day = self._total_bytes(), self._cpu_s(), self._today()
         before = self._usage if self._usage.day == day else Usage(day)
         self._usage = replace(
@@ -91,6 +95,9 @@ class Meter:
             cpu_s=before.cpu_s + cpu_s - self._cpu_before,
         )
         self._bytes_before, self._cpu_before = sent, cpu_s
+        if time.monotonic() < self._keep_at_s:
+            return self._usage
+        self._keep_at_s = time.monotonic() + KEEP_EVERY_S
         try:
             atomic.write(self._folder / FILE, msgspec.json.encode(self._usage))
         except (OSError, EdgeFLError):
