@@ -208,7 +208,7 @@ class Stage:
             # One shares an extractor, which takes a second to export; the other shares its head alone.
             method=MethodConfig("fedavg" if self.heads else "lg-fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
             cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=5.0, quorum=0.25),
-            release=ReleaseConfig(every=1, wait_s=3.0),
+            release=ReleaseConfig(wait_s=3.0),
         )
 
 
