@@ -129,7 +129,7 @@ def release_served(folder: Path) -> int:
     found = Predictor(folder).predict(DATA.x)
     right = [name == "ab"[y] for (name, _), y in zip(found, DATA.y, strict=True)]
     assert (
-        np.mean(right) > 0.9
+        np.mean(right) > 0.7
     )  # an old head on new features, whose signs are turned, is right on almost none
     pair = serving(Store(folder), Slots(folder / "release"))
     assert pair and pair.stored.head.extractor == pair.installed.manifest.extractor.sha256
