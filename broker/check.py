@@ -145,7 +145,8 @@ def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> F
 
 def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> Finding:
     """Two clients share a subscription; each message reaches one of them, and one only."""
-    sent, came = [str(number).encode() for number in range(SHARED)], []
+    sent = [str(number).encode() for number in range(SHARED)]
+    came: list[bytes] = []
     with probing(operator, deadline_s) as one, probing(device, deadline_s) as other:
         for probe in (other, one):
             probe.client.subscribe(f"$share/check/{topic}")

@@ -19,6 +19,7 @@ import msgspec
 
 from devices.predict import MAX_PICTURE_BYTES, Predictor
 from edge_fl.errors import DataError, EdgeFLError, InputError
+from edge_fl.wire.transport import JSON
 
 LOOPBACK = "127.0.0.1"
 READ_S = 10.0
@@ -104,7 +105,7 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             payload = msgspec.json.encode(content)
             self.close_connection = True
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", JSON)
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)

@@ -7,6 +7,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any
 
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
@@ -22,6 +23,16 @@ from edge_fl.wire.transport import Limits, Packet
 
 MAX_PACKET_BYTES = 268_435_455  # MQTT's own bounds
 RECEIVE_MAXIMUM = 65_535
+
+
+class State(Enum):
+    """Where a connection is: between attempts, in one, awaiting the broker's answer, accepted, or over for good."""
+
+    WAITING = auto()
+    CONNECTING = auto()
+    GREETING = auto()
+    ONLINE = auto()
+    OVER = auto()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Any
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
@@ -23,7 +22,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_fl.errors import ConnectError, DeadlineError, ProtocolError
 from edge_fl.wire import tls
-from edge_fl.wire.client import BrokerLimits, broker_limits, make_client, publish_properties
+from edge_fl.wire.client import BrokerLimits, State, broker_limits, make_client, publish_properties
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.loop import READ, WRITE, MqttLoop, Timer, shared_loop
 from edge_fl.wire.outgoing import Filter, Outgoing, Publication
@@ -51,16 +50,6 @@ NOTHING_REFUSED: dict[str, str] = {}  # shared by the many clients to whom it ap
 CLOSE_S = 2.0
 # Refusals that trying again does not change: protocol version, client id, user or password, not authorised, banned, method.
 FINAL_REASONS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
-
-
-class State(Enum):
-    """Where a connection is: between attempts, in one, awaiting the broker's answer, accepted, or over for good."""
-
-    WAITING = auto()
-    CONNECTING = auto()
-    GREETING = auto()
-    ONLINE = auto()
-    OVER = auto()
 
 
 class MqttTransport(Transport):

@@ -61,8 +61,8 @@ def register(app: App) -> None:
     keys = typer.Typer(help="The keys that sign releases; change them while no server is online.")
     release.add_typer(keys, name="keys")
     keys.command("list")(list_keys)
-    for command in (rotate, take_out, add):
-        keys.command()(command)
+    for change in (rotate, take_out, add):
+        keys.command()(change)
 
 
 def list_releases(

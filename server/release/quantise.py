@@ -113,7 +113,8 @@ def compare(
             [session.features(samples.x) for samples in (client.train, held_out)] for session in (whole, int8)
         ]
         cosines.append(_cosine(pairs[0][1], pairs[1][1]))
-        right.append((*(_accuracy(z, client.train, held_out, classes, unit_norm) for z in pairs),))
+        as_floats, as_int8 = (_accuracy(z, client.train, held_out, classes, unit_norm) for z in pairs)
+        right.append((as_floats, as_int8))
     if not right:
         raise ArtefactError("int8: no client has held-out images to judge it on; not released")
     accuracy, accuracy_int8 = np.mean(right, axis=0)
@@ -143,9 +144,9 @@ def maker(
 ) -> Smaller:
     """What makes int8 variants calibrated and judged on these clients' data, and says how each came out."""
 
-    def smaller(payload: bytes, classes: int, unit_norm: bool) -> Small | None:
-        small = quantise(payload, sample(clients, gate.images, seed))
-        figures = compare(payload, small, clients, classes, unit_norm)
+    def smaller(onnx: bytes, classes: int, unit_norm: bool) -> Small | None:
+        small = quantise(onnx, sample(clients, gate.images, seed))
+        figures = compare(onnx, small, clients, classes, unit_norm)
         if why := flaw(figures, gate):
             tell(f"int8 is not published: {why}")
             return None
