@@ -83,13 +83,11 @@ class MqttTransport(Transport):
         self._loop = loop or shared_loop()
         self._changed = (
             threading.Condition()
-        )  # whatever a caller may wait for; one of them, for a client has to be small
+        )  # one for all that a caller may wait for: a client has to be small
         self._outgoing = Outgoing(limits.max_queued_bytes, self._changed)
         self._max_packet_bytes = limits.max_packet_bytes
         self._window = limits.max_inflight
-        self._sending = False
-        self._closed = False
-        self._ended = False
+        self._sending = self._closed = self._ended = False
 
         self._spread_s = 0.0
         self._state = State.WAITING
@@ -254,8 +252,7 @@ class MqttTransport(Transport):
             self._attempts = 0
         self._online_since = math.inf
         bound_s = min(self._limits.max_retry_s, self._limits.min_retry_s * 2.0 ** min(self._attempts, 32))
-        if was_online:
-            bound_s = max(bound_s, self._spread_s)
+        bound_s = max(bound_s, self._spread_s) if was_online else bound_s
         # Full jitter, so that a fleet does not come back in step.
         self._after(JITTER.uniform(0, bound_s), self._begin)
         level = logging.WARNING if was_online or self._attempts == 1 else logging.DEBUG

@@ -125,6 +125,7 @@ def test_row_08_stale_future_and_unknown_reports_are_refused_by_name(real_bench)
     method = build_method(bench.spec("fedavg"))
     ours = rounds.run(method, bench.fleet(bench.spec("fedavg")), Plan(2, seed=1))
     next(ours)
+    assert bench.eventually(lambda: len(device.acks) == 1)
     device.acks.clear()
     replayed = [("t1", 1, "t1-1-old-9"), ("t1", 7, "t1-7-future-1"), ("other", 1, "other-1-1")]
     for task, round, id in replayed:
