@@ -8,6 +8,7 @@ runs. Whatever goes wrong ends here as one line on stderr and an exit code: 0 ok
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from edge_fl import __version__, extras
+from edge_fl import __version__, extras, logs
 from edge_fl.errors import EdgeFLError, InputError
 
 ENTRY_POINTS = "edge_fl.commands"
@@ -190,8 +191,10 @@ def is_quiet() -> bool:
 
 
 def say(line: str) -> None:
-    """Progress for whoever watches: one line on stderr, nothing under `--quiet`."""
-    if not is_quiet():
+    """Progress for whoever watches: one line on stderr, nothing under `--quiet`; for machines as JSON, see `edge_fl.logs`."""
+    if logs.is_json():
+        logging.getLogger("edge_fl").info(line)
+    elif not is_quiet():
         print(line, file=sys.stderr, flush=True)
 
 

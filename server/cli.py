@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge_fl import logs
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
+from edge_fl.logs import LogFormat
 from server import research
 from server.release import cli as releases
 from server.view import cli as view
@@ -76,6 +78,13 @@ def run(
         "runs/releases"
     ),
     identity: IdentityOption = None,
+    dashboard: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve the dashboard beside the run, on this loopback port."),
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Lines on stderr for people, or JSON.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Train over MQTT, release the extractor, collect what heads report; prints the folder of the results."""
     from edge_fl import config
@@ -96,9 +105,13 @@ def run(
     connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
     from server import order, task  # torch comes with it: wrong settings are told before
+    from server.view.dashboard import beside
 
+    logs.set_up(log_format)
     signal.signal(signal.SIGTERM, _interrupt)
-    print(task.run(order.Order(chosen, connect, runs, home, takeover, resume, database, workers)))
+    what = order.Order(chosen, connect, runs, home, takeover, resume, database, workers)
+    with beside.dashboard(dashboard, what.registry, chosen.broker.fleet, home):
+        print(task.run(what))
 
 
 def worker(

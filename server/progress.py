@@ -29,6 +29,7 @@ class Progress:
                 SpinnerColumn,
                 TextColumn,
                 TimeElapsedColumn,
+                TimeRemainingColumn,
             )
 
             columns = (
@@ -37,10 +38,13 @@ class Progress:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[rate]}"),
             )
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
-            self._task = self._bar.add_task("rounds", total=self._rounds)
+            self._task = self._bar.add_task("rounds", total=self._rounds, rate="")
         return self
 
     def __exit__(
@@ -70,4 +74,5 @@ class Progress:
             f"round {result.round}/{self._rounds}: {len(result.answered)} of {len(result.asked)} answered, {result.seconds:.1f} s"
         )
         if self._bar:
-            self._bar.update(self._task, completed=result.round)
+            rate = f"{60 / max(result.seconds, 1e-3):.1f} rounds/min"
+            self._bar.update(self._task, completed=result.round, rate=rate)

@@ -73,4 +73,11 @@ def registered(db: Database, recipe: Recipe, results: Results) -> Iterator[None]
 
 def _device_says(heard: Heard) -> None:
     if isinstance(heard.message, Log):
-        log.log(LEVELS[heard.message.level.upper()], "%s: %s", heard.address.device, heard.message.text)
+        device = heard.address.device
+        log.log(
+            LEVELS[heard.message.level.upper()],
+            "%s: %s",
+            device,
+            heard.message.text,
+            extra={"device": device},
+        )

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl import atomic
+from edge_fl import atomic, logs
 from edge_fl.config import Source
 from edge_fl.errors import ConfigError, DeadlineError, StoppedError
 from edge_fl.learn.mean import Update
@@ -99,6 +99,7 @@ def run(order: Order) -> Path:
             if resumed
             else Results.create(order.runs, recipe, data_hash=data_hash(work))
         )
+        logs.about(run=results.id)
         with registered(db, recipe, results), results, Progress(recipe.rounds) as progress:
             progress.say(
                 f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
@@ -238,6 +239,7 @@ def _wait_for_those_away(run: Run) -> None:
 
 def _remember(run: Run, result: RoundResult) -> None:
     """Writes down one round, and all that it takes to go on after it."""
+    logs.about(round=result.round)
     summaries = summarise_reports(list(result.metrics.values()))
     run.ledger.measure(result.metrics)
     run.results.append_round(_record(result, summaries, run.refused()))

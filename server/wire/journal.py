@@ -92,7 +92,7 @@ class Journal:
         rejection = Rejection(self.fleet, device, id, run, round, reason, detail[:2000])
         if why := reports.reject(self.db, rejection, quarantine_after=after):
             self._barred = {**self._barred, device: "quarantined"}
-            log.warning("%s: in quarantine from now on: %s", device, why)
+            log.warning("%s: in quarantine from now on: %s", device, why, extra={"device": device})
         if reason not in HARMLESS:
             self.settle(id, "rejected", reason, device=device)
 
@@ -100,7 +100,7 @@ class Journal:
         """From now on nothing that the device sends counts."""
         devices.quarantine(self.db, self.fleet, device, why)
         self._barred = {**self._barred, device: "quarantined"}
-        log.error("%s: in quarantine from now on: %s", device, why)
+        log.error("%s: in quarantine from now on: %s", device, why, extra={"device": device})
 
     def ask(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
         """Devices are asked for something."""

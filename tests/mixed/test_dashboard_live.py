@@ -20,6 +20,8 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.device import Device, start
+from devices.eyes import Here
+from devices.features import runtime
 from devices.fetch import FetchLimits
 from devices.head import fit_here
 from devices.release import HeadWorker
@@ -77,9 +79,12 @@ class Live:
             worker = HeadWorker(
                 name,
                 Store(self.folder / name),
-                lambda classes, input: ClientData(images(20), images(4), images(20)),
+                Here(
+                    lambda classes, input: ClientData(images(20), images(4), images(20)), self.folder / name
+                ),
                 "nearest",
                 fit_here,
+                runtime(),
                 root=self.repository.root_bytes,
                 check=lambda installed: None,
                 limits=QUICK,

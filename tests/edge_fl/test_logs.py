@@ -1,0 +1,41 @@
+"""Logs as JSON lines: each can be read alone, and says which run, round and device it is about."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from edge_fl import cli, logs
+
+PROGRAM = """
+import logging
+from edge_fl import cli, logs
+logs.set_up(logs.LogFormat.JSON)
+logs.about(run="toy-1", round=3)
+logging.getLogger("server").warning("%s: refused\\nfor its norm", "pi-7", extra={"device": "pi-7"})
+logs.about(round=None)
+cli.say("round 3/5")
+"""
+
+
+def test_a_line_names_run_round_and_device() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    warned, said = map(json.loads, done.stderr.splitlines())
+    assert (warned["run"], warned["round"], warned["device"], warned["level"]) == (
+        "toy-1",
+        3,
+        "pi-7",
+        "warning",
+    )
+    assert warned["text"] == "pi-7: refused\nfor its norm"
+    assert said["text"] == "round 3/5" and "device" not in said and "round" not in said
+
+
+def test_text_stays_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(logs.FORMAT, raising=False)
+    logs.set_up(logs.LogFormat.TEXT)
+    cli.say("round 3/5")
+    assert capsys.readouterr().err == "round 3/5\n"
