@@ -90,11 +90,9 @@ class MqttTransport(Transport):
         self._sending = self._closed = self._ended = False
 
         self._spread_s = 0.0
-        self._state = State.WAITING
-        self._attempts = 0
+        self._state, self._attempts = State.WAITING, 0
         self._online_since = math.inf
-        self._failure = "no attempt yet"
-        self._refused = False
+        self._failure, self._refused = "no attempt yet", False
         self._timer: Timer | None = None
         self._socket: Any = None  # what the loop watches, and for which events
         self._events = READ
