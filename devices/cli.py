@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ from edge_fl.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from devices.outcome import Progress
     from devices.runner import Runner
+    from devices.screen import Screen
 
 Host = Annotated[str | None, typer.Option(help="The broker's host [127.0.0.1].")]
 Port = Annotated[
@@ -209,6 +211,9 @@ def up(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when the server has gone, or nothing happens any more.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show every device in a living table, on a terminal.")
+    ] = False,
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the broker.")] = 60.0,
     chaos: Annotated[
         str, typer.Option(help="What goes wrong: a TOML file, or lossy, slow, crashes, restarts, everything.")
@@ -272,9 +277,25 @@ def up(
         f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
         f"{' (TLS)' if identities else ''}, fleet {fleet}{f', chaos {chaos}' if chaos else ''}"
     )
-    with Store(folder).owned():
-        outcomes = run_fleet(config, connect, full_worker=full_worker, tell=_Line(), on_start=_stop_on_signal)
+    with (
+        Store(folder).owned(),
+        _screen() if watch and sys.stderr.isatty() and not is_quiet() else nullcontext() as screen,
+    ):
+
+        def on_start(runner: Runner) -> None:
+            _stop_on_signal(runner)
+            if screen:
+                screen.devices = runner.devices
+
+        tell = screen or _Line()
+        outcomes = run_fleet(config, connect, full_worker=full_worker, tell=tell, on_start=on_start)
     show_table([asdict(outcome) for outcome in outcomes], DEVICE_COLUMNS, format)
+
+
+def _screen() -> Screen:
+    from devices.screen import Screen
+
+    return Screen()
 
 
 class _Line:

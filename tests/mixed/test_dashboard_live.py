@@ -216,7 +216,7 @@ def test_a_roll_out_is_started_and_rolled_back_from_the_page(live: Live, browser
         page.click("[data-key=start-1]")
         page.click("#confirm")
         page.click("[data-key=rollback]")
-        assert "goes back to the release before" in page.inner_text("dialog")
+        page.wait_for_selector("dialog[open]:has-text('goes back to the release before')")
         page.click("#confirm")
         page.wait_for_selector("text=The last roll-out, of release 1, ended rolled back")
         eventually(lambda: live.serving() == {2})

@@ -84,7 +84,7 @@ def page(db: Database, fleet: str, wish: Wish, *, per_page: int = PER_PAGE) -> F
     matching = and_(devices.c.fleet == fleet, *_filters(wish))
     with db.reading() as connection:
         words = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
-        by_status = dict(connection.execute(words.group_by(devices.c.status)).all())
+        by_status: dict[str, int] = dict(connection.execute(words.group_by(devices.c.status)).all())
         found = connection.execute(select(func.count()).select_from(devices).where(matching)).scalar_one()
         pages = max(1, -(-found // per_page))
         number = min(max(wish.page, 0), pages - 1)

@@ -50,7 +50,7 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
         by_release = connection.execute(
             select(devices.c.release, func.count()).where(mine).group_by(devices.c.release)
         )
-        running = dict(by_release.all())
+        running: dict[int, int] = dict(by_release.all())
         heads = connection.execute(
             select(func.count()).select_from(devices).where(devices.c.fleet == fleet, tier == "head")
         ).scalar_one()
