@@ -73,7 +73,9 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order,
     assert Results.open(path).state().state == "completed"
 
     assert [head.served for head in heads] == [[1, 2], [1, 2]]
-    records = [json.loads(line) for line in (path / "round_metrics.jsonl").read_text().splitlines()]
+    *records, closing = map(json.loads, (path / "round_metrics.jsonl").read_text().splitlines())
+    assert closing["closing"] and {row["device"] for row in closing["devices"]} >= closing["metrics"].keys()
+    assert (path / "report.html").read_text().startswith("<!doctype html>")
     assert [(record["round"], record["asked"], record["answered"]) for record in records] == [
         (1, 2, 2),
         (2, 2, 2),
