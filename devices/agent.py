@@ -2,7 +2,7 @@
 
 No sockets, no clock, no files, no torch in here: `now_s` is any clock that only moves forward, and the runner carries out the
 effects. The life of an agent: every connection is a birth (capability, status init; ready once the retained messages are in); a
-`Want` that is new is worked on, one at a time (`devices.wants`), and ends in a report that stays in the outbox until the server
+`Want` that is new is worked on, one at a time (`devices.machine.wants`), and ends in a report that stays in the outbox until the server
 acknowledges it. What the status message says follows from the state at the end of each step, and goes out when it is news.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from devices import effects, events, outbox, wants
-from devices.effects import Effect
-from devices.events import Event
-from devices.state import AgentState, Phase
-from devices.turn import Turn
+from devices.machine import effects, events, outbox, wants
+from devices.machine.effects import Effect
+from devices.machine.events import Event
+from devices.machine.state import AgentState, Phase
+from devices.machine.turn import Turn
 from edge_fl.capability import Tier
 from edge_fl.wire.messages import PROTOCOL, Ack, Command, DeviceState, Request, Round, ServerState, Want
 from edge_fl.wire.transport import Connected, Disconnected

@@ -85,8 +85,8 @@ def run(
 ) -> None:
     """Run one device's agent until Ctrl-C; it waits for the broker as long as it takes."""
     from devices import config as settings
+    from devices.board.notify import Notifier
     from devices.entry import entry, own_entry
-    from devices.notify import Notifier
     from devices.runner import Runner
     from devices.single import run_device
 
@@ -120,7 +120,7 @@ def predict(
 
     predictor = Predictor(folder, remember=True)
     if export:
-        from devices.fused import export as write
+        from devices.serving.fused import export as write
 
         say(f"{export}: {write(predictor, export)} bytes; it answers as the pair does")
     if source == "-":
@@ -138,7 +138,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 is any free one.")] = 8000,
 ) -> None:
     """Predict over HTTP, for programs on this device: POST a picture to /predict."""
-    from devices.serve import Service
+    from devices.serving.serve import Service
 
     with Service(folder, port) as service:
         say(f"http://127.0.0.1:{service.port}/predict serves {folder}; Ctrl-C ends it")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from devices.usage import Budget
+from devices.board.usage import Budget
 from edge_fl import config as settings
 from edge_fl import heads
 from edge_fl.errors import ConfigError

@@ -18,11 +18,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from devices import agent, effects, events, fetch, outbox, state
-from devices.fetch import Download, FetchLimits, Gathering
-from devices.outbox import Outbox
+from devices import agent
+from devices.install import fetch
+from devices.install.fetch import Download, FetchLimits, Gathering
+from devices.machine import effects, events, outbox, state
+from devices.machine.outbox import Outbox
+from devices.machine.state import AgentState, Limits, Phase
 from devices.rim import Admitted, Connect, Happening, Rim
-from devices.state import AgentState, Limits, Phase
 from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.wire.blob import Assembly, digest, split

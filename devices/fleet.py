@@ -18,18 +18,20 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from devices import canary, device, state
+from devices import device
 from devices.chaos.profile import Chaos
 from devices.chaos.storm import Restart, Storm
 from devices.device import Device
-from devices.eyes import Here
-from devices.features import runtime
 from devices.head import ChildFitter
+from devices.install import canary
+from devices.install.release import HeadWorker
+from devices.machine import state
+from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome, Progress, outcome, progress
-from devices.release import HeadWorker
 from devices.rim import Connect
 from devices.runner import Runner
-from devices.state import Limits
+from devices.sight.eyes import Here
+from devices.sight.features import runtime
 from devices.store import Store
 from devices.work import MakeWorker, Worker
 from edge_fl import capability, descriptors

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 
 import torch
 
-from devices.effects import Job, Train
-from devices.events import Event, Failed
-from devices.state import LIMITS, Limits
+from devices.machine.effects import Job, Train
+from devices.machine.events import Event, Failed
+from devices.machine.state import LIMITS, Limits
+from devices.machine.wants import KINDS
 from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
-from devices.wants import KINDS
 from devices.work import Data, Worker
 from edge_fl.config import TaskSpec
 from edge_fl.data.samples import Samples

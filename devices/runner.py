@@ -15,9 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from devices import events
+from devices.board.notify import Notifier
 from devices.device import Device
-from devices.notify import Notifier
+from devices.machine import events
 from devices.rim import Admitted, Connect, Happening, Job
 
 log = logging.getLogger(__name__)

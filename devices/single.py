@@ -10,18 +10,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from devices import data, device
-from devices.choice import Allowance
+from devices.board.tiers import EitherWorker
+from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.device import Device
 from devices.head import ChildFitter
-from devices.release import HeadWorker
+from devices.install.choice import Allowance
+from devices.install.release import HeadWorker
+from devices.install.runtime import Runtime
 from devices.rim import Connect
 from devices.runner import Runner
-from devices.runtime import Runtime
+from devices.sight.views import ChildLook
 from devices.store import Store
-from devices.tiers import EitherWorker
-from devices.usage import Meter
-from devices.views import ChildLook
 from devices.watch import Watch, inspector
 from devices.work import MakeWorker, Worker
 from edge_fl import capability

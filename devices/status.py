@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from devices import drift, usage
-from devices.pair import serving
+from devices.board import usage
+from devices.board.usage import Budget
+from devices.serving.pair import serving
+from devices.sight import drift
 from devices.store import Store
-from devices.usage import Budget
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER
 from edge_fl.release.artefact import Slots

@@ -5,7 +5,7 @@
     FOLDER/outbox/ID.safetensors          blob, if it has one; the .json is written last and makes both valid
     FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last three of a task
     FOLDER/heads/SHA256.safetensors       the personal head for the extractor of this hash, its release, and the report on its fit
-    FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.features` keep
+    FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.sight.features` keep
 
 Every file is written whole or not at all, and everything that repeats after a cut gives the same result: personal parts enter a
 round as they left the round before it, and a head's file carries the report that its fit must still deliver.
@@ -26,8 +26,8 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from devices.effects import Memory
-from devices.outbox import Parcel
+from devices.machine.effects import Memory
+from devices.machine.outbox import Parcel
 from edge_fl import atomic, heads
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.heads import Head

@@ -15,13 +15,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from devices import data, drift, health, usage
+from devices import data
+from devices.board import health, usage
+from devices.board.health import Health, Readings
+from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.device import Device
-from devices.events import DataChanged, Drifted, Event, Rationed, TierChanged
-from devices.health import Health, Readings
-from devices.usage import Meter
-from devices.views import ChildLook
+from devices.machine.events import DataChanged, Drifted, Event, Rationed, TierChanged
+from devices.sight import drift
+from devices.sight.views import ChildLook
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.messages import Capability
 

@@ -1,7 +1,7 @@
 """What a device does in a worker thread: a `Worker` carries out the jobs that an agent asks for and answers each with an event.
 
 Whatever goes wrong in a job becomes a `Failed` with one of the failure words; nothing that a job raises ends the agent. The head-only
-tier is `devices.release`, the full tier `devices.full`.
+tier is `devices.install.release`, the full tier `devices.full`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from devices.effects import Job
-from devices.events import Event, Failed, Finished
-from devices.fetch import Sink
-from devices.outbox import Parcel
-from devices.state import LIMITS, Limits
+from devices.install.fetch import Sink
+from devices.machine.effects import Job
+from devices.machine.events import Event, Failed, Finished
+from devices.machine.outbox import Parcel
+from devices.machine.state import LIMITS, Limits
+from devices.machine.wants import parcel_for
 from devices.store import Store
-from devices.wants import parcel_for
 from edge_fl.config import InputSpec
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError

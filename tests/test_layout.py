@@ -25,7 +25,7 @@ ROOT = Path(edge_fl.__file__).parents[1]
 PACKAGES = (edge_fl, broker, devices, server)
 SOURCES = sorted(path for package in PACKAGES for path in Path(str(package.__file__)).parent.rglob("*.py"))
 TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "devices.full")
-ONNX_LIVES_IN = ("devices.fused",)  # below the server; `edge_fl[server]` brings it
+ONNX_LIVES_IN = ("devices.serving.fused",)  # below the server; `edge_fl[server]` brings it
 LARGEST_FILE_LINES = 400
 LARGEST_METHOD_LINES = 80
 

@@ -11,12 +11,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from devices import canary
 from devices.config import DeviceConfig
 from devices.doctor.finding import Finding, finding, graded
-from devices.pair import serving
+from devices.install import canary
+from devices.serving.pair import serving
+from devices.sight.views import ChildLook
 from devices.store import Store
-from devices.views import ChildLook
 from edge_fl import capability
 from edge_fl.errors import InputError
 from edge_fl.release.artefact import Slots

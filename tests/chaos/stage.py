@@ -18,14 +18,14 @@ import numpy as np
 from devices.chaos.profile import Chaos, Devices, Restarts
 from devices.chaos.storm import Storm
 from devices.device import Device, start
-from devices.eyes import Here
-from devices.features import runtime
-from devices.fetch import FetchLimits
 from devices.full import FullWorker
 from devices.head import fit_here
-from devices.release import HeadWorker
+from devices.install.fetch import FetchLimits
+from devices.install.release import HeadWorker
+from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.state import Limits
+from devices.sight.eyes import Here
+from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl.config import (
     CohortConfig,

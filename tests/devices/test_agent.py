@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices import agent, effects, events, outbox
-from devices.effects import Memory
-from devices.outbox import Parcel, Waiting
-from devices.state import AgentState, Limits, Phase, wake_at
+from devices import agent
+from devices.machine import effects, events, outbox
+from devices.machine.effects import Memory
+from devices.machine.outbox import Parcel, Waiting
+from devices.machine.state import AgentState, Limits, Phase, wake_at
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.release.manifest import Canary, Manifest
 from edge_fl.wire.blob import describe

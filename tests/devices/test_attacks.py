@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, Root, Timestamp
 
-from devices import canary
-from devices.canary import MEBIBYTE
+from devices.install import canary
+from devices.install.canary import MEBIBYTE
 from devices.predict import Predictor
 from edge_fl.release.manifest import Manifest
 from edge_fl.release.repository import Repository, now

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from devices import eyes
-from devices.benchmark import FILE, LIMIT_S, Speed, measure, speed
+from devices.board.benchmark import FILE, LIMIT_S, Speed, measure, speed
 from devices.config import DeviceConfig
-from devices.views import Order
+from devices.sight import eyes
+from devices.sight.views import Order
 from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
 from edge_fl.release.artefact import Slots
 from tests.devices.test_predict import X, Y, folder

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from devices import canary
-from devices.canary import MEBIBYTE, Limits
+from devices.install import canary
+from devices.install.canary import MEBIBYTE, Limits
 from edge_fl.errors import ArtefactError
 from edge_fl.release.artefact import Slots
 from edge_fl.wire.blob import split

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from devices.choice import Allowance, choose
+from devices.install.choice import Allowance, choose
 from edge_fl.release.manifest import Manifest, Variant, blobs, decode, encode
 from edge_fl.wire.blob import describe
 from tests.devices.graphs import graph, manifest_for

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 import pytest
 
-from devices.features import Extractor, FeatureCache, fingerprint, runtime
-from devices.runtime import require_runnable
+from devices.install.runtime import require_runnable
+from devices.sight.features import Extractor, FeatureCache, fingerprint, runtime
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from tests.devices import graphs

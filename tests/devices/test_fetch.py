@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from devices.effects import Effect, Publish, Subscribe, Unsubscribe
-from devices.events import Failed, Fetched
-from devices.fetch import Download, FetchLimits, Gathering
+from devices.install.fetch import Download, FetchLimits, Gathering
+from devices.machine.effects import Effect, Publish, Subscribe, Unsubscribe
+from devices.machine.events import Failed, Fetched
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import Request

@@ -13,8 +13,8 @@ import pytest
 
 from devices.fleet import FleetConfig, full_devices, names, run_fleet, shares
 from devices.full import FullWorker
+from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome, Progress
-from devices.state import Limits
 from edge_fl.cli import main
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.errors import ConfigError

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from devices.device import Device, start
-from devices.effects import Train
-from devices.events import Failed, Finished
 from devices.full import FullWorker
+from devices.machine.effects import Train
+from devices.machine.events import Failed, Finished
 from devices.store import Store
 from devices.work import attempt
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec

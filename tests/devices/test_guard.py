@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from devices.device import Device, start
-from devices.events import DataChanged
-from devices.eyes import Here
-from devices.features import runtime
 from devices.head import Order, fit_here
-from devices.judge import is_worse
+from devices.install.release import HeadWorker
+from devices.machine.events import DataChanged
 from devices.predict import Predictor
-from devices.release import HeadWorker
+from devices.serving.judge import is_worse
+from devices.sight.eyes import Here
+from devices.sight.features import runtime
+from devices.sight.views import Seen, Sight, View, pack, unpack
 from devices.store import Store
-from devices.views import Seen, Sight, View, pack, unpack
 from edge_fl.data.samples import ClientData
 from edge_fl.heads.auto import Choice
 from edge_fl.heads.constant import Constant

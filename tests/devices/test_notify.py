@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.notify import Notifier
+from devices.board.notify import Notifier
 from devices.runner import Runner
 
 

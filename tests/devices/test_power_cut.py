@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from broker.mosquitto import Mosquitto
-from devices.pair import serving
 from devices.predict import Predictor
+from devices.serving.pair import serving
 from devices.store import Store
 from edge_fl.release.artefact import Slots
 from edge_fl.wire.endpoint import Endpoint

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from broker.mosquitto import Mosquitto
-from devices.outbox import Parcel
+from devices.machine.outbox import Parcel
 from devices.predict import Predictor
 from devices.store import Store, StoredHead
 from edge_fl import heads

@@ -16,15 +16,15 @@ import pytest
 from onnx import helper
 
 from devices.device import Device, start
-from devices.events import DataChanged
-from devices.eyes import Here
-from devices.features import runtime
-from devices.fetch import FetchLimits
 from devices.head import fit_here
+from devices.install.fetch import FetchLimits
+from devices.install.release import HeadWorker
+from devices.machine.events import DataChanged
+from devices.machine.state import Limits
 from devices.predict import Predictor
-from devices.release import HeadWorker
 from devices.rim import Connect
-from devices.state import Limits
+from devices.sight.eyes import Here
+from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData, Samples

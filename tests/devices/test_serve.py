@@ -15,9 +15,9 @@ import onnxruntime
 import pytest
 from PIL import Image
 
-from devices.fused import fuse
 from devices.predict import MAX_PICTURE_BYTES, Predictor
-from devices.serve import Service
+from devices.serving.fused import fuse
+from devices.serving.serve import Service
 from devices.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.cli import main

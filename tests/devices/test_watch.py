@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices import agent, drift, effects, events, health, usage
+from devices import agent
+from devices.board import health, usage
+from devices.board.health import CALM_S, Health, Readings, follow, judge
+from devices.board.tiers import EitherWorker
+from devices.board.usage import Budget, Meter, Usage, exceeded
 from devices.config import DeviceConfig
 from devices.data import Need, load, load_for
 from devices.device import Device
-from devices.health import CALM_S, Health, Readings, follow, judge
+from devices.machine import effects, events
+from devices.machine.state import AgentState, wake_at
 from devices.predict import Predictor
-from devices.state import AgentState, wake_at
+from devices.sight import drift
 from devices.store import Store
-from devices.tiers import EitherWorker
-from devices.usage import Budget, Meter, Usage, exceeded
 from devices.watch import Watch
 from devices.work import Worker
 from edge_fl.errors import DataError

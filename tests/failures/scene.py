@@ -108,8 +108,8 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
 
     from devices.device import start
     from devices.full import FullWorker
+    from devices.machine.state import Limits
     from devices.runner import Runner
-    from devices.state import Limits
     from devices.store import Store
     from edge_fl.wire.messages import Capability
     from edge_fl.wire.topics import Topics

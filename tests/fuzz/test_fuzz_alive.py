@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from devices import device as devices
 from devices.device import Device
-from devices.effects import Job
-from devices.events import Event, Failed
+from devices.machine.effects import Job
+from devices.machine.events import Event, Failed
 from devices.rim import Happening
 from devices.store import Store
 from devices.work import Worker

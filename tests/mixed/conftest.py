@@ -17,13 +17,13 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.device import Device, start
-from devices.eyes import Here
-from devices.features import runtime
 from devices.full import FullWorker
 from devices.head import fit_here
-from devices.release import HeadWorker
+from devices.install.release import HeadWorker
+from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.state import Limits
+from devices.sight.eyes import Here
+from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl.config import (
     CohortConfig,

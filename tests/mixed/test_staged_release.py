@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from devices.device import Device, start
-from devices.eyes import Here
-from devices.features import runtime
-from devices.fetch import FetchLimits
 from devices.head import fit_here
-from devices.release import HeadWorker
+from devices.install.fetch import FetchLimits
+from devices.install.release import HeadWorker
+from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.state import Limits
+from devices.sight.eyes import Here
+from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl import metrics
 from edge_fl.config import RolloutConfig

@@ -12,8 +12,8 @@ import pytest
 
 from devices.chaos.profile import Chaos, Devices, Restarts
 from devices.fleet import FleetConfig, names, run_fleet
+from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome
-from devices.state import Limits
 from edge_fl.config import DataConfig
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from tests.devices.scripted import ScriptedServer, eventually

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from devices.effects import Effect, Publish, Subscribe, Unsubscribe
-from devices.events import Failed, Fetched
+from devices.machine.effects import Effect, Publish, Subscribe, Unsubscribe
+from devices.machine.events import Failed, Fetched
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Request

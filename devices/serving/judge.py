@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devices.views import Seen, View
+from devices.sight.views import Seen, View
 from edge_fl.heads import Head
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from devices.effects import Job, Train
-from devices.events import Event
-from devices.fetch import Sink
+from devices.install.fetch import Sink
+from devices.machine.effects import Job, Train
+from devices.machine.events import Event
 from devices.work import Worker
 from edge_fl.wire.blob import Blob
 

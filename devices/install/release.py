@@ -14,18 +14,20 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from devices import canary, drift, uploads
-from devices.choice import ALLOWANCE, Allowance, choose
-from devices.effects import Fit, Install, Job, Refresh
-from devices.events import Event, Failed, Installed, Refreshed
-from devices.fetch import Sink
+from devices import uploads
 from devices.head import Fitter, Order
-from devices.judge import changes, is_worse
-from devices.pair import Pair, installed_extractors, serving
-from devices.runtime import Runtime, require_runnable
-from devices.state import LIMITS, Limits
+from devices.install import canary
+from devices.install.choice import ALLOWANCE, Allowance, choose
+from devices.install.fetch import Sink
+from devices.install.runtime import Runtime, require_runnable
+from devices.machine.effects import Fit, Install, Job, Refresh
+from devices.machine.events import Event, Failed, Installed, Refreshed
+from devices.machine.state import LIMITS, Limits
+from devices.serving.judge import changes, is_worse
+from devices.serving.pair import Pair, installed_extractors, serving
+from devices.sight import drift
+from devices.sight.views import Look, View
 from devices.store import Store, StoredHead
-from devices.views import Look, View
 from devices.work import Worker
 from edge_fl import metrics
 from edge_fl.heads import Head, Tuned

@@ -1,4 +1,4 @@
-"""What a device's data look like through an extractor: features with labels, and no image, in the agent; who looks is `devices.eyes`.
+"""What a device's data look like through an extractor: features with labels, and no image, in the agent; who looks is `devices.sight.eyes`.
 
 Images and onnxruntime live in a short-lived child (`ChildLook`), so that an agent holds neither between two looks.
 """
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from devices import child
-from devices.benchmark import Speed
+from devices.board.benchmark import Speed
 from devices.config import DeviceConfig
 from devices.data import DataReport
-from devices.runtime import Runtime
+from devices.install.runtime import Runtime
 from edge_fl.release.artefact import Installed
 from edge_fl.release.manifest import encode
 
@@ -96,7 +96,7 @@ class ChildLook:
         return msgspec.json.decode(self._ask(Order(self._config)), type=Inspection)
 
     def _ask(self, order: Order) -> bytes:
-        return child.ask("devices.eyes", "data", msgspec.json.encode(order), DEADLINE_S)
+        return child.ask("devices.sight.eyes", "data", msgspec.json.encode(order), DEADLINE_S)
 
 
 def pack(sight: Sight) -> bytes:

@@ -1,4 +1,4 @@
-"""The eyes of a device: its images through onnxruntime, as features. `python -m devices.eyes` is the child that an agent looks with.
+"""The eyes of a device: its images through onnxruntime, as features. `python -m devices.sight.eyes` is the child that an agent looks with.
 
 A simulated fleet looks in its own process (`Here`), because a thousand devices share one onnxruntime.
 """
@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 
 import edge_fl
-from devices import benchmark, child, data
-from devices.features import Extractor, FeatureCache, runtime
-from devices.views import Inspection, Order, Seen, Sight, View, pack
+from devices import child, data
+from devices.board import benchmark
+from devices.sight.features import Extractor, FeatureCache, runtime
+from devices.sight.views import Inspection, Order, Seen, Sight, View, pack
 from devices.work import Data
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from devices import outbox
-from devices.effects import Effect, Publish, Remember
-from devices.outbox import Parcel
-from devices.state import AgentState
+from devices.machine import outbox
+from devices.machine.effects import Effect, Publish, Remember
+from devices.machine.outbox import Parcel
+from devices.machine.state import AgentState
 from edge_fl.wire.messages import DeviceState, Log
 
 REMEMBERED_WANTS = 64

@@ -1,4 +1,4 @@
-"""The far end of the canary, `python -m devices.trial`: confines itself, runs the signed test input, answers in one line."""
+"""The far end of the canary, `python -m devices.install.trial`: confines itself, runs the signed test input, answers in one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from devices.canary import Limits
-from devices.features import Extractor
+from devices.install.canary import Limits
+from devices.sight.features import Extractor
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import Manifest, canary_images, decode
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from devices.runtime import Runtime, require_runnable
+from devices.install.runtime import Runtime, require_runnable
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError
 from edge_fl.release.disk import reporting

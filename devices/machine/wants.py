@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from devices import effects, events, outbox
-from devices.outbox import Parcel
-from devices.state import Limits, Phase, Work
-from devices.turn import Turn
+from devices.machine import effects, events, outbox
+from devices.machine.outbox import Parcel
+from devices.machine.state import Limits, Phase, Work
+from devices.machine.turn import Turn
 from edge_fl.capability import Tier
 from edge_fl.wire.messages import Activity, Mode, Report, Want
 

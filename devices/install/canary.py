@@ -1,7 +1,7 @@
 """The canary: a new extractor meets its signed test input in a child process with little memory, little time and nothing to break.
 
 A signature says who released a model, not that it is well: one that never returns, asks for terabytes, gives NaN or other features
-than its manifest promises is found here, before it becomes current, and only the child suffers. The child is `devices.trial`.
+than its manifest promises is found here, before it becomes current, and only the child suffers. The child is `devices.install.trial`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Ver
     package_root = Path(__file__).resolve().parents[1]
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "devices.trial"],
+            [sys.executable, "-m", "devices.install.trial"],
             input=order,
             capture_output=True,
             timeout=limits.deadline_s,
