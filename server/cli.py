@@ -73,6 +73,7 @@ def run(
     workers: Annotated[
         bool, typer.Option("--workers", help="Leave the reports to 'edge-fl server worker' processes.")
     ] = False,
+    track: research.TrackOption = None,
     runs: Runs = Path("runs"),
     home: Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")] = Path(
         "runs/releases"
@@ -90,6 +91,7 @@ def run(
     from edge_fl import config
     from server import recipes
     from server.results import Results
+    from server.view import track as tracking
 
     chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
     given = {
@@ -102,6 +104,7 @@ def run(
     replaced = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     chosen = config.with_settings(chosen, [*replaced, *(settings or [])])
 
+    trackers = tracking.find(track or [])
     connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
     from server import order, task  # torch comes with it: wrong settings are told before
@@ -109,7 +112,7 @@ def run(
 
     logs.set_up(log_format)
     signal.signal(signal.SIGTERM, _interrupt)
-    what = order.Order(chosen, connect, runs, home, takeover, resume, database, workers)
+    what = order.Order(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
     with beside.dashboard(dashboard, what.registry, chosen.broker.fleet, home):
         print(task.run(what))
 

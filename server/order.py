@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from server import simulate
 from server.registry import database
 from server.release import export
 from server.simulate import Study
+from server.view.track import Opener
 from server.wire.link import Connect
 
 
@@ -22,7 +24,8 @@ class Order:
     """What to run and where to put things: results below `runs`, the keys of releases below `home`.
 
     `resume` is the folder of a run to go on with; `recipe` is then the one found there. `database` is the registry's path or URL; by
-    default a file in the folder `server` beside `home`. With `workers` other processes take the reports.
+    default a file in the folder `server` beside `home`. With `workers` other processes take the reports. `track` are
+    the viewers that have the rounds, too.
     """
 
     recipe: Recipe
@@ -33,6 +36,7 @@ class Order:
     resume: Path | None = None
     database: str = ""
     workers: bool = False
+    track: Mapping[str, Opener] = field(default_factory=dict)
 
     @property
     def registry(self) -> str:

@@ -24,6 +24,12 @@ SetOption = Annotated[
         help="A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
     ),
 ]
+TrackOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Also write every round for a viewer into the run's folder: tensorboard or mlflow; may be repeated."
+    ),
+]
 
 
 def register(app: App) -> None:
@@ -61,6 +67,7 @@ def simulate(
         str, typer.Option(help="auto, sequential, pool, vector or ray: how clients are trained.")
     ] = "",
     set: SetOption = None,
+    track: TrackOption = None,
     runs: RunsOption = Path("runs"),
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -70,6 +77,7 @@ def simulate(
     from server import simulate as simulation
     from server.recipes.changes import scaled, with_method
     from server.results import Results
+    from server.view import track as tracking
     from server.view.report import page as report
 
     chosen = recipes.find(recipe) if recipe else Recipe(name="simulate")
@@ -81,9 +89,11 @@ def simulate(
         *(set or []),
     ])  # fmt: skip
     chosen = scaled(chosen, scale) if scale else chosen
+    trackers = tracking.find(track or [])
     study = simulation.prepare(chosen)
     say(study.histogram())
     with Results.create(runs, chosen, data_hash=study.dataset.samples.fingerprint()) as results:
+        results.track(trackers)
         outcome = simulation.run(
             study,
             lambda result: _note(results, result, chosen.rounds),

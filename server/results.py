@@ -8,6 +8,7 @@
     RUN/devices.csv             one line per device
     RUN/report.html             all of it to look at, once the run is over
     RUN/checkpoints/, artefacts/, plots/
+    RUN/tensorboard/, mlflow/   the rounds once more, for those who ask for it (`server.view.track`)
 
 A run that writes holds a lock on its round metrics, so that one whose process died is not shown as running.
 """
@@ -35,6 +36,8 @@ from edge_fl.config import Recipe, Source
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.metrics import Summary
 from server.provenance import Provenance, provenance
+from server.view import measured
+from server.view.track import Opener, Tracking
 
 FOLDERS = ("checkpoints", "artefacts", "plots")
 Outcome = Literal["completed", "failed", "stopped"]
@@ -79,6 +82,7 @@ class Results:
     def __init__(self, path: Path, rounds: BinaryIO | None = None) -> None:
         self.path = path
         self._rounds = rounds
+        self._tracking = Tracking({}, path)
 
     @classmethod
     def create(cls, root: Path, recipe: Recipe, *, data_hash: str = "") -> Results:
@@ -161,12 +165,19 @@ class Results:
     def plots(self) -> Path:
         return self.path / "plots"
 
+    def track(self, openers: Mapping[str, Opener], *, after: int | None = None) -> None:
+        """From here on these trackers have every line of the round metrics, too; `after` as in `resume`. Raises RunError."""
+        self._tracking = Tracking(openers, self.path, after)
+
     def append_round(self, record: Mapping[str, object]) -> None:
         """Adds one line to the round metrics, there for every reader at once. Raises RunError when the disk does not take it."""
         if self._rounds is None:
             raise RunError(f"{self.path}: opened to read; use Results.resume to write")
+        text = msgspec.json.encode(record)
         with _reporting(self.path):
-            self._rounds.write(msgspec.json.encode(record) + b"\n")
+            self._rounds.write(text + b"\n")
+        if line := measured.read(0, text):
+            self._tracking.note(line)
 
     def write_summary(self, source: Source, summaries: Mapping[str, Summary]) -> None:
         """Replaces metrics_summary.json. Raises RunError when the disk does not take it."""
@@ -188,6 +199,7 @@ class Results:
 
     def close(self) -> None:
         """Lets go of the lock; a run not finished then counts as stopped."""
+        self._tracking.close()
         if self._rounds is not None:
             self._rounds.close()
             self._rounds = None

@@ -94,13 +94,15 @@ def run(order: Order) -> Path:
         server = stack.enter_context(
             connected(order.connect, journal, takeover=order.takeover, workers=order.workers)
         )
+        after = (saved.round if saved else 0) if resumed else None
         results = (
-            Results.resume(resumed, after=saved.round if saved else 0)
+            Results.resume(resumed, after=after)
             if resumed
             else Results.create(order.runs, recipe, data_hash=data_hash(work))
         )
         logs.about(run=results.id)
         with registered(db, recipe, results), results, Progress(recipe.rounds) as progress:
+            results.track(order.track, after=after)
             progress.say(
                 f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
             )

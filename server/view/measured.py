@@ -42,7 +42,7 @@ def lines(path: Path) -> list[Line]:
         found = path.read_bytes().splitlines()
     except OSError:
         return []
-    return [line for number, text in enumerate(found, 1) if (line := _line(number, text)) is not None]
+    return [line for number, text in enumerate(found, 1) if (line := read(number, text)) is not None]
 
 
 def latest(found: Sequence[Line]) -> list[Line]:
@@ -51,7 +51,8 @@ def latest(found: Sequence[Line]) -> list[Line]:
     return [by_round[key] for key in sorted(by_round)]
 
 
-def _line(number: int, text: bytes) -> Line | None:
+def read(number: int, text: bytes) -> Line | None:
+    """One line of the file, as it stands there; None when it is no round's."""
     try:
         record = json.loads(text)
     except ValueError:
