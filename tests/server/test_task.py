@@ -248,6 +248,30 @@ def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(o
     assert Results.open(path).summary() == summary
 
 
+class Viewer:
+    """A tracker that remembers what it was told."""
+
+    def __init__(self, folder, after):
+        self.after, self.steps, self.open = after, [], True
+
+    def note(self, step, scalars):
+        self.steps.append((step, "round/seconds" in scalars))
+
+    def close(self):
+        self.open = False
+
+
+def test_a_viewer_has_every_round_and_the_closing_step_and_hears_where_a_resume_begins(order):
+    opened = []
+    viewer = lambda folder, after: opened.append(Viewer(folder, after)) or opened[-1]  # noqa: E731
+    order = changed(with_recipe(order, source="simulated"), track={"viewer": viewer})
+    path = task.run(order)
+    (path / "checkpoints" / "round-00002.safetensors").unlink()
+    task.run(changed(order, resume=path))
+    assert [(one.after, one.open) for one in opened] == [(None, False), (1, False)]
+    assert [one.steps for one in opened] == [[(1, True), (2, True), (2, False)], [(2, True), (2, False)]]
+
+
 @pytest.mark.parametrize("source", ["simulated", "hybrid"])
 def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, order, tmp_path, source):
     stage.device("d1"), stage.device("d2"), stage.head("h1", tmp_path)
