@@ -31,6 +31,7 @@ from edge_fl.wire import tensors
 from server import rounds
 from server.fleets.sequential import SequentialFleet
 from server.release import export
+from server.release.onnx_session import Session
 from server.rounds import Plan
 from server.wire import judge
 from tests.edge_fl.methods import toy
@@ -217,7 +218,7 @@ def test_the_export_equals_torch_or_is_refused_by_name(name: str) -> None:
         )  # raises when onnxruntime and torch differ by more than 1e-4
         x = images(run.clients["c0"])
         expected = steps.exported_features(method, run.shared, x)
-        assert np.abs(export.run(exported.onnx, x.numpy()) - expected.numpy()).max() <= export.PARITY
+        assert np.abs(Session(exported.onnx).run(x.numpy()) - expected.numpy()).max() <= export.PARITY
         if method.unit_norm:
             assert torch.allclose(expected.norm(dim=1), torch.ones(len(x)))
     else:
