@@ -25,6 +25,7 @@ from devices.machine.events import Event, Failed
 from devices.rim import Happening
 from devices.store import Store
 from devices.work import Worker
+from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import MESSAGES, Capability, DeviceState, Log, Want, encode
 from edge_fl.wire.topics import Topics
@@ -33,13 +34,14 @@ from server.wire import link as links
 from server.wire.exchange import Exchange
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
-from server.wire.judge import Expected
+from server.wire.judge import Expected, Terms
 from server.wire.link import Link
 from server.wire.roster import Roster
 from server.wire.wants import Wants
 from tests.fuzz.spoil import spoilt_text, spoilt_trees, to_json
 from tests.fuzz.valid import structs
 
+SPEC = TaskSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
 TOPICS = Topics("main")
 DOWN = {"server_state": TOPICS.server_state(), "round": TOPICS.round("t"), "want": TOPICS.want("d1")}
 DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1")}
@@ -136,7 +138,8 @@ def server() -> Iterator[tuple[Link, InMemoryTransport, queue.SimpleQueue[str]]]
             "log", lambda heard: lines.put(heard.message.text) if isinstance(heard.message, Log) else None
         )
         link.open()
-        inbox.open(Exchange("t-1-0", "t", 1, "train", ["d1"], Expected({}, frozenset(), frozenset(), 4096)))
+        expected = Expected({}, frozenset(), frozenset(), 4096)
+        inbox.open(Exchange("t-1-0", "t", 1, "train", ["d1"], expected), Terms(SPEC, {}, 0.0))
         yield link, InMemoryTransport(broker, "d1", None, lambda event: None), lines
         link.close()
     broker.close()
