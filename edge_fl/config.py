@@ -127,7 +127,7 @@ class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
     gates: GateConfig = GateConfig()
 
     def __post_init__(self) -> None:
-        if list(self.groups) != sorted(set(self.groups)) or self.groups[-1] != 1:
+        if list(self.groups) != sorted(set(self.groups)) or self.groups[-1:] != (1,):
             raise ValueError(f"groups {list(self.groups)}: expected growing shares that end with 1")
 
 
