@@ -57,8 +57,10 @@ def structs(kind: type[Struct]) -> st.SearchStrategy[Any]:
 
 
 def _built(cls: type[Struct], fields: dict[str, Any]) -> Struct | None:
-    """The struct, or None for fields that contradict one another."""
-    try:
-        return cls(**fields)
-    except ValueError:
-        return None
+    """The struct; for fields that contradict one another the one of defaults, or None where there is none."""
+    for chosen in (fields, {}):
+        try:
+            return cls(**chosen)
+        except (ValueError, TypeError):
+            continue
+    return None

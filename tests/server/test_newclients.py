@@ -160,6 +160,6 @@ def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:
     sizes = [len(cohort.draw(clients, drawn, 0, number)) for number in range(1, 301)]
     assert set(sizes) == set(range(10, 21))
     assert np.mean(sizes) == pytest.approx(15, abs=0.6)
-    fixed = config.CohortConfig(participation=0.5)
+    fixed = config.CohortConfig(participation=0.5, over_select=1.0)
     assert cohort.draw(clients, fixed, 0, 1) == cohort.draw(clients, fixed, 0, 1)
     assert {len(cohort.draw(clients, fixed, 0, number)) for number in range(1, 20)} == {10}
