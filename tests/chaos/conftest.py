@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 RUNS = {"ci": 20, "nightly": 200}
-QUICK_RUNS = 3  # of those, without the marker slow
+QUICK_RUNS = 1  # of those, without the marker slow
 HEADS_EVERY = 5
 
 

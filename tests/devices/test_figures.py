@@ -158,6 +158,7 @@ def processor_s(command: list[str], times: int = 3) -> float:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 @pytest.mark.broker
 def test_an_agent_stays_small_between_fits_and_within_bounds_at_their_peak(
     mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -30,7 +30,7 @@ from server.wire.shared import SharedInbox, Worker
 from server.wire.wants import Wants
 from tests.server.conftest import QUICK, Bench
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 IDS = tuple(f"d{number}" for number in range(6))
 
 
