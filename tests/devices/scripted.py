@@ -133,7 +133,7 @@ class ScriptedServer:
         """Clears everything that is retained, for the next test, and disconnects."""
         self.transport.subscribe(f"{TOPICS.root}/#")
         time.sleep(0.2)
-        for topic in self._retained:
+        for topic in tuple(self._retained):
             self.transport.publish(Packet(topic, b"", retain=True))
         self.transport.drain(WAIT_S)
         self.transport.close()
