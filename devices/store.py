@@ -79,6 +79,10 @@ class Store:
         for blob in (self.folder / "outbox").glob("*.safetensors"):
             if not blob.with_suffix(".json").exists():
                 blob.unlink(missing_ok=True)
+        for id in (
+            self.memory().done
+        ):  # acknowledged, and then the power went before its report was out of the outbox
+            self.forget(id)
 
     # memory
 
