@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from devices import data, device
-from devices.board.tiers import EitherWorker
 from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.device import Device
@@ -22,6 +21,7 @@ from devices.rim import Connect
 from devices.runner import Runner
 from devices.sight.views import ChildLook
 from devices.store import Store
+from devices.tiers import EitherWorker
 from devices.watch import Watch, inspector
 from devices.work import MakeWorker, Worker
 from edge_fl import capability

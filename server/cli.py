@@ -18,18 +18,22 @@ from edge_fl import logs
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
 from edge_fl.logs import LogFormat
 from server import research
+from server.options import (
+    HOME,
+    DatabaseOption,
+    FleetOption,
+    HomeOption,
+    HostOption,
+    PortOption,
+    RunsOption,
+    SetOption,
+    TrackOption,
+)
 from server.release import cli as releases
 from server.view import cli as view
 
 if TYPE_CHECKING:
     from server.wire.link import Connect
-
-Host = Annotated[str | None, typer.Option(help="Where the broker is; instead of the recipe's.")]
-Port = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="The broker's port [8883 with an identity, else 1883].")
-]
-Fleet = Annotated[str | None, typer.Option(help="The fleet's name in every topic; instead of the recipe's.")]
-Runs = Annotated[Path, typer.Option(help="The folder that takes a folder of results per run.")]
 
 
 def register(app: App) -> None:
@@ -52,32 +56,22 @@ def run(
     recipe: Annotated[
         str, typer.Argument(help="A recipe: a TOML file, or a name (see the error for a wrong one).")
     ] = "",
-    host: Host = None,
-    port: Port = None,
-    fleet: Fleet = None,
+    host: Annotated[str | None, typer.Option(help="Where the broker is; instead of the recipe's.")] = None,
+    port: PortOption = None,
+    fleet: Annotated[str | None, typer.Option(help="The fleet's name; instead of the recipe's.")] = None,
     device: Annotated[str | None, typer.Option(help="Where torch computes: auto, cpu, cuda.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A recipe's key and value, as in method.epochs=3.")
-    ] = None,
+    settings: SetOption = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="Replace a server that is online.")] = False,
     resume: Annotated[
         Path | None, typer.Option(help="The folder of a run to go on with, instead of a recipe.")
     ] = None,
-    database: Annotated[
-        str,
-        typer.Option(
-            envvar="EDGE_FL_DATABASE",
-            help="The registry: a file, or postgresql://user@host/name; by default server/registry.sqlite beside --home.",
-        ),
-    ] = "",
+    database: DatabaseOption = "",
     workers: Annotated[
         bool, typer.Option("--workers", help="Leave the reports to 'edge-fl server worker' processes.")
     ] = False,
-    track: research.TrackOption = None,
-    runs: Runs = Path("runs"),
-    home: Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")] = Path(
-        "runs/releases"
-    ),
+    track: TrackOption = None,
+    runs: RunsOption = Path("runs"),
+    home: HomeOption = HOME,
     identity: IdentityOption = None,
     dashboard: Annotated[
         int | None,
@@ -121,9 +115,9 @@ def worker(
     database: Annotated[
         str, typer.Option(envvar="EDGE_FL_DATABASE", help="The registry that the server runs on, too.")
     ],
-    host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
-    port: Port = None,
-    fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
     quarantine_after: Annotated[int, typer.Option(min=0, help="As in the recipe's [judge].")] = 3,
     identity: IdentityOption = None,
 ) -> None:
@@ -143,9 +137,9 @@ def worker(
 
 
 def list_devices(
-    host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
-    port: Port = None,
-    fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
     identity: IdentityOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -158,16 +152,16 @@ def list_devices(
 
 def admit(
     device: Annotated[str, typer.Argument(help="A device in quarantine.")],
-    fleet: Annotated[str, typer.Option(help="The fleet's name in every topic.")] = "main",
-    database: Annotated[
-        str, typer.Option(envvar="EDGE_FL_DATABASE", help="The registry that the server runs on.")
-    ] = "runs/server/registry.sqlite",
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
 ) -> None:
     """End the quarantine of a device: what it sends counts again, its refused reports are counted from 0."""
     from edge_fl.errors import InputError, nearest
     from server.registry import Database, devices
+    from server.registry.database import place
 
-    db = Database.open(database)
+    db = Database.open(place(database, home))
     known = {record.device: record for record in devices.known(db, fleet)}
     if device not in known:
         raise InputError(
@@ -187,7 +181,7 @@ def demo(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The broker's port; a free one by default.")
     ] = None,
-    runs: Runs = Path("runs"),
+    runs: RunsOption = Path("runs"),
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the devices' and the broker's folders too.")
     ] = False,

@@ -41,7 +41,7 @@ class Order:
     @property
     def registry(self) -> str:
         """Where the registry is."""
-        return self.database or str(self.home.parent / "server" / database.FILE)
+        return database.place(self.database, self.home)
 
 
 @dataclass(frozen=True)

@@ -11,25 +11,11 @@ import typer
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.config import Recipe
 from server.compare.cli import compare
+from server.options import RunsOption, SetOption, TrackOption
 
 if TYPE_CHECKING:
     from server.rounds import RoundResult
     from server.simulate import Outcome
-
-RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of all results.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
-    ),
-]
-TrackOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Also write every round for a viewer into the run's folder: tensorboard or mlflow; may be repeated."
-    ),
-]
 
 
 def register(app: App) -> None:

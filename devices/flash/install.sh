@@ -55,7 +55,7 @@ if [ ! -f "$venv/complete" ]; then
   rm -rf "$venv"
   python3 -m venv --without-pip "$venv"
   pip=$(echo "$here"/wheels/pip-*.whl)/pip # it runs from its wheel
-  "$venv/bin/python" "$pip" install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted"
+  (cd "$here" && "$venv/bin/python" "$pip" install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted")
   sync
   touch "$venv/complete"
 fi

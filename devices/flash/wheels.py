@@ -1,7 +1,7 @@
 """What pip installs on the Pi: the versions that are installed here, pinned and hashed, for linux on aarch64.
 
 Offline, the wheels themselves go onto the card; online, only their hashes do and pip fetches them at the first boot. Either way the
-requirements file is complete: `pip install -r` needs no option and accepts no other file.
+requirements file is complete: `pip install -r`, in its folder, needs no option and accepts no other file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhous
     own = cache / "own" / name
     if not own.exists() or own.read_bytes() != content:
         atomic.write(own, content)
-    line = f"{NAME}=={name.split('-')[1]} --hash=sha256:{hashlib.sha256(content).hexdigest()}"
     installer = _installer(cache)
     requirements, files = {}, {own.name: own, installer.name: installer}
     for python in pythons:
@@ -53,7 +52,7 @@ def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhous
         lines = _download(python, folder) if offline else _resolve(python, folder)
         head = ["--no-index"] if offline else []
         requirements[python] = "\n".join(
-            [*head, "--find-links wheels", "--only-binary :all:", "--require-hashes", line, *lines, ""]
+            [*head, "--only-binary :all:", "--require-hashes", _beside(own), *lines, ""]
         )
         if offline:
             files |= {path.name: path for path in sorted(folder.glob("*.whl"))}
@@ -99,10 +98,7 @@ def _download(python: str, folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         _pip("download", "--dest", str(folder), *_target(python), *pins())
         atomic.write(done, "")
-    return [
-        f"{wheel.name.split('-')[0]}=={wheel.name.split('-')[1]} --hash=sha256:{_sha256(wheel)}"
-        for wheel in sorted(folder.glob("*.whl"))
-    ]
+    return [_beside(wheel) for wheel in sorted(folder.glob("*.whl"))]
 
 
 def _resolve(python: str, folder: Path) -> list[str]:
@@ -149,6 +145,7 @@ def _pip(*arguments: str) -> None:
         raise RunError(f"pip {arguments[0]} for linux on aarch64: {' '.join(last)}; nothing was written")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _beside(wheel: Path) -> str:
+    """The requirement line of a wheel that lies in the folder `wheels` beside the requirements file."""
+    with wheel.open("rb") as file:
+        return f"./wheels/{wheel.name} --hash=sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

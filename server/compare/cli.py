@@ -9,6 +9,7 @@ import typer
 
 from edge_fl.cli import Format, FormatOption, say
 from edge_fl.errors import InputError, RunError
+from server.options import SetOption
 
 
 def compare(
@@ -28,7 +29,7 @@ def compare(
     epochs: Annotated[int | None, typer.Option(min=0)] = None,
     data_dir: Annotated[str, typer.Option(help="Where the .npz files of datasets are.")] = "",
     scale: Annotated[float, typer.Option(min=1e-6, max=1, help="Keep this share of the data and of the rounds.")] = 1.0,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe, as rounds=3; may be repeated.")] = None,
+    settings: SetOption = None,
     target: Annotated[float | None, typer.Option(min=0, max=1, help="Count bytes until this mean accuracy.")] = None,
     against_paper: Annotated[bool, typer.Option("--against-paper", help="Put the paper's figures beside ours.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each in a process with one thread.")] = 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -13,10 +12,10 @@ from pathlib import Path
 from server.compare import cell as cells
 from server.compare.cell import Measured
 from server.compare.grid import Cell
+from server.fleets.processes import one_thread_each
 
 Done = Callable[[Measured], None]
 DIED = "its process died (out of memory?); it is run again next time"
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def run(todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done) -> None:
@@ -38,7 +37,7 @@ def run(todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done) 
 def _run_pool(todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done) -> list[Cell]:
     """The cells that were left, in order, when a child died; empty when all went well."""
     finished: set[str] = set()
-    with _one_thread_each(), _pool(min(jobs, len(todo))) as pool:
+    with one_thread_each(), _pool(min(jobs, len(todo))) as pool:
         futures = [pool.submit(cells.run, cell, folder, commit) for cell in todo]
         try:
             for future in as_completed(futures):
@@ -62,18 +61,3 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Children inherit these; libraries read them once, when they are loaded."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

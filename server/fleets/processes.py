@@ -35,7 +35,7 @@ def pool(workers: int) -> ProcessPoolExecutor:
     if workers not in _pools:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        with _one_thread_each():
+        with one_thread_each():
             _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
             _pools[workers].submit(os.getpid).result(timeout=120)  # the fork server reads the environment now
     return _pools[workers]
@@ -63,7 +63,8 @@ def _keep_memory() -> None:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
+    """Processes that begin in the block compute on one thread: they inherit these, and libraries read them once, when they are loaded."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:

@@ -28,6 +28,11 @@ T = TypeVar("T")
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
+def place(where: str, home: Path) -> str:
+    """Where the registry is: as said, or a file in the folder `server` beside the `home` of releases."""
+    return where or str(home.parent / "server" / FILE)
+
+
 class Database:
     """One open registry. `reading` and `writing` give a connection for the functions of this package."""
 

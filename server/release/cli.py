@@ -10,30 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
 from edge_fl.errors import ConfigError
+from server.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 
 if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
     from edge_fl.release.repository import Repository
     from server.release.conduct import Office
 
-Home = Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")]
-HOME = Path("runs/releases")
-Registry = Annotated[
-    str,
-    typer.Option(
-        help="The registry: a file, or postgresql://user@host/name; by default server/registry.sqlite beside --home."
-    ),
-]
-Host = Annotated[str, typer.Option(help="Where the broker is.")]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The broker's port.")]
-Fleet = Annotated[str, typer.Option(help="The fleet's name in every topic.")]
-Ca = Annotated[
-    Path | None, typer.Option(help="The CA that signed the broker's certificate (PEM); speaks TLS.")
-]
-Cert = Annotated[Path | None, typer.Option(help="The server's certificate (PEM).")]
-Key = Annotated[Path | None, typer.Option(help="The key of the server's certificate (PEM).")]
 Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds until it must have come to rest.")]
 WAIT_S = 3600.0
 With = Annotated[list[Path] | None, typer.Option("--with", help="A folder with keys that were taken out.")]
@@ -66,14 +51,17 @@ def register(app: App) -> None:
 
 
 def list_releases(
-    home: Home = HOME, fleet: Fleet = "main", registry: Registry = "", format: FormatOption = Format.TABLE
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """List the kept releases, the newest first, and how the last roll-out of each stands."""
     import msgspec
 
     from server.release import conduct
 
-    with _office(home, fleet, registry) as office:
+    with _office(home, fleet, database) as office:
         show_table([msgspec.to_builtins(row) for row in office.rows()], conduct.COLUMNS, format)
 
 
@@ -88,72 +76,67 @@ def rollout(
         float, typer.Option("--group-wait", help="Seconds that a group has to answer.")
     ] = 600.0,
     wait_s: Wait = WAIT_S,
-    home: Home = HOME,
-    fleet: Fleet = "main",
-    registry: Registry = "",
-    host: Host = "127.0.0.1",
-    port: Port = 1883,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
 ) -> None:
     """Roll out a kept release (the last published), group after group; or go on with one that is paused."""
     plan = _plan(groups, success, false_abort, group_wait_s)
-    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+    with _office(home, fleet, database, host, port, identity) as office:
         print(office.carry_out(office.roll_out(release, plan), say, wait_s).state)
 
 
 def pause(
     wait_s: Wait = 30.0,
-    home: Home = HOME,
-    fleet: Fleet = "main",
-    registry: Registry = "",
-    host: Host = "127.0.0.1",
-    port: Port = 1883,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
 ) -> None:
     """Let no further group begin; 'release rollout' goes on."""
-    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+    with _office(home, fleet, database, host, port, identity) as office:
         print(office.carry_out(office.steer("paused"), say, wait_s).state)
 
 
 def abort(
     wait_s: Wait = 60.0,
-    home: Home = HOME,
-    fleet: Fleet = "main",
-    registry: Registry = "",
-    host: Host = "127.0.0.1",
-    port: Port = 1883,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
 ) -> None:
     """Stop the roll-out under way; devices that have the release go back to the one before."""
-    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+    with _office(home, fleet, database, host, port, identity) as office:
         print(office.carry_out(office.steer("aborted"), say, wait_s).state)
 
 
 def rollback(
     release: Number = None,
     wait_s: Wait = WAIT_S,
-    home: Home = HOME,
-    fleet: Fleet = "main",
-    registry: Registry = "",
-    host: Host = "127.0.0.1",
-    port: Port = 1883,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
 ) -> None:
     """Bring the whole fleet back to the release before, or to a kept one, at once."""
-    with _office(home, fleet, registry, host, port, ca, cert, key) as office:
+    with _office(home, fleet, database, host, port, identity) as office:
         print(office.carry_out(office.roll_back(release), say, wait_s).state)
 
 
 def list_keys(
-    home: Home = HOME, fleet: Fleet = "main", elsewhere: With = None, format: FormatOption = Format.TABLE
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    elsewhere: With = None,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Show which key signs what, until when that is believed, and where the key is."""
     import msgspec
@@ -162,7 +145,9 @@ def list_keys(
     show_table(rows, {name: name for name in ("role", "key", "threshold", "expires", "place")}, format)
 
 
-def rotate(role: RoleArgument, home: Home = HOME, fleet: Fleet = "main", elsewhere: With = None) -> None:
+def rotate(
+    role: RoleArgument, home: HomeOption = HOME, fleet: FleetOption = "main", elsewhere: With = None
+) -> None:
     """A new key for a role; devices refuse the old one as soon as they see the new root."""
     for name, _ in _repository(home, fleet, elsewhere).rotate(role):
         print(name)
@@ -171,8 +156,8 @@ def rotate(role: RoleArgument, home: Home = HOME, fleet: Fleet = "main", elsewhe
 def take_out(
     role: RoleArgument,
     to: Annotated[Path, typer.Option(help="The folder that takes the key: not one of this machine.")],
-    home: Home = HOME,
-    fleet: Fleet = "main",
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
 ) -> None:
     """Move a role's key off the server: of root, which is needed for rotations only, or of targets, to sign releases elsewhere."""
     for key in _repository(home, fleet, None).take_out(role, to):
@@ -183,8 +168,8 @@ def add(
     role: RoleArgument,
     threshold: Annotated[int, typer.Option(min=1, help="How many of the role's keys must sign from now on.")],
     to: Annotated[Path, typer.Option(help="The folder that takes the new key.")],
-    home: Home = HOME,
-    fleet: Fleet = "main",
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
     elsewhere: With = None,
 ) -> None:
     """One more key for a role, so that one stolen key is not enough."""
@@ -207,23 +192,18 @@ def _repository(home: Path, fleet: str, elsewhere: list[Path] | None) -> Reposit
 def _office(
     home: Path,
     fleet: str,
-    registry: str,
+    database: str,
     host: str = "127.0.0.1",
-    port: int = 1883,
-    ca: Path | None = None,
-    cert: Path | None = None,
-    key: Path | None = None,
+    port: int | None = None,
+    identity: Path | None = None,
 ) -> Iterator[Office]:
-    from functools import partial
-
-    from edge_fl.wire.endpoint import Endpoint
-    from edge_fl.wire.mqtt import MqttTransport
     from server.registry import Database
+    from server.registry.database import place
     from server.release.conduct import Office
+    from server.wire.entry import entry
 
-    connect = partial(MqttTransport, Endpoint(host, port, ca, cert, key))
-    with closing(Database.open(registry or home.parent / "server" / "registry.sqlite")) as db:
-        yield Office(connect, fleet, home, db)
+    with closing(Database.open(place(database, home))) as db:
+        yield Office(entry(host, port or 0, identity), fleet, home, db)
 
 
 def _plan(groups: str, success: float, false_abort: float, group_wait_s: float) -> RolloutConfig:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App, say
+from server.options import HOME, DatabaseOption, FleetOption, HomeOption, RunsOption
 
 Host = Annotated[str, typer.Option(help="Where to listen; anything but loopback needs the token.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 is a free port.")]
@@ -30,17 +31,9 @@ def register(app: App) -> None:
 
 
 def dashboard(
-    database: Annotated[
-        str,
-        typer.Option(
-            envvar="EDGE_FL_DATABASE",
-            help="The registry: a file, or postgresql://user@host/name; by default server/registry.sqlite beside --home.",
-        ),
-    ] = "",
-    fleet: Annotated[str, typer.Option(help="The fleet to show.")] = "main",
-    home: Annotated[Path, typer.Option(help="Where the keys and the metadata of releases are kept.")] = Path(
-        "runs/releases"
-    ),
+    database: DatabaseOption = "",
+    fleet: FleetOption = "main",
+    home: HomeOption = HOME,
     host: Host = "127.0.0.1",
     port: Port = 8080,
     cert: Annotated[
@@ -52,10 +45,10 @@ def dashboard(
 
     Beyond loopback the token of EDGE_FL_DASHBOARD_TOKEN is asked for; without one, one is made up and printed.
     """
-    from server.registry.database import FILE
+    from server.registry import database as registries
     from server.view.dashboard.serve import Settings, serve
 
-    registry = database or str(home.parent / "server" / FILE)
+    registry = registries.place(database, home)
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
     serve(Settings(registry, fleet, home, host, port, token, cert, key), say)
 
@@ -66,7 +59,7 @@ def report(
         ReportFormat,
         typer.Option(help="html writes RUN/report.html and prints its path; md and json are printed."),
     ] = ReportFormat.HTML,
-    runs: Annotated[Path, typer.Option(help="The folder of all results.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
 ) -> None:
     """Write a run's report: settings, what left the devices, accuracies by their honest names, curves, worst devices, versions."""
     from server.results import Results

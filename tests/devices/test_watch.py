@@ -13,7 +13,6 @@ from PIL import Image
 from devices import agent
 from devices.board import health, usage
 from devices.board.health import CALM_S, Health, Readings, follow, judge
-from devices.board.tiers import EitherWorker
 from devices.board.usage import Budget, Meter, Usage, exceeded
 from devices.config import DeviceConfig
 from devices.data import Need, load, load_for
@@ -23,6 +22,7 @@ from devices.machine.state import AgentState, wake_at
 from devices.predict import Predictor
 from devices.sight import drift
 from devices.store import Store
+from devices.tiers import EitherWorker
 from devices.watch import Watch
 from devices.work import Worker
 from edge_fl.errors import DataError

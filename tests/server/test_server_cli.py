@@ -56,14 +56,15 @@ def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp
 
 def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
     stage.head("h1", tmp_path)
-    stage.device("d1").crash()
-    quick, rows = Limits(settle_s=0.2), []
+    going, quick, rows = stage.device("d1"), Limits(settle_s=0.2), []
+    assert stage.eventually(lambda: "d/d1/up/meta" in stage.retained())  # it has to be born before it goes
+    going.crash()
 
     def complete() -> bool:
         rows[:] = listing.devices(stage.connect, "main", quick)
         return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
 
-    assert stage.eventually(complete)
+    assert stage.eventually(complete), rows
     lost, there = rows
     assert (lost["device"], lost["tier"], lost["status"]) == ("d1", "full", "lost")
     assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from edge_fl import metrics
 from edge_fl.config import Recipe
 from edge_fl.metrics import Summary
-from edge_fl.wire.messages import Capability, DeviceState, Log, Report
+from edge_fl.wire.egress import Egress
 from server.results import Results
 from server.view import measured
 from server.view.measured import Line
@@ -74,8 +74,11 @@ class Account(Struct, frozen=True):
     versions: dict[str, str]
 
 
-def of_run(results: Results, travelling: Sequence[str], personal: Sequence[str]) -> Account:
-    """The account of a run; `travelling` and `personal` are its method's parts. Raises InputError for a folder that is no run's."""
+def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> Account:
+    """The account of a run; `egress` are its method's manifests, `personal` its personal parts.
+
+    Raises InputError for a folder that is no run's.
+    """
     manifest, state, recipe = results.manifest(), results.state(), results.recipe()
     found = measured.latest(measured.lines(results.path / measured.FILE))
     metric, devices = _devices(found)
@@ -95,7 +98,7 @@ def of_run(results: Results, travelling: Sequence[str], personal: Sequence[str])
         recipe.method.name,
         recipe.data.dataset,
         settings(recipe),
-        egress(manifest.source, travelling),
+        leaving(manifest.source, egress),
         ", ".join(personal) or "none: the method keeps no part on the client",
         _accuracy(found),
         _curves(found),
@@ -112,13 +115,22 @@ def settings(recipe: Recipe) -> dict[str, str]:
     return dict(_flat(msgspec.to_builtins(recipe)))
 
 
-def egress(source: str, travelling: Sequence[str]) -> tuple[Travels, ...]:
-    """What left the devices, message by message, from the messages' own fields."""
+def leaving(source: str, egress: Sequence[Egress]) -> tuple[Travels, ...]:
+    """What left the devices: what the egress manifest of each tier lets go."""
     if source == "simulated":
         return ()
-    kinds = {"state": DeviceState, "description": Capability, "report": Report, "log": Log}
-    said = tuple(Travels(name, ", ".join(kind.__struct_fields__)) for name, kind in kinds.items())
-    return (Travels("update, of full devices", f"tensors of: {', '.join(travelling) or 'nothing'}"), *said)
+    parts = (
+        Travels(f"{kind} report, of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
+        for one in egress
+        for kind, names in one.parts.items()
+    )
+    said = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
+    numbers = dict.fromkeys(number for one in egress for number in one.numbers)
+    return (
+        *parts,
+        *(Travels(*one) for one in said.items()),
+        Travels("numbers in a report", ", ".join(numbers)),
+    )
 
 
 def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]:

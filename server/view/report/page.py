@@ -36,11 +36,12 @@ TOTALS: dict[str, Callable[[float | int | None], str]] = {
 
 def account(results: Results) -> Account:
     """What there is to say of a run."""
-    from server import catalogue  # torch comes with it
+    from edge_fl.methods.egress import of_method  # torch comes with it
+    from server import catalogue
 
     method = catalogue.sample(results.recipe().method.name)
     personal = [part for part, spec in method.parts.items() if not spec.travels]
-    return facts.of_run(results, list(method.travelling()), personal)
+    return facts.of_run(results, of_method(method), personal)
 
 
 def write(results: Results) -> Path:

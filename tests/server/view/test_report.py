@@ -13,6 +13,8 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.config import Recipe
+from edge_fl.methods.egress import of_method
+from server import catalogue
 from server.results import Results
 from server.view.report import facts, page
 from tests.browsing import DEADLINE_S
@@ -99,10 +101,12 @@ def test_the_closing_step_is_the_last_word_and_no_round_is_chosen_by_its_test_ac
     assert account.worst[0] == min(account.devices, key=lambda name: account.devices[name].value)
 
 
-def test_what_left_the_devices_is_named_from_the_messages_themselves() -> None:
-    said = {one.message: one.content for one in facts.egress("fleet", ["extractor"])}
-    assert said["update, of full devices"] == "tensors of: extractor" and "metrics" in said["report"]
-    assert facts.egress("simulated", ["extractor"]) == ()
+def test_what_left_the_devices_is_what_the_egress_manifest_lets_go() -> None:
+    manifests = of_method(catalogue.sample("fedkd"))
+    said = {one.message: one.content for one in facts.leaving("fleet", manifests)}
+    assert said["update report, of full devices"] == "tensors of: change, change.export_norm"
+    assert "metrics" in said["rpt"] and metrics.PERSONAL_AFTER in said["numbers in a report"]
+    assert facts.leaving("simulated", manifests) == ()
 
 
 def test_a_page_refers_to_nothing_outside(account: facts.Account) -> None:
