@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from devices.machine import effects, events, outbox, wants
 from devices.machine.effects import Effect
 from devices.machine.events import Event
@@ -59,7 +61,12 @@ def _bear(turn: Turn) -> None:
     """Says what the device is and that it begins; it is ready when what the broker retains has had time to come in."""
     state = turn.state
     turn.set(phase=Phase.SETTLING, settled_s=turn.now_s + state.limits.settle_s, born=True, said=None)
-    turn.publish(state.topics.meta(state.device), state.capability, retain=True)
+    _describe(turn)
+
+
+def _describe(turn: Turn) -> None:
+    """Says what the device is."""
+    turn.publish(turn.state.topics.meta(turn.state.device), turn.state.capability, retain=True)
 
 
 def _disconnected(turn: Turn, event: Disconnected) -> None:
@@ -100,9 +107,12 @@ def _rationed(turn: Turn, event: events.Rationed) -> None:
 
 
 def _drifted(turn: Turn, event: events.Drifted) -> None:
-    if event.score and not turn.state.drifted:
+    can = turn.state.capability
+    if event.score and not can.drift:
         turn.log("warning", f"drift: features moved by {event.score:.2f} standard deviations since the fit")
-    turn.set(drifted=bool(event.score))
+    turn.set(capability=replace(can, drift=event.score))
+    if turn.state.connected:
+        _describe(turn)
 
 
 def _metadata_changed(turn: Turn, event: events.MetadataChanged) -> None:
@@ -166,7 +176,7 @@ def _command(turn: Turn, event: events.Received) -> None:
 
 
 def _rebirth(turn: Turn) -> None:
-    turn.publish(turn.state.topics.meta(turn.state.device), turn.state.capability, retain=True)
+    _describe(turn)
     turn.set(said=None)
 
 

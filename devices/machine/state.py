@@ -69,7 +69,7 @@ class AgentState:
     """`release` is what the device serves, `why` the failure that still stands, `said` what its status message last said.
 
     `want_due_s`, `tries` and `not_before_s` belong to `want`; `refit` says that the device's data changed since its head was fitted.
-    `demoted`, `rationed` and `drifted` are conditions of the device that no work of its own can end.
+    `demoted` and `rationed` are, as drift, conditions of the device that no work of its own can end.
     """
 
     device: str
@@ -95,7 +95,6 @@ class AgentState:
     refit: bool = False
     demoted: str = ""
     rationed: str = ""
-    drifted: bool = False
     work: Work | None = None
 
     @property
@@ -122,7 +121,7 @@ class AgentState:
     @property
     def reason(self) -> str:
         """What the status message gives as its reason: the condition that causes all else, or the failure that stands."""
-        return self.demoted or self.rationed or self.why or ("drift" if self.drifted else "")
+        return self.demoted or self.rationed or self.why or ("drift" if self.capability.drift else "")
 
     @property
     def activity(self) -> Activity:

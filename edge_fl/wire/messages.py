@@ -109,7 +109,10 @@ class DeviceState(Struct, frozen=True):
 
 
 class Capability(Struct, frozen=True):
-    """up/meta, retained: what the device is and can do, as measured on it."""
+    """up/meta, retained: what the device is and can do, as measured on it.
+
+    `drift` is how far its features have moved since its head was fitted, in standard deviations of the fit; 0 where that is no drift.
+    """
 
     tier: TierName
     machine: Text
@@ -124,6 +127,7 @@ class Capability(Struct, frozen=True):
     agent: Text = ""
     protocol: str = PROTOCOL
     notes: list[Text] = []
+    drift: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class Report(Struct, frozen=True):

@@ -255,7 +255,7 @@ def test_what_is_predicted_shows_drift_and_a_new_fit_ends_it(folder: Path) -> No
     board = Board(folder, tier="head")
     (drifted,) = board.look()
     assert isinstance(drifted, events.Drifted) and drifted.score > drift.THRESHOLD
-    assert board.device.state.reason == "drift"
+    assert board.device.state.reason == "drift" and board.device.state.capability.drift == drifted.score
     drift.remember_fit(folder, drift.moments(sha, z))
     assert board.look() == [events.Drifted(0.0)] and board.device.state.reason == ""
 

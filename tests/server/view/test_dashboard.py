@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from edge_fl.errors import ConfigError, InputError
+from edge_fl.wire.messages import Capability
 from server.registry import Database, rollouts, runs
 from server.registry import devices as registered
 from server.registry.records import DeviceRecord
@@ -77,6 +79,14 @@ def test_a_row_says_what_its_newest_report_says(db: Database) -> None:
     assert report is not None
     assert (row.before, row.after) == (report.reports[0].before, report.reports[0].after)
     assert report.reports[0].release == 3 and row.method == "fedrep"
+
+
+def test_a_row_says_how_far_a_device_drifted(db: Database) -> None:
+    said = Capability("head", "test", "3", drift=1.24)
+    registered.heard(db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(said))])
+    found = fleet.page(db, "main", Wish(search="pi-x"))
+    assert found.rows[0].drift == 1.24 and "1.2 σ" in fleet_page.table(found, Wish(), NOW)
+    assert not any(row.drift for row in fleet.page(db, "main", Wish(search="pi-0")).rows)
 
 
 def test_an_address_comes_back_as_the_wish_it_was_made_of() -> None:

@@ -117,6 +117,6 @@ def _row(row: FleetRow, now: datetime) -> str:
         (' class="n"', share(row.after)),
         (' class="n"', ago(row.seen_at, now)),
         (' class="n"', size(row.bytes_today) if row.bytes_today else NOTHING),
-        (' class="n"', NOTHING if row.drift is None else f"{row.drift:.2f}"),
+        (' class="n"', f'<span class="text-warn">{row.drift:.1f} σ</span>' if row.drift else NOTHING),
     )
     return "<tr>" + "".join(f"<td{attributes}>{cell}</td>" for attributes, cell in cells) + "</tr>"

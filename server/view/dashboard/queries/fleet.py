@@ -47,7 +47,7 @@ class Wish(Struct, frozen=True):
 
 
 class FleetRow(Struct, frozen=True):
-    """One device. `before` and `after` are its newest accuracies; `head_at` is when it fitted its head."""
+    """One device. `before` and `after` are its newest accuracies; `head_at` is when it fitted its head; `drift` is 0 for none."""
 
     device: str
     status: str
@@ -65,7 +65,7 @@ class FleetRow(Struct, frozen=True):
     before: float | None = None
     after: float | None = None
     bytes_today: int = 0
-    drift: float | None = None
+    drift: float = 0.0
 
 
 class FleetPage(Struct, frozen=True):
@@ -174,5 +174,5 @@ def _row(row: dict[str, Any], newest: dict[str, Any], today: int) -> FleetRow:
         before=newest.get("before"),
         after=newest.get("after"),
         bytes_today=int(today or 0),
-        drift=able.get("drift"),
+        drift=able.get("drift", 0.0),
     )
