@@ -25,7 +25,7 @@ from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt import MqttTransport
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
-from tests.devices.test_runner import Site, big, expected, samples
+from tests.devices.site import Site, big, expected, samples
 
 DATA = samples(60, 0)
 WAIT_S = 240.0

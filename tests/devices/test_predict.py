@@ -15,40 +15,16 @@ import pytest
 from PIL import Image
 
 from broker.mosquitto import Mosquitto
-from devices.machine.outbox import Parcel
 from devices.predict import Predictor
 from devices.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
-from edge_fl.release.artefact import Slots
-from edge_fl.release.manifest import scale
 from edge_fl.release.repository import Repository
-from edge_fl.wire.blob import split
-from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt import MqttTransport
 from tests.devices import graphs
+from tests.devices.images import X, Y
 from tests.devices.scripted import TOPICS, ScriptedServer
-
-RNG = np.random.default_rng(3)
-Y = np.arange(12) % 2
-X = (RNG.integers(0, 100, (12, 1, 4, 4)) + 150 * Y[:, None, None, None]).astype(np.uint8)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A device's folder as a fit leaves it."""
-    payload = graphs.graph()
-    manifest, slots = graphs.manifest_for(payload), Slots(tmp_path / "pi" / "release")
-    slots.prepare(manifest)
-    for index, chunk in enumerate(split(payload, manifest.extractor.chunk_bytes)):
-        slots.add_chunk(manifest.extractor, index, bytes(chunk))
-    slots.install(manifest)
-    z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
-    head = heads.fit("logistic", z, Y, 2, unit_norm=False, extractor=manifest.extractor.sha256)
-    parcel = Parcel("toy", 1, Report("rel-1", "head", "boot", 12, {"personal.test_acc.after": 1.0}), 60)
-    Store(tmp_path / "pi").keep_head(StoredHead(head, 1, parcel))
-    return tmp_path / "pi"
 
 
 def test_the_pair_predicts_names_and_probabilities(folder: Path) -> None:

@@ -50,16 +50,16 @@ LINKED: dict[int, tuple[str, ...]] = {
         "tests/server/test_mqtt_fleet.py::test_a_report_sent_twice_counts_once_and_is_answered_twice",
         "tests/failures/test_kill.py::test_a_device_dies",
     ),
-    9: ("tests/devices/test_agent.py::test_a_command_that_was_retained_is_ignored",),
+    9: ("tests/devices/machine/test_birth.py::test_a_command_that_was_retained_is_ignored",),
     12: (
-        "tests/server/test_mqtt_fleet.py::test_malformed_packets_are_counted_by_sender_and_kind",
+        "tests/server/test_bad_updates.py::test_malformed_packets_are_counted_by_sender_and_kind",
         "tests/edge_fl/wire/test_messages.py::test_a_valid_structure_with_any_wrong_value_in_it_gives_a_protocol_error_or_a_message",
     ),
     13: (
-        "tests/server/test_mqtt_fleet.py::test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_not_there",
-        "tests/server/test_mqtt_fleet.py::test_an_implausible_report_is_refused",
-        "tests/server/test_mqtt_fleet.py::test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate",
-        "tests/server/test_mqtt_fleet.py::test_after_enough_bad_updates_nothing_of_a_device_counts",
+        "tests/server/test_bad_updates.py::test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_not_there",
+        "tests/server/test_bad_updates.py::test_an_implausible_report_is_refused",
+        "tests/server/test_bad_updates.py::test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate",
+        "tests/server/test_bad_updates.py::test_after_enough_bad_updates_nothing_of_a_device_counts",
     ),
     25: (
         "tests/edge_fl/wire/test_transport.py::test_a_listener_that_raises_is_logged_and_hears_the_next",

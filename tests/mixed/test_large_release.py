@@ -46,7 +46,7 @@ from server.release.publish import Publisher
 from tests.conftest import Issue
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually
-from tests.devices.test_runner import DATA
+from tests.devices.site import DATA
 
 MEGABYTES = 45
 QUICK = Limits(settle_s=0.05, resend_s=5.0, retry_s=0.1, return_s=0.1)

@@ -1,12 +1,10 @@
-"""What MQTT adds to the contract: a broker that dies, many clients on one thread, refusals, a broker that lies."""
+"""What MQTT adds to the contract: a broker that dies, many clients on one thread, limits, and a network that goes silent."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import queue
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,10 +21,9 @@ from edge_fl.errors import ConfigError, ConnectError, DeadlineError, ProtocolErr
 from edge_fl.wire.loop import MqttLoop
 from edge_fl.wire.mqtt import Endpoint, MqttTransport
 from edge_fl.wire.transport import OCTETS, Connected, Disconnected, Limits, Packet
+from tests.edge_fl.wire.brokers import FAST, broker_that
 
-FAST = Limits(max_retry_s=0.2, connect_timeout_s=1.0)
 MakeRecorder = Callable[[], Any]
-Issue = Callable[[str], tuple[Path, Path, Path]]
 
 
 @pytest.fixture
@@ -34,28 +31,6 @@ def broker(tmp_path: Path, mosquitto_program: Program) -> Iterator[Mosquitto]:
     """A broker of the test's own, to be killed."""
     with Mosquitto(Settings(tmp_path, port=0), mosquitto_program) as own:
         yield own
-
-
-@contextlib.contextmanager
-def broker_that(answers: Callable[[socket.socket], object]) -> Iterator[Endpoint]:
-    """A server on loopback that treats every connection in its own way, then closes it."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    answers(connection)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield Endpoint("127.0.0.1", listener.getsockname()[1])
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(5)
 
 
 @pytest.mark.broker
@@ -181,100 +156,6 @@ def test_a_slow_connection_hinders_no_other(mosquitto: Mosquitto, recorder: Make
     loop.close()
 
 
-@pytest.mark.parametrize("reason", [0x87, 0x86, 0x8A])
-def test_a_refusal_is_final(recorder: MakeRecorder, reason: int) -> None:
-    attempts = []
-
-    def refuse(connection: socket.socket) -> None:
-        attempts.append(connection.recv(1000))
-        connection.sendall(bytes([0x20, 3, 0, reason, 0]))
-
-    with broker_that(refuse) as endpoint:
-        client = MqttTransport(endpoint, "stranger", None, heard := recorder(), limits=FAST)
-        event = heard.next(Disconnected)
-        assert event.final
-        assert event.reason.startswith("refused: ")
-        with pytest.raises(ConnectError, match=r"refused: .*lets 'stranger' in"):
-            client.wait_connected(5)
-        time.sleep(0.5)  # three times the longest pause
-        assert len(attempts) == 1
-        client.close()
-
-
-def test_a_busy_broker_is_asked_again(recorder: MakeRecorder) -> None:
-    attempts = []
-
-    def refuse(connection: socket.socket) -> None:
-        attempts.append(connection.recv(1000))
-        connection.sendall(bytes([0x20, 3, 0, 0x89, 0]))
-
-    with broker_that(refuse) as endpoint:
-        client = MqttTransport(endpoint, "patient", None, recorder(), limits=FAST)
-        with pytest.raises(ConnectError, match="refused: Server busy"):
-            client.wait_connected(1.5)
-        assert len(attempts) >= 3
-        client.close()
-
-
-CONNACK = bytes([0x20, 3, 0, 0, 0])
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", id="http"),
-        pytest.param(b"\x20\x03\x00\x00\xff", id="properties cut off"),
-        pytest.param(CONNACK + b"\x30\x05\x00\x09abc", id="topic longer than the packet"),
-        pytest.param(CONNACK + b"\x30\x06\x00\x01a\x02\x7f\x00", id="unknown property"),
-        pytest.param(CONNACK + b"\x30\x05\x00\x02\xff\xff\x00", id="topic that is no text"),
-        pytest.param(CONNACK + b"\x90\x03\x00\x01\x00", id="an answer nobody asked for"),
-        pytest.param(CONNACK + b"\x40\x02\xff\xff", id="an acknowledgement of nothing"),
-        pytest.param(CONNACK + b"\x30\xff\xff\xff\xff\x01", id="endless length"),
-    ],
-)
-def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
-    recorder: MakeRecorder, lie: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    loop, attempts, twice = MqttLoop(), [], threading.Event()
-
-    def talk(connection: socket.socket) -> None:
-        attempts.append(connection.recv(1000))
-        connection.sendall(lie)
-        if len(attempts) >= 3:
-            twice.set()
-
-    with broker_that(talk) as endpoint:
-        client = MqttTransport(endpoint, "listener", None, recorder(), loop=loop, limits=FAST)
-        assert twice.wait(10)
-        client.close()
-    done = threading.Event()
-    loop.call(done.set)
-    assert done.wait(5), "the loop's thread is dead"
-    loop.close()
-
-
-def test_packets_that_share_a_tls_record_all_arrive(recorder: MakeRecorder, issue: Issue) -> None:
-    """What TLS has decrypted already makes no socket readable again."""
-    ca, cert, key = issue("broker")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    over = threading.Event()
-
-    def talk(connection: socket.socket) -> None:
-        with context.wrap_socket(connection, server_side=True) as secured:
-            secured.recv(1000)
-            secured.sendall(CONNACK + b"".join(b"\x30\x05\x00\x01a\x00%d" % number for number in range(5)))
-            over.wait(30)  # longer than anybody listens
-
-    with broker_that(talk) as plain:
-        client = MqttTransport(
-            Endpoint(plain.host, plain.port, ca), "client", None, heard := recorder(), limits=FAST
-        )
-        assert heard.payloads(5) == [b"0", b"1", b"2", b"3", b"4"]
-        client.close()
-        over.set()
-
-
 @pytest.mark.broker
 def test_the_brokers_packet_size_is_respected(
     tmp_path: Path, recorder: MakeRecorder, mosquitto_program: Program
@@ -293,28 +174,6 @@ def test_the_brokers_packet_size_is_respected(
         with pytest.raises(ProtocolError, match="the broker takes 2000"):
             client.publish(Packet("a", bytes(small)))
         client.close()
-
-
-def test_the_brokers_receive_maximum_is_the_window(recorder: MakeRecorder) -> None:
-    received, seen = bytearray(), threading.Event()
-
-    def never_acknowledge(connection: socket.socket) -> None:
-        connection.recv(1000)
-        connection.sendall(bytes([0x20, 6, 0, 0, 3, 0x21, 0, 3]))  # CONNACK, receive maximum 3
-        connection.settimeout(0.5)
-        with contextlib.suppress(TimeoutError):
-            while data := connection.recv(1000):
-                received.extend(data)
-        seen.set()
-
-    with broker_that(never_acknowledge) as endpoint:
-        client = MqttTransport(endpoint, "eager", None, heard := recorder(), limits=FAST)
-        heard.next(Connected)
-        for _ in range(10):
-            client.publish(Packet("topic", b"payload"))
-        assert seen.wait(5)
-        client.close()
-    assert received.count(b"payload") == 3
 
 
 def test_a_queue_has_an_end(recorder: MakeRecorder) -> None:
@@ -359,23 +218,6 @@ def test_a_silent_network_is_noticed_by_keep_alive(mosquitto: Mosquitto, recorde
         forwarding.set()
         heard.next(Connected)
         client.close()
-
-
-def test_the_pause_grows_to_a_bound_and_is_jittered(recorder: MakeRecorder) -> None:
-    begun: list[float] = []
-
-    def hang_up(connection: socket.socket) -> None:
-        begun.append(time.monotonic())
-
-    with broker_that(hang_up) as endpoint:
-        client = MqttTransport(
-            endpoint, "retrying", None, recorder(), limits=Limits(min_retry_s=0.01, max_retry_s=0.05)
-        )
-        time.sleep(1.0)
-        client.close()
-    pauses = [after - before for before, after in itertools.pairwise(begun)]
-    assert 10 <= len(pauses) <= 100, "about 25 ms on average, never in a tight circle"
-    assert max(pauses) < 0.5
 
 
 @pytest.mark.parametrize(

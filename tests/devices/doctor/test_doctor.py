@@ -17,9 +17,7 @@ from devices.doctor.network import network
 from devices.store import Store
 from edge_fl.cli import main
 from tests.devices import graphs
-from tests.devices.test_predict import X, Y, folder
-
-__all__ = ["folder"]
+from tests.devices.images import X, Y
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The pair answers over HTTP and from standard input, and goes out as one ONNX model, with no broker anywhere."""
+"""The pair answers over HTTP and from standard input, with no broker anywhere."""
 
 from __future__ import annotations
 
@@ -10,37 +10,21 @@ from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import onnxruntime
 import pytest
 from PIL import Image
 
-from devices.predict import MAX_PICTURE_BYTES, Predictor
-from devices.serving.fused import fuse
+from devices.predict import MAX_PICTURE_BYTES
 from devices.serving.serve import Service
-from devices.store import Store, StoredHead
-from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import InputError
-from edge_fl.release.manifest import scale
-from tests.devices import graphs
-from tests.devices.test_predict import X, Y, folder
-
-__all__ = ["folder"]
+from tests.devices.images import X, Y
+from tests.devices.serving.refit import refit
 
 
 def png(number: int) -> bytes:
     buffer = BytesIO()
     Image.fromarray(X[number, 0]).save(buffer, "png")
     return buffer.getvalue()
-
-
-def refit(folder: Path, kind: str, y: np.ndarray = Y) -> None:
-    """Another head in the place of the one that serves."""
-    (stored,) = Store(folder).heads()
-    z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
-    head = heads.fit(kind, z, y, 2, unit_norm=False, extractor=stored.head.extractor)
-    Store(folder).keep_head(StoredHead(head, 1, stored.parcel))
 
 
 @pytest.fixture
@@ -100,23 +84,3 @@ def test_a_picture_may_come_through_standard_input(
         assert main(["device", "predict", "-", "--dir", str(folder), "--format", "json"]) == code
     said = capsys.readouterr()
     assert json.loads(said.out)[0]["label"] == "ab"[Y[1]] and "no picture" in said.err
-
-
-@pytest.mark.parametrize("kind", ["logistic", "svm", "nearest", "mlp", "constant"])
-def test_the_exported_model_answers_as_the_pair_does(
-    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refit(folder, kind, np.ones_like(Y) if kind == "constant" else Y)
-    file = tmp_path / "fused.onnx"
-    assert main(["device", "predict", "--export", str(file), "--dir", str(folder)]) == 0
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    (found,) = session.run(["probabilities"], {"image": scale(X)})
-    np.testing.assert_allclose(found, Predictor(folder).probabilities(X), atol=1e-5)
-    assert session.get_modelmeta().custom_metadata_map["edge_fl.classes"] == "a,b"
-
-
-def test_a_head_that_cannot_be_written_down_is_refused_by_name(folder: Path) -> None:
-    predictor = Predictor(folder)
-    predictor.head = SimpleNamespace(kind="gated")  # type: ignore[assignment]
-    with pytest.raises(InputError, match="gated head cannot be exported"):
-        fuse(predictor)

@@ -13,9 +13,7 @@ from devices.sight import eyes
 from devices.sight.views import Order
 from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
 from edge_fl.release.artefact import Slots
-from tests.devices.test_predict import X, Y, folder
-
-__all__ = ["folder"]
+from tests.devices.images import X, Y
 
 
 def test_a_board_is_measured_once_per_set_up(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
-from tests.devices.test_runner import FAST, QUICK, Site, big, samples, site_over
+from tests.devices.site import FAST, QUICK, Site, big, samples, site_over
 
 FIRST = ClientData(samples(20, 0), samples(12, 1), samples(10, 2))
 MORE = ClientData(samples(30, 3), samples(12, 1), samples(10, 2))

@@ -27,7 +27,7 @@ from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.transport import OCTETS, Packet
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
-from tests.devices.test_runner import DATA, Site, big, head_device, site_over
+from tests.devices.site import DATA, Site, big, head_device, site_over
 
 TIGHT = canary.Limits(memory_bytes=128 * MEBIBYTE, cpu_s=1, deadline_s=30)
 Files = dict[str, bytes]

@@ -1,0 +1,46 @@
+"""What is wrong with a board is read from the system, said in words, and believed for a while."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from devices.board import health
+from devices.board.health import Health, Readings, follow, judge
+
+
+@pytest.mark.parametrize(
+    ("readings", "why"),
+    [
+        (Readings(throttled=0x1), "under-voltage"),
+        (Readings(throttled=0x50005), "under-voltage, throttled"),
+        (Readings(throttled=0x50000), ""),  # it happened, but is over
+        (Readings(battery_percent=12, discharging=True), "battery at 12 %"),
+        (Readings(battery_percent=12, discharging=False), ""),
+        (Readings(available_mb=20), "20 MB of memory left"),
+        (Readings(), ""),
+    ],
+)
+def test_what_is_wrong_with_a_board_is_said_in_words(readings: Readings, why: str) -> None:
+    assert judge(readings) == why
+
+
+def test_a_board_on_the_edge_does_not_flap() -> None:
+    state = follow(Health(), "too hot", 0)
+    for now_s in range(0, 3000, 300):
+        state = follow(state, "too hot" if now_s % 600 == 0 else "", now_s)
+        assert state.why == "too hot"
+
+
+def test_readings_come_from_sys_and_proc(tmp_path: Path) -> None:
+    battery = tmp_path / "sys/class/power_supply/BAT0"
+    battery.mkdir(parents=True)
+    for name, text in (("type", "Battery\n"), ("capacity", "15\n"), ("status", "Discharging\n")):
+        (battery / name).write_text(text)
+    firmware = tmp_path / "sys/devices/platform/soc/soc:firmware"
+    firmware.mkdir(parents=True)
+    (firmware / "get_throttled").write_text("50005\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1 kB\nMemAvailable:   51200 kB\n")
+    assert health.read(tmp_path) == Readings(0x50005, 15, True, 50)

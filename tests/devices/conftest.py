@@ -1,0 +1,33 @@
+"""What a device has on its card once it has fitted a head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from devices.machine.outbox import Parcel
+from devices.store import Store, StoredHead
+from edge_fl import heads
+from edge_fl.release.artefact import Slots
+from edge_fl.release.manifest import scale
+from edge_fl.wire.blob import split
+from edge_fl.wire.messages import Report
+from tests.devices import graphs
+from tests.devices.images import X, Y
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A device's folder as a fit leaves it."""
+    payload = graphs.graph()
+    manifest, slots = graphs.manifest_for(payload), Slots(tmp_path / "pi" / "release")
+    slots.prepare(manifest)
+    for index, chunk in enumerate(split(payload, manifest.extractor.chunk_bytes)):
+        slots.add_chunk(manifest.extractor, index, bytes(chunk))
+    slots.install(manifest)
+    z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
+    head = heads.fit("logistic", z, Y, 2, unit_norm=False, extractor=manifest.extractor.sha256)
+    parcel = Parcel("toy", 1, Report("rel-1", "head", "boot", 12, {"personal.test_acc.after": 1.0}), 60)
+    Store(tmp_path / "pi").keep_head(StoredHead(head, 1, parcel))
+    return tmp_path / "pi"

@@ -1,0 +1,21 @@
+"""Another head in the place of the one that serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from devices.store import Store, StoredHead
+from edge_fl import heads
+from edge_fl.release.manifest import scale
+from tests.devices import graphs
+from tests.devices.images import X, Y
+
+
+def refit(folder: Path, kind: str, y: np.ndarray = Y) -> None:
+    """Another head in the place of the one that serves."""
+    (stored,) = Store(folder).heads()
+    z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
+    head = heads.fit(kind, z, y, 2, unit_norm=False, extractor=stored.head.extractor)
+    Store(folder).keep_head(StoredHead(head, 1, stored.parcel))

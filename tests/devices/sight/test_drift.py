@@ -1,0 +1,29 @@
+"""Images of the same kind are no drift, others are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from devices.sight import drift
+
+RNG = np.random.default_rng(5)
+
+
+Z = RNG.normal(size=(200, 8)).astype(np.float32) * 3 + 1
+
+
+def test_images_of_the_same_kind_are_no_drift_and_others_are() -> None:
+    fitted = drift.moments("e", Z)
+    same = drift.moments("e", RNG.normal(size=(60, 8)).astype(np.float32) * 3 + 1)
+    assert drift.score(fitted, same) < drift.THRESHOLD / 2
+    assert drift.score(fitted, drift.moments("e", Z[:60] + 3)) == pytest.approx(1.0, abs=0.3)
+    assert drift.score(fitted, drift.moments("e", Z[:10] + 30)) == 0.0  # too few to tell
+    assert drift.score(fitted, drift.moments("other", Z + 30)) == 0.0
+
+
+def test_moments_of_two_parts_are_those_of_the_whole() -> None:
+    parts = drift.joined(drift.moments("e", Z[:80]), drift.moments("e", Z[80:]))
+    whole = drift.moments("e", Z)
+    np.testing.assert_allclose(parts.mean, whole.mean, atol=1e-5)
+    np.testing.assert_allclose(parts.variance, whole.variance, rtol=1e-5)

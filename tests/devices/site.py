@@ -1,0 +1,111 @@
+"""Where devices live in these tests: a broker with a scripted server on it, releases of a small extractor, head-only devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from devices.device import Device, start
+from devices.head import fit_here
+from devices.install.fetch import FetchLimits
+from devices.install.release import HeadWorker
+from devices.machine.state import Limits
+from devices.rim import Connect
+from devices.sight.eyes import Here
+from devices.sight.features import runtime
+from devices.store import Store
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.release.manifest import Manifest
+from edge_fl.release.repository import Repository
+from edge_fl.wire.messages import Capability
+from tests.devices import graphs
+from tests.devices.scripted import TOPICS, ScriptedServer
+
+QUICK = Limits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
+
+
+FAST = FetchLimits(stall_s=0.3, bad_chunk_s=0.05, quiet_s=0.05, metadata_s=0.5)
+
+
+def samples(count: int, seed: int) -> Samples:
+    """Two classes that differ in brightness."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % 2
+    return Samples(
+        (rng.integers(0, 100, (count, 1, 4, 4)) + 150 * y[:, None, None, None]).astype(np.uint8), y
+    )
+
+
+DATA = ClientData(samples(20, 0), samples(4, 1), samples(10, 2))
+
+
+def big(weights: np.ndarray = graphs.WEIGHTS) -> bytes:
+    """An extractor of some 40 chunks in three groups."""
+    spare = np.random.default_rng(1).normal(size=10_000).astype(np.float32)
+    node = helper.make_node("Identity", ["z"], ["features"])
+    return graphs.graph([node], [graphs.constant("spare", spare)], weights=weights)
+
+
+def expected() -> np.ndarray:
+    """What the canary of `big()` is expected to answer."""
+    question = graphs.Canary(seed=5, images=2, features=[])
+    found: np.ndarray = graphs.canary_images(question, graphs.INPUT).reshape(2, -1) @ graphs.WEIGHTS
+    return found
+
+
+def head_device(
+    folder: Path,
+    name: str = "pi-01",
+    data: Callable[[], ClientData] = lambda: DATA,
+    kind: str = "nearest",
+    **changes: Any,
+) -> Device:
+    look = Here(lambda classes, input: data(), folder)
+    worker = HeadWorker(name, Store(folder), look, kind, fit_here, runtime(), limits=QUICK, **changes)
+    can = Capability("head", "x86_64", "3.12", samples=20)
+    return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST)
+
+
+@dataclass
+class Site:
+    """A broker with a scripted server on it, and its site."""
+
+    connect: Connect
+    server: ScriptedServer
+    folder: Path
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        self.repository = Repository(self.folder / "server")
+
+    def publish(self, payload: bytes | None = None, **changes: Any) -> Manifest:
+        """A release of this extractor, under the next number."""
+        payload = payload or big()
+        manifest = graphs.manifest_for(payload, release=next(self.numbers), **changes)
+        self.server.release(self.repository, manifest, payload)
+        return manifest
+
+    def serve(self, manifest: Manifest, device: str = "pi-01") -> None:
+        """Wants a device to serve a release."""
+        id = f"rel-{manifest.release}"
+        self.server.want(device, "serve", task="toy", round=1, id=id, release=manifest.release)
+
+    @property
+    def home(self) -> Path:
+        """The folder of pi-01."""
+        return self.folder / "pi-01"
+
+
+@contextmanager
+def site_over(connect: Connect, folder: Path) -> Iterator[Site]:
+    server = ScriptedServer(connect)
+    server.online()
+    yield Site(connect, server, folder)
+    server.leave()

@@ -1,0 +1,23 @@
+"""One round of training by devices, and the same by simulation."""
+
+from __future__ import annotations
+
+from edge_fl.config import CohortConfig
+from edge_fl.methods import build_method
+from server import rounds
+from server.fleets.sequential import SequentialFleet
+from server.rounds import Plan
+
+
+def one_round(bench, spec, *, shared=None, quorum=0.3, **limits):
+    """Round 1 with all that are there -> (fleet, result)."""
+    method = build_method(spec)
+    fleet = bench.fleet(spec, **limits)
+    plan = Plan(1, seed=1, cohort=CohortConfig(quorum=quorum))
+    return fleet, next(rounds.run(method, fleet, plan, shared))
+
+
+def simulated_round(bench, spec, ids):
+    method = build_method(spec)
+    fleet = SequentialFleet({id: bench.client(id) for id in ids}, method)
+    return next(rounds.run(method, fleet, Plan(1, seed=1)))
