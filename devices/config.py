@@ -42,6 +42,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     Of its data it uses the `classes` named, all without, and at most `keep` images, by `policy`. Every `watch_s` it looks for new ones
     (0: never), and fits anew at most every `refit_every_s`.
     Of a release's extractors `precision` "auto" takes int8 where floats need too much memory, or more than `latency_ms` for one image.
+    `mirror` is the web address of an exported repository: a release's bytes come from there first, and the rest from the broker.
     """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -66,6 +67,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     budget: Budget = Budget()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0
+    mirror: Annotated[str, Meta(pattern=r"^(https?://[^\s?#]+)?\Z")] = ""
     broker: DeviceBroker = DeviceBroker()
 
 

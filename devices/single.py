@@ -15,6 +15,7 @@ from devices.config import DeviceConfig
 from devices.device import Device
 from devices.head import ChildFitter
 from devices.install.choice import Allowance
+from devices.install.mirror import Mirror
 from devices.install.release import HeadWorker
 from devices.install.runtime import Runtime
 from devices.rim import Connect
@@ -130,6 +131,7 @@ def _worker(
         guard=config.guard,
         budget_s=config.head_budget_s,
         allowance=Allowance(config.precision, capability.total_memory_mb(), config.latency_ms),
+        mirror=Mirror(config.mirror) if config.mirror else None,
     )
     if can.tier != "full":
         return head

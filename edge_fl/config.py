@@ -156,11 +156,15 @@ class QuantiseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an extractor is released: every `every` rounds (0: only after the last), and how long heads may take to report."""
+    """When an extractor is released: every `every` rounds (0: only after the last), and how long heads may take to report.
+
+    `website` is a folder for a web server, which has every release before devices are told of it ("": none).
+    """
 
     every: Annotated[int, Meta(ge=0)] = 0
     heads: Annotated[int, Meta(ge=0)] = 0
     wait_s: Annotated[float, Meta(gt=0)] = 60.0
+    website: str = ""
     rollout: RolloutConfig = RolloutConfig()
     quantise: QuantiseConfig = QuantiseConfig()
 

@@ -137,6 +137,7 @@ def _run(
             plan=recipe.release.rollout,
             db=server.journal.db,
             smaller=_smaller(work, progress),
+            website=Path(recipe.release.website) if recipe.release.website else None,
         )
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")

@@ -19,6 +19,7 @@ from devices.head import Fitter, Order
 from devices.install import canary
 from devices.install.choice import ALLOWANCE, Allowance, choose
 from devices.install.fetch import Sink
+from devices.install.mirror import Mirror
 from devices.install.runtime import Runtime, require_runnable
 from devices.machine.effects import Fit, Install, Job, Refresh
 from devices.machine.events import Event, Failed, Installed, Refreshed
@@ -36,7 +37,7 @@ from edge_fl.heads.head import Array, Extras
 from edge_fl.heads.tuned import OWN
 from edge_fl.release import artefact
 from edge_fl.release.artefact import Slots
-from edge_fl.release.manifest import Manifest, Precision, blobs
+from edge_fl.release.manifest import Manifest, Precision, blobs, paths
 from edge_fl.release.trust import Trust, wall_clock
 from edge_fl.wire.blob import Assembly, Blob, describe, digest
 from edge_fl.wire.egress import of_head
@@ -85,9 +86,11 @@ class HeadWorker(Worker):
         check: Callable[[artefact.Installed], None] = canary.require,
         clock: Callable[[], datetime] = wall_clock,
         allowance: Allowance = ALLOWANCE,
+        mirror: Mirror | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
+        self._mirror = mirror
         self._look, self._kind, self._fitter, self._check = look, kind, fitter, check
         self._runtime, self._allowance = runtime, allowance
         self._share, self._balanced, self._guard, self._budget_s = share, balanced, guard, budget_s
@@ -130,7 +133,16 @@ class HeadWorker(Worker):
             return Refreshed(manifest, installed=True)
         require_runnable(manifest, self._runtime)
         self._slots.prepare(manifest)
-        return Refreshed(manifest, tuple(blob for blob in blobs(manifest) if self._slots.missing(blob)))
+        came_bytes = self._ask_mirror(manifest)
+        missing = tuple(blob for blob in blobs(manifest) if self._slots.missing(blob))
+        return Refreshed(manifest, missing, bytes=came_bytes)
+
+    def _ask_mirror(self, manifest: Manifest) -> int:
+        """Lets a web server, where the owner named one, bring what it can -> bytes that came."""
+        if self._mirror is None:
+            return 0
+        wanted = paths(manifest).items()
+        return sum(self._mirror.fill(path, blob, _KeptChunks(self._slots, blob)) for path, blob in wanted)
 
     def _choose(self, manifest: Manifest) -> Precision:
         pair = serving(self.store, self._slots)

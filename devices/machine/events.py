@@ -37,11 +37,15 @@ class MetadataChanged:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """The wanted release is authentic and can run here; `missing` has still to be fetched; `installed` says it was here already."""
+    """The wanted release is authentic and can run here; `missing` has still to be fetched; `installed` says it was here already.
+
+    `bytes` of it came over the wire by now, from a mirror.
+    """
 
     manifest: Manifest
     missing: tuple[Blob, ...] = ()
     installed: bool = False
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

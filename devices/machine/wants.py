@@ -105,7 +105,8 @@ def _begin_refit(turn: Turn) -> None:
 def refreshed(turn: Turn, event: events.Refreshed) -> None:
     """The release is authentic: fetch what is missing of it."""
     if work := _at_work(turn):
-        work = replace(work, manifest=event.manifest, to_fetch=event.missing)
+        came = work.bytes_down + event.bytes
+        work = replace(work, manifest=event.manifest, to_fetch=event.missing, bytes_down=came)
         _fit(turn, work) if event.installed else _fetch_next(turn, work)
 
 

@@ -98,8 +98,20 @@ class Entry(Struct, frozen=True):
 
 def blobs(manifest: Manifest) -> list[Blob]:
     """What belongs to a release: the extractor first, then its variants, then the extras by name."""
-    variants = [manifest.variants[name].extractor for name in sorted(manifest.variants)]
-    return [manifest.extractor, *variants, *(manifest.extras[name] for name in sorted(manifest.extras))]
+    return list(paths(manifest).values())
+
+
+def paths(manifest: Manifest) -> dict[str, Blob]:
+    """The same by their paths in a TUF repository (with consistent snapshots): RELEASE/SHA256.NAME."""
+    named = {_extractor_name(manifest.precision): manifest.extractor}
+    named |= {_extractor_name(name): manifest.variants[name].extractor for name in sorted(manifest.variants)}
+    named |= {f"{name}.safetensors": manifest.extras[name] for name in sorted(manifest.extras)}
+    return {f"{manifest.release}/{blob.sha256}.{name}": blob for name, blob in named.items()}
+
+
+def target_path(release: int) -> str:
+    """The one name of a release among TUF's targets: that of its fp32 extractor, whose `custom` carries the manifest."""
+    return f"{release}/{_extractor_name('fp32')}"
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -144,6 +156,10 @@ def canary_images(canary: Canary, input: InputSpec) -> NDArray[np.float32]:
     raw = np.random.PCG64(canary.seed).random_raw(-(-int(np.prod(shape)) // 8))
     pixels = np.frombuffer(raw.astype("<u8").tobytes(), np.uint8)
     return scale(pixels[: int(np.prod(shape))].reshape(shape))
+
+
+def _extractor_name(precision: Precision) -> str:
+    return "extractor.onnx" if precision == "fp32" else f"extractor.{precision}.onnx"
 
 
 def _flaw(manifest: Manifest) -> str | None:

@@ -4,6 +4,7 @@
     FOLDER/metadata/N.root.json    which keys sign what (1 year)
     FOLDER/metadata/N.targets.json the releases: one target RELEASE/extractor.onnx each, with its manifest (30 days)
     FOLDER/metadata/N.snapshot.json, timestamp.json    which targets are current (7 days)
+    FOLDER/artefacts/SHA256        the bytes of what is released, put there by whoever publishes
 
 Files are written, and have to be published, in this order, timestamp.json last: it is the commit point. A manifest travels as JSON text
 inside `custom`, because the canonical JSON that TUF signs has no floating point numbers. Publishing an older manifest again gives it a
@@ -27,7 +28,7 @@ from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, TargetF
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.release.disk import reporting
-from edge_fl.release.manifest import Entry, Manifest, decode, encode, listed
+from edge_fl.release.manifest import Entry, Manifest, decode, encode, listed, target_path
 
 KEPT_RELEASES = 3
 MAX_METADATA_BYTES = 256 * 1024  # one message on the wire
@@ -92,6 +93,11 @@ class Repository:
             self._signed = self._open_roles()
 
     @property
+    def artefacts(self) -> Path:
+        """The folder of released bytes, each file named by its sha256."""
+        return self.folder / "artefacts"
+
+    @property
     def root_bytes(self) -> bytes:
         """The newest root: what a device ships with."""
         return (self._metadata / f"{self._root.version}.root.json").read_bytes()
@@ -109,7 +115,7 @@ class Repository:
         """Signs the manifest in, beside the last two; the new files in the order to publish them. Raises ArtefactError."""
         text = encode(decode(encode(manifest))).decode()
         signed = deepcopy(self._signed)
-        role, extractor, path = signed[Targets.type], manifest.extractor, f"{manifest.release}/extractor.onnx"
+        role, extractor, path = signed[Targets.type], manifest.extractor, target_path(manifest.release)
         if path in role.targets and _entry(role.targets[path]).manifest != text:
             raise ArtefactError(
                 f"release {manifest.release}: signed before with another manifest; nothing was published"

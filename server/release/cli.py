@@ -41,7 +41,7 @@ def register(app: App) -> None:
     """Adds the group `release`."""
     release = app.group("release", help="Releases of the extractor: roll out in groups, pause, take back.")
     release.command("list")(list_releases)
-    for command in (rollout, pause, abort, rollback):
+    for command in (rollout, pause, abort, rollback, export):
         release.command()(command)
     keys = typer.Typer(help="The keys that sign releases; change them while no server is online.")
     release.add_typer(keys, name="keys")
@@ -130,6 +130,18 @@ def rollback(
     """Bring the whole fleet back to the release before, or to a kept one, at once."""
     with _office(home, fleet, database, host, port, identity) as office:
         print(office.carry_out(office.roll_back(release), say, wait_s).state)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="What a web server serves: metadata/ and targets/.")],
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+) -> None:
+    """Write the signed repository as static files, for devices and auditors that fetch over HTTP; prints those that are new."""
+    from server.release import website
+
+    for path in website.export(_repository(home, fleet, None), folder):
+        print(path)
 
 
 def list_keys(

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl import atomic
-from edge_fl.errors import ArtefactError, InputError
+from edge_fl.errors import ArtefactError, EdgeFLError, InputError
 from edge_fl.release.disk import reporting
 from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.release.repository import Repository, superseded
 from edge_fl.wire.blob import Blob, digest, split
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, OCTETS, Packet, Transport
+from server.release import website
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +65,19 @@ def clear_chunks(transport: Transport, topics: Topics, blob: Blob) -> None:
 
 
 class Publisher:
-    """Puts a repository's releases on a broker and keeps them there."""
+    """Puts a repository's releases on a broker and keeps them there; in the folder `website` too, for a web server."""
 
     def __init__(
-        self, transport: Transport, topics: Topics, repository: Repository, limits: Limits = LIMITS
+        self,
+        transport: Transport,
+        topics: Topics,
+        repository: Repository,
+        limits: Limits = LIMITS,
+        *,
+        website: Path | None = None,
     ) -> None:
         self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
-        self._artefacts = repository.folder / "artefacts"
+        self._website = website
 
     def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Signs and publishes a release; older ones beyond the last three are cleared.
@@ -133,7 +140,8 @@ class Publisher:
         self._transport.drain(self._limits.drain_s)
 
     def _send_metadata(self) -> None:
-        """The timestamp goes out when the broker has all the rest."""
+        """The timestamp goes out when the broker, and the web server, have all the rest."""
+        self._export()
         for name, payload in self._repository.files():
             if name == "timestamp.json":
                 self._transport.drain(self._limits.drain_s)
@@ -141,6 +149,15 @@ class Publisher:
             for obsolete in superseded(name):
                 self._retain(obsolete, b"")
         self._transport.drain(self._limits.drain_s)
+
+    def _export(self) -> None:
+        if self._website:
+            try:
+                website.export(self._repository, self._website)
+            except (
+                EdgeFLError
+            ) as error:  # the broker has everything, and devices ask it for what a web server lacks
+                log.warning("%s; devices are served by the broker alone", error)
 
     def _retain(self, name: str, payload: bytes) -> None:
         self._transport.publish(Packet(self._topics.tuf(name), payload, retain=True, content_type=JSON))
@@ -160,7 +177,7 @@ class Publisher:
                 f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came; nothing was published"
             )
         with reporting(str(self._path(blob))):
-            self._artefacts.mkdir(exist_ok=True)
+            self._repository.artefacts.mkdir(exist_ok=True)
             atomic.write(self._path(blob), payload)
 
     def _kept(self, blob: Blob) -> bytes | None:
@@ -170,4 +187,4 @@ class Publisher:
             return None
 
     def _path(self, blob: Blob) -> Path:
-        return self._artefacts / blob.sha256
+        return self._repository.artefacts / blob.sha256

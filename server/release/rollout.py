@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from edge_fl.capability import Tier
 from edge_fl.config import RolloutConfig, TaskSpec
@@ -61,11 +62,12 @@ class Rollout:
         db: Database | None = None,
         resume: bool = False,
         smaller: Smaller | None = None,
+        website: Path | None = None,
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
         self._heard, self._plan, self._smaller = heard, plan, smaller
-        self._publisher = Publisher(link.transport, link.topics, repository)
+        self._publisher = Publisher(link.transport, link.topics, repository, website=website)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
         self._course = Course(db or Database.open(), link.topics.fleet, resume=resume)
         self._reported: set[tuple[str, str]] = set()  # devices, and ids of wants

@@ -1,0 +1,244 @@
+"""The signed repository on a web server: python-tuf's own client believes it, and devices fetch from it what it has."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tuf.api.exceptions import RepositoryError
+from tuf.ngclient import Updater
+
+from devices.install.mirror import Mirror
+from edge_fl.cli import main
+from edge_fl.release.artefact import Slots
+from edge_fl.release.manifest import Manifest, paths
+from edge_fl.release.repository import Repository
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import describe
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from server.release.publish import Publisher
+from tests.devices import graphs
+from tests.devices.scripted import TOPICS, ScriptedServer, eventually, running
+from tests.devices.test_runner import big, head_device
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Python's own, which knows no ranges, and with `ranges` one that does; writes down what was asked for."""
+
+    asked: list[tuple[str, str]]
+    ranges = False
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range", "")
+        self.asked.append((self.path, wanted))
+        path = Path(self.translate_path(self.path))
+        if not (self.ranges and wanted and path.is_file()):
+            super().do_GET()
+            return
+        first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", wanted).groups())
+        payload = path.read_bytes()[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def serving(folder: Path, *, ranges: bool = False) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """A web server of `folder` on loopback: its address, and what was asked of it as (path, range)."""
+    asked: list[tuple[str, str]] = []
+    kind = type("Recording", (Handler,), {"asked": asked, "ranges": ranges})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+@dataclass
+class Fleet:
+    """A repository of which `web` has everything, and a broker that has the metadata alone, unless it is given chunks."""
+
+    folder: Path
+    broker: InMemoryBroker = field(default_factory=InMemoryBroker)
+
+    def __post_init__(self) -> None:
+        self.web, self.repository = self.folder / "web", Repository(self.folder / "home" / "main")
+        self.server = ScriptedServer(partial(InMemoryTransport, self.broker))
+        self.server.online()
+
+    def publish(self, number: int, payload: bytes) -> Manifest:
+        """As the real server does, on a broker of its own; the devices' broker hears of it, and gets no chunk."""
+        manifest, elsewhere = graphs.manifest_for(payload, release=number, extras=EXTRAS), InMemoryBroker()
+        transport = InMemoryTransport(elsewhere, "publisher", None, lambda event: None)
+        payloads = {manifest.extractor.sha256: payload, EXTRAS["head"].sha256: HEAD}
+        Publisher(transport, TOPICS, self.repository, website=self.web).publish(manifest, payloads)
+        transport.close()
+        elsewhere.close()
+        self.server.metadata(self.repository.files())
+        self.server.want("pi-01", "serve", task="toy", round=number, id=f"rel-{number}", release=number)
+        return manifest
+
+    def serves(self, device: Any, release: int) -> None:
+        """Waits until a device runs a release."""
+        with running(device, connect=partial(InMemoryTransport, self.broker)):
+            eventually(lambda: device.state.release == release, 30)
+
+
+HEAD = tensors.pack({"head": {"weight": np.ones((400,), np.float32)}})
+EXTRAS = {"head": describe(HEAD, 1024)}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.server.leave()
+    fleet.broker.close()
+
+
+def stock_client(folder: Path, address: str, root: bytes) -> Updater:
+    """python-tuf's client as it comes."""
+    (folder / "downloads").mkdir(parents=True)
+    return Updater(
+        str(folder),
+        f"{address}/metadata/",
+        target_dir=str(folder / "downloads"),
+        target_base_url=f"{address}/targets/",
+        bootstrap=root,
+    )
+
+
+def test_python_tufs_own_client_believes_and_fetches_it(fleet: Fleet, tmp_path: Path) -> None:
+    payloads = {number: graphs.graph(weights=graphs.WEIGHTS * number) for number in (1, 2)}
+    for number, payload in payloads.items():
+        fleet.publish(number, payload)
+    with serving(fleet.web) as (address, _):
+        client = stock_client(tmp_path / "auditor", address, fleet.repository.root_bytes)
+        client.refresh()
+        for number, payload in payloads.items():
+            info = client.get_targetinfo(f"{number}/extractor.onnx")
+            assert info is not None
+            assert Path(client.download_target(info)).read_bytes() == payload
+    assert not [path for path in fleet.web.rglob("*") if path.suffix == ".pem"]
+
+
+def test_python_tufs_own_client_refuses_what_was_changed_there(fleet: Fleet, tmp_path: Path) -> None:
+    manifest = fleet.publish(1, graphs.graph())
+    (place,) = fleet.web.glob(f"targets/1/{manifest.extractor.sha256}.*")
+    place.write_bytes(place.read_bytes()[:-1] + b"x")
+    with serving(fleet.web) as (address, _):
+        client = stock_client(tmp_path / "auditor", address, fleet.repository.root_bytes)
+        info = client.get_targetinfo("1/extractor.onnx")
+        assert info is not None
+        with pytest.raises(RepositoryError):
+            client.download_target(info)
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_device_installs_from_the_mirror_what_the_broker_lacks(fleet: Fleet, ranges: bool) -> None:
+    manifest = fleet.publish(1, big())
+    with serving(fleet.web, ranges=ranges) as (address, asked):
+        device = head_device(
+            fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=Mirror(address + "/")
+        )
+        fleet.serves(device, 1)
+    assert device.reports["head"].bytes_down == manifest.extractor.bytes + len(HEAD)
+    assert [path for path, _ in asked] == [f"/targets/{path}" for path in paths(manifest)]
+
+
+def test_a_mirror_is_asked_only_for_what_is_missing(fleet: Fleet) -> None:
+    fleet.publish(1, big())
+    manifest = fleet.publish(2, payload := big(graphs.WEIGHTS * 2))
+    slots, blob = Slots(fleet.folder / "slots"), manifest.extractor
+    slots.prepare(manifest)
+    for index in set(range(40)) - {7, 9}:
+        slots.add_chunk(blob, index, payload[index * 1024 : (index + 1) * 1024])
+    sink = Kept(slots, blob)
+    with serving(fleet.web, ranges=True) as (address, asked):
+        (path, _), _ = paths(manifest).items()
+        assert Mirror(address).fill(path, blob, sink) == 3 * 1024
+        assert Mirror(address).fill(path, blob, sink) == 0
+    assert asked == [(f"/targets/{path}", f"bytes={7 * 1024}-{10 * 1024 - 1}")]
+    assert slots.missing(blob) == []
+
+
+@dataclass
+class Kept:
+    """Chunks that go into slots."""
+
+    slots: Slots
+    blob: Any
+
+    @property
+    def missing(self) -> list[int]:
+        return self.slots.missing(self.blob)
+
+    def add(self, index: int, payload: bytes) -> bool:
+        return self.slots.add_chunk(self.blob, index, payload)
+
+
+def spoiled(place: Path) -> None:
+    place.write_bytes(place.read_bytes()[:5000] + b"x" * (place.stat().st_size - 5000))
+
+
+def cut_short(place: Path) -> None:
+    place.write_bytes(place.read_bytes()[:5000])
+
+
+@pytest.mark.parametrize("harm", [spoiled, cut_short, Path.unlink])
+def test_what_a_mirror_spoils_comes_from_the_broker(
+    fleet: Fleet, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = fleet.publish(1, payload := big())
+    for content, blob in ((payload, manifest.extractor), (HEAD, EXTRAS["head"])):
+        fleet.server.chunks(content, blob)
+    (place,) = fleet.web.glob(f"targets/1/{manifest.extractor.sha256}.*")
+    harm(place)
+    with serving(fleet.web) as (address, _):
+        device = head_device(fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=Mirror(address))
+        fleet.serves(device, 1)
+    assert "the broker is asked for the rest" in caplog.text
+    installed = Slots(fleet.folder / "pi-01" / "release").current()
+    assert installed is not None
+    assert installed.extractor.read_bytes() == payload
+
+
+def test_an_export_is_brought_up_to_date_and_keeps_what_is_kept(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["release", "export", str(tmp_path / "out"), "--home", str(tmp_path / "home")]
+    for number in range(1, 6):
+        fleet.publish(number, graphs.graph(weights=graphs.WEIGHTS * number))
+        assert main(command) == 0
+        assert capsys.readouterr().out.endswith("metadata/timestamp.json\n")
+    assert main(command) == 0
+    assert capsys.readouterr().out == ""
+    assert {place.parent.name for place in (tmp_path / "out" / "targets").glob("*/*")} == {"3", "4", "5"}
+    versioned = {place.name for place in (tmp_path / "out" / "metadata").glob("*.targets.json")}
+    assert versioned == {"5.targets.json", "6.targets.json"}
+
+
+def test_an_export_without_all_its_bytes_changes_nothing(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = fleet.publish(1, graphs.graph())
+    (fleet.repository.artefacts / manifest.extractor.sha256).unlink()
+    assert main(["release", "export", str(tmp_path / "out"), "--home", str(tmp_path / "home")]) == 1
+    assert "nothing was exported" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
