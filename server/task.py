@@ -308,12 +308,26 @@ def _wait_for_heads(run: Run, *, say: bool) -> None:
         return
     if say and rollout.missing():
         run.progress.busy(f"waiting for heads on release {rollout.current.release}")
+    if say:
+        _see_it_through(run, rollout)
     missing = rollout.wait(limits.heads, limits.wait_s)
     if missing:
         names = ", ".join(missing[:8]) + (" ..." if len(missing) > 8 else "")
         run.progress.say(
             f"release {rollout.current.release}: no report from {len(missing)} devices ({names}) in {limits.wait_s:g} s"
         )
+
+
+def _see_it_through(run: Run, rollout: Rollout) -> None:
+    """A run that is over stays until a roll-out in groups has come to rest, and says where when that is not the end."""
+    stages = rollout.stages
+    if stages is None or not stages.gated:
+        return
+    rollout.rest(len(stages.groups) * stages.plan.group_wait_s)
+    stages = rollout.stages or stages
+    if stages.state != "completed":
+        where = f"{stages.state} in group {stages.stage + 1} of {len(stages.groups)}"
+        run.progress.say(f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'")
 
 
 def _smaller(work: Work, progress: Progress) -> Smaller | None:

@@ -18,6 +18,7 @@ from edge_fl.wire.topics import Topics
 from server.registry import Database, rollouts
 from server.registry.records import RolloutDesire, RolloutRecord
 from server.release.rollout import Rollout
+from server.release.stages import EVERYBODY
 from server.wire.inbox import Inbox
 from server.wire.link import Connect, Link, read_retained
 from server.wire.roster import Roster
@@ -103,7 +104,7 @@ class Office:
         target = release or (last.previous if last else 0)
         if not target:
             raise InputError(f"fleet {self.fleet!r}: there is no release to go back to; nothing was done")
-        return self.roll_out(target, RolloutConfig())
+        return self.roll_out(target, RolloutConfig(groups=EVERYBODY))
 
     def carry_out(self, number: int, tell: Callable[[str], None], deadline_s: float) -> RolloutRecord:
         """Lets the running server do it, or does it, until the roll-out rests. Raises DeadlineError, ConnectError."""

@@ -17,7 +17,7 @@ from edge_fl.config import RolloutConfig
 from server.registry import Database, reports, rollouts
 from server.registry.records import RolloutRecord
 from server.release.gates import Outcome, outcome_of
-from server.release.stages import Stages, State, moved, noted, steered
+from server.release.stages import EVERYBODY, Stages, State, moved, noted, settled, steered
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +60,14 @@ class Course:
         """Whether a staged roll-out is under way, and nobody paused it."""
         return self.stages is not None and self.stages.gated and self.stages.state == "running"
 
-    def begin(self, release: int, plan: RolloutConfig) -> None:
-        """A new release sets out; one that was still on its way is overtaken."""
+    def begin(self, release: int, plan: RolloutConfig, devices: int) -> None:
+        """A new release sets out to so many devices; one that was still on its way is overtaken."""
         with self._lock:
             if self.stages and not self.stages.over:
                 self._write(self._number, "aborted", self.stages.stage, OVERTAKEN.format(release))
             elif self.stages and self.stages.state == "completed":
                 self.previous = self.stages.release
+            plan = settled(plan, devices, self.previous)
             fields = msgspec.to_builtins(plan)
             self._number = rollouts.begin(self._db, self._fleet, release, previous=self.previous, plan=fields)
             self._set(Stages(release, plan), want_id(release))
@@ -155,4 +156,4 @@ def want_id(release: int) -> str:
 
 
 def _plan(record: RolloutRecord) -> RolloutConfig:
-    return msgspec.convert(record.plan, RolloutConfig)
+    return msgspec.convert({"groups": EVERYBODY, **record.plan}, RolloutConfig)

@@ -131,7 +131,7 @@ class Rollout:
             self._publisher.publish(manifest, payloads)
         with self._change:
             self._known[manifest.release] = manifest
-            self._course.begin(manifest.release, self._plan)
+            self._course.begin(manifest.release, self._plan, len(self._roster.head_devices()))
         self._offer_all()
 
     def wait(self, heads: int, deadline_s: float) -> list[str]:
@@ -147,6 +147,15 @@ class Rollout:
                     lambda: False, LOOK_S
                 )  # thousands of heads report at once: count them once
         return self.missing()
+
+    def rest(self, deadline_s: float) -> bool:
+        """Waits until a staged roll-out is over, or paused; whether it is."""
+        until = time.monotonic() + deadline_s
+        with self._change:
+            while self._course.moving and (left := until - time.monotonic()) > 0:
+                self._link.check()
+                self._change.wait(min(left, POLL_S))
+        return not self._course.moving
 
     def missing(self) -> list[str]:
         """Head-only devices that are there, are to serve the current release now, and have not reported on it."""

@@ -12,12 +12,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+
 from edge_fl.config import RolloutConfig
 from server.release import gates
 from server.release.gates import Outcome, Stakes
 
 State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
 OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
+EVERYBODY = (1.0,)
+CAREFUL = (0.05, 0.25, 1.0)
+CAREFUL_FROM = 20  # devices, of which 5 % are one
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,14 @@ class Stages:
         return self.state in OVER
 
     @property
+    def groups(self) -> tuple[float, ...]:
+        """The growing shares of the fleet; everybody at once where nobody `settled` the plan."""
+        return EVERYBODY if isinstance(self.plan.groups, str) else self.plan.groups
+
+    @property
     def gated(self) -> bool:
         """Where everybody gets a release at once there is nobody to protect."""
-        return len(self.plan.groups) > 1
+        return len(self.groups) > 1
 
     def admits(self, device: str) -> bool:
         """Whether a device is to run the release now."""
@@ -50,7 +60,15 @@ class Stages:
         return self.state in ("aborted", "rolled_back") and self._reaches(device)
 
     def _reaches(self, device: str) -> bool:
-        return place(device, self.release) < self.plan.groups[self.stage]
+        return place(device, self.release) < self.groups[self.stage]
+
+
+def settled(plan: RolloutConfig, devices: int, previous: int) -> RolloutConfig:
+    """The plan with its groups in numbers: "auto" is careful with a fleet that is large enough and has a release to go back to."""
+    if plan.groups != "auto":
+        return plan
+    careful = previous and devices >= CAREFUL_FROM
+    return msgspec.structs.replace(plan, groups=CAREFUL if careful else EVERYBODY)
 
 
 def place(device: str, release: int) -> float:
@@ -84,7 +102,7 @@ def moved(stages: Stages, there: Collection[str], waited_s: float) -> Stages:
     if stages.gated and succeeded < stages.plan.success * len(group):
         reason = f"group {stages.stage + 1}: {succeeded} of {len(group)} devices made it, {len(silent)} did not answer"
         return replace(stages, state="paused", reason=reason)
-    if stages.stage + 1 < len(stages.plan.groups):
+    if stages.stage + 1 < len(stages.groups):
         return moved(replace(stages, stage=stages.stage + 1), there, 0.0)
     return replace(stages, state="completed", reason=f"{succeeded} of {len(group)} devices made it")
 

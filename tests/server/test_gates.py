@@ -17,7 +17,7 @@ from edge_fl.config import GateConfig, RolloutConfig
 from edge_fl.errors import ConfigError
 from server.release import gates
 from server.release.gates import Outcome, outcome_of
-from server.release.stages import Stages, moved, noted, place, steered
+from server.release.stages import Stages, moved, noted, place, settled, steered
 
 GATES = GateConfig()
 PLAN = RolloutConfig(groups=(0.05, 0.25, 1.0))
@@ -162,6 +162,17 @@ def test_everybody_at_once_is_a_roll_out_without_gates() -> None:
     for device in DEVICES[:10]:
         at = noted(at, device, Outcome("canary_failed"))
     assert moved(at, DEVICES[:10], 0.0).state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("devices", "previous", "groups"),
+    [(20, 6, (0.05, 0.25, 1.0)), (19, 6, (1.0,)), (1000, 0, (1.0,))],
+)
+def test_left_to_itself_a_roll_out_is_careful_where_there_is_a_fleet_and_a_way_back(
+    devices: int, previous: int, groups: tuple[float, ...]
+) -> None:
+    assert settled(RolloutConfig(success=0.5), devices, previous) == RolloutConfig(groups, success=0.5)
+    assert settled(PLAN, devices, previous) == PLAN
 
 
 def test_an_outcome_is_read_from_a_report() -> None:

@@ -27,7 +27,8 @@ from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError, St
 from edge_fl.learn.tree import same
 from edge_fl.wire.messages import ServerState, Want, decode
 from server import checkpoint, task
-from server.registry import Database, devices, releases, reports, runs
+from server.registry import Database, devices, releases, reports, rollouts, runs
+from server.release.stages import CAREFUL, CAREFUL_FROM, EVERYBODY
 from server.results import Results
 from server.serving import connected
 from server.wire.journal import Journal
@@ -129,6 +130,17 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order,
     chunks = [payload for topic, payload in kept.items() if topic.startswith(f"art/{needed}/")]
     assert chunks
     assert not [chunk for chunk in chunks if b".py" in chunk or str(task.__file__).encode() in chunk]
+
+
+def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_groups(stage, order, tmp_path):
+    stage.device("d1"), stage.device("d2")
+    heads = [stage.head(f"h{number}", tmp_path) for number in range(CAREFUL_FROM)]
+    order = with_recipe(order, release=ReleaseConfig(every=1, heads=CAREFUL_FROM, wait_s=30.0))
+    task.run(order)
+    assert [head.served for head in heads] == [[1, 2]] * CAREFUL_FROM
+    second, first = rollouts.listed(Database.open(order.registry), "main")
+    assert (first.plan["groups"], first.state) == (list(EVERYBODY), "completed")
+    assert (second.plan["groups"], second.state, second.stage) == (list(CAREFUL), "completed", 2)
 
 
 def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, order, tmp_path):

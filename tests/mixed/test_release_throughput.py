@@ -1,0 +1,157 @@
+"""B1 and B2 of docs/performance.md: 45 MB to one device and to fifty, beside mosquitto's own clients; timings are printed, not judged.
+
+Theirs is one message of 45 MB from mosquitto_pub to mosquitto_sub processes that throw it away, on a mosquitto as it comes. Ours is
+chunks that are published, pulled, verified, written, hashed as a whole and installed, on the broker as we configure it, the agents in one
+process; with fifty of them another client subscribes to chunks and never reads one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto, free_port
+from devices.install.fetch import FetchLimits
+from devices.runner import Runner
+from edge_fl.release.artefact import Slots
+from edge_fl.release.repository import Repository
+from edge_fl.wire.blob import describe
+from edge_fl.wire.loop import MqttLoop
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.transport import Packet
+from server.release.publish import Publisher
+from tests.devices import graphs
+from tests.devices.scripted import TOPICS, ScriptedServer, eventually
+from tests.mixed.test_large_release import MEGABYTES, extractor, head_device
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.timeout(900)]
+
+WAIT_S = 300.0
+
+
+def peak_mb(pid: int) -> float:
+    """The most memory a process ever had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
+
+
+def stock(program: Program, folder: Path, payload: bytes, devices: int) -> tuple[float, float]:
+    """Seconds until so many mosquitto_sub have the file that mosquitto_pub sends, and the broker's peak memory in MB."""
+    publish, subscribe = shutil.which("mosquitto_pub"), shutil.which("mosquitto_sub")
+    if not (publish and subscribe):
+        pytest.skip("mosquitto_pub or mosquitto_sub: none on this machine")
+    file, settings, port = folder / "extractor", folder / "stock.conf", str(free_port("127.0.0.1"))
+    file.write_bytes(payload)
+    settings.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
+    broker = subprocess.Popen([program.path, "-c", str(settings)], stderr=subprocess.DEVNULL)
+    at = ["-h", "127.0.0.1", "-p", port, "-q", "1", "-t", "extractor"]
+    children = []
+    try:
+        eventually(
+            lambda: subprocess.run([publish, *at, "-n"], stderr=subprocess.DEVNULL).returncode == 0, 10
+        )
+        order = [subscribe, *at, "-C", "1", "-N"]
+        children = [subprocess.Popen(order, stdout=subprocess.DEVNULL) for _ in range(devices)]
+        time.sleep(2.0)  # until all of them are there
+        began_s = time.monotonic()
+        subprocess.run([publish, *at, "-f", str(file)], check=True)
+        for child in children:
+            assert child.wait(WAIT_S) == 0
+        return time.monotonic() - began_s, peak_mb(broker.pid)
+    finally:
+        for child in (*children, broker):
+            child.kill()
+            child.wait()
+
+
+@contextmanager
+def stalled(broker: Mosquitto, sha256: str) -> Iterator[None]:
+    """A client with a loop of its own that is stuck in the first chunk it gets."""
+    until = threading.Event()
+
+    def hear(event: object) -> None:
+        if isinstance(event, Packet):
+            until.wait(WAIT_S)
+
+    client = MqttTransport(broker.endpoint, "stalled", None, hear, loop=MqttLoop())
+    client.wait_connected(10)
+    client.subscribe(TOPICS.chunk_group(sha256, 0))
+    yield
+    until.set()
+    client.close(clean=False)
+
+
+def dropped(broker: Mosquitto) -> int:
+    """Messages that the broker threw away."""
+    counts: list[int] = []
+
+    def hear(event: object) -> None:
+        if isinstance(event, Packet):
+            counts.append(int(event.payload))
+
+    client = MqttTransport(broker.endpoint, "counter", None, hear)
+    client.wait_connected(10)
+    client.subscribe("$SYS/broker/publish/messages/dropped")
+    eventually(lambda: counts, 15)
+    client.close()
+    return counts[-1]
+
+
+@pytest.mark.parametrize("number", [1, 50])
+def test_45_megabytes_beside_mosquittos_own_clients(
+    number: int, mosquitto_program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    payload = extractor(MEGABYTES * 250_000)
+    theirs_s, theirs_mb = stock(mosquitto_program, tmp_path, payload, number)
+    repository = Repository(tmp_path / "home")
+    manifest = graphs.manifest_for(payload, release=1, extractor=describe(payload))
+    with Mosquitto(Settings(tmp_path / "mosquitto", port=0, fleet=TOPICS.fleet), mosquitto_program) as broker:
+        connect, runner = partial(MqttTransport, broker.endpoint), Runner(workers=2)
+        server = ScriptedServer(connect)
+        server.online()
+        devices = [
+            head_device(
+                f"pi-{n:02d}", tmp_path / f"pi-{n:02d}", repository.root_bytes, FetchLimits(quiet_s=0.05)
+            )
+            for n in range(number)
+        ]
+        for device in devices:
+            runner.add(device, connect)
+        threading.Thread(target=partial(runner.run, deadline_s=WAIT_S), daemon=True).start()
+        eventually(lambda: all(device.is_quiet for device in devices), 60)
+        with stalled(broker, manifest.extractor.sha256):
+            began_s = time.monotonic()
+            Publisher(server.transport, TOPICS, repository).publish(
+                manifest, {manifest.extractor.sha256: payload}
+            )
+            published_s = time.monotonic() - began_s
+            for device in devices:
+                server.want(device.name, "serve", task="toy", round=1, id="rel-1", release=1)
+            eventually(lambda: all(d.state.release == 1 for d in devices), WAIT_S)
+            ours_s, ours_mb, lost = time.monotonic() - began_s, peak_mb(broker.pid), dropped(broker)
+        runner.stop()
+        server.transport.close()
+    assert lost == 0
+    for device in devices:
+        assert device.reports["head"].bytes_down == len(payload)
+        found = Slots(tmp_path / device.name / "release").current()
+        assert found is not None
+        assert found.extractor.stat().st_size == len(payload)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{len(payload) / 1e6:.0f} MB to {number}: mosquitto_pub and mosquitto_sub {theirs_s:.2f} s, broker {theirs_mb:.0f} MB;"
+            f" ours {ours_s:.2f} s, of which published {published_s:.2f} s, broker {ours_mb:.0f} MB with one stalled;"
+            f" {theirs_s / ours_s:.2f} times as fast\n"
+        )
