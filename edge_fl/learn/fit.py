@@ -15,9 +15,9 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.head import HeadLoss
 from edge_fl.learn.masked import padding
-from edge_fl.learn.optimiser import Leaves, Optimiser
+from edge_fl.learn.objective import CrossEntropy
+from edge_fl.learn.optimiser import Leaves, Optimiser, Slopes, dense
 
 P = TypeVar("P")  # Params or Parts
 C = TypeVar("C")
@@ -45,7 +45,7 @@ def fit_from(
 
     def step(carry: tuple[P, Any], batch: Batch) -> tuple[P, Any]:
         params, state = carry
-        optimiser.advance(tree.parameters(params), gradient(loss, params, batch), state)
+        optimiser.advance(tree.parameters(params), slopes(loss, params, batch), state)
         return carry
 
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
@@ -108,8 +108,13 @@ def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimise
 
 
 def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
-    """d loss / d params for every trainable leaf; zero where the loss does not depend on it. A loss may know its own."""
-    known = loss.gradient(params, batch) if isinstance(loss, HeadLoss) else None
+    """d loss / d params for every trainable leaf; zero where the loss does not depend on it."""
+    return dense(slopes(loss, params, batch))
+
+
+def slopes(loss: Loss, params: Any, batch: Batch) -> Slopes:
+    """`gradient` as the loss knows it, which an optimiser may add faster, or else by autograd."""
+    known = loss.gradient(params, batch) if isinstance(loss, CrossEntropy) else None
     return known or measured_gradient(lambda p, b: (loss(p, b), ()), params, batch)[0]
 
 

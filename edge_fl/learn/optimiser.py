@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
 
-Leaves = dict[tuple[str, ...], Tensor]  # trainable tensors by path
+Path = tuple[str, ...]
+Leaves = dict[Path, Tensor]  # trainable tensors by path
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The gradient of a linear layer's weight as its factors: left [B, O] and right [B, I] stand for left.T @ right [O, I]."""
+
+    left: Tensor
+    right: Tensor
+
+    def dense(self) -> Tensor:
+        """The gradient itself, in float32."""
+        return self.left.float().T @ self.right.float()
+
+    def add_to(self, weight: Tensor, share: float) -> None:
+        """weight += share * gradient in one pass over the weight."""
+        if is_functorch_wrapped_tensor(weight):  # vmap has no rule for addmm_
+            weight.add_(self.dense(), alpha=share)
+        else:
+            weight.addmm_(self.left.float().T, self.right.float(), alpha=share)
+
+
+Slopes = Mapping[Path, Tensor | Product]
+
+
+def dense(slopes: Slopes) -> Leaves:
+    """Every gradient as a tensor of its own."""
+    return {path: g.dense() if isinstance(g, Product) else g for path, g in slopes.items()}
 
 
 @dataclass(frozen=True)
@@ -36,18 +66,19 @@ class Optimiser(ABC):
     def init(self, params: Leaves) -> Any:
         """The state before the first step."""
 
-    def step(self, params: Leaves, grads: Leaves, state: Any) -> tuple[Leaves, Any]:
+    def step(self, params: Leaves, grads: Slopes, state: Any) -> tuple[Leaves, Any]:
         """One step -> (params, state); nothing is changed in place."""
         params, state = tree.clone(params), tree.clone(state)
         self.advance(params, grads, state)
         return params, state
 
     @abstractmethod
-    def advance(self, params: Leaves, grads: Leaves, state: Any) -> None:
+    def advance(self, params: Leaves, grads: Slopes, state: Any) -> None:
         """`step` in place, for those who own `params` and `state`: without a second copy of either."""
 
-    def _prepared(self, params: Leaves, grads: Leaves) -> Leaves:
+    def _prepared(self, params: Leaves, slopes: Slopes) -> Leaves:
         """Clipped, then decayed, in torch's order."""
+        grads = dense(slopes)
         if self.max_norm and grads:
             norm = torch.sqrt(torch.stack([(g**2).sum() for g in grads.values()]).sum())
             scale = (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -66,7 +97,14 @@ class Sgd(Optimiser):
     def init(self, params: Leaves) -> Leaves:
         return {p: torch.zeros_like(t) for p, t in params.items()} if self.momentum else {}
 
-    def advance(self, params: Leaves, grads: Leaves, state: Leaves) -> None:
+    def advance(self, params: Leaves, grads: Slopes, state: Leaves) -> None:
+        if not (self.momentum or self.weight_decay or self.max_norm):
+            for p, slope in grads.items():
+                if isinstance(slope, Product):
+                    slope.add_to(params[p], -self.lr)
+                else:
+                    params[p].add_(slope, alpha=-self.lr)
+            return
         for p, g in self._prepared(params, grads).items():
             params[p].add_(state[p].mul_(self.momentum).add_(g) if self.momentum else g, alpha=-self.lr)
 
@@ -84,7 +122,7 @@ class Adam(Optimiser):
         device = next(iter(params.values())).device if params else None
         return first, tree.clone(first), torch.zeros((), device=device)
 
-    def advance(self, params: Leaves, grads: Leaves, state: Any) -> None:
+    def advance(self, params: Leaves, grads: Slopes, state: Any) -> None:
         first, second, count = state
         count.add_(1)
         rate, root = self.lr / (1 - self.beta1**count), torch.sqrt(1 - self.beta2**count)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from edge_fl.config import InputSpec
 from edge_fl.learn import precision
+from edge_fl.learn.chain import links
 from edge_fl.learn.masked import respect_padding
 from edge_fl.learn.tree import BUFFER, Params
 from edge_fl.seeds import seed_for
@@ -38,7 +39,7 @@ def building(seed: int = 0) -> Iterator[None]:
 class Part:
     """One named part of a network; `norm` names every BatchNorm tensor in it, `norm_statistics` only the running ones.
 
-    `linear` says that it is one linear layer and nothing else.
+    `chain` lists its layers if it is a plain chain of them, and is None otherwise.
 
     `layers` holds the names of each layer's tensors, first layer first; a BatchNorm belongs to the layer before it.
     """
@@ -51,7 +52,7 @@ class Part:
         self._training = respect_padding(module.train())
         self._slots = {id(m): _slots(m) for m in (self._training, self._inference)}
         self.norm, self.norm_statistics = _norm_names(module)
-        self.linear = type(module) is nn.Linear and module.bias is not None
+        self.chain = links(module)
         self.layers = _layers(module)
 
     def init(self, salt: str = "") -> Params:

@@ -14,7 +14,7 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.tree import Params, Parts
+from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
 from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
 
@@ -50,12 +50,7 @@ class FedBABU(Method):
     )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net, head = self.net, self.net.head.init()
-
-        def loss(f: Params, batch: Batch) -> Tensor:
-            return cross_entropy(net.head.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
-
-        f = fit(loss, down["extractor"], data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        f = self.fit_extractor(down["extractor"], self.net.head.init(), data, stage="train")
         return {"extractor": f}, own
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

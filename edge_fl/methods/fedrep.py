@@ -9,9 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.part import personal, shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
@@ -36,15 +35,8 @@ class FedRep(Method):
     head_tier: ClassVar = HeadTier("native", "head, the method's first stage")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net = self.net
         head = self._fit_head(down["extractor"], own["head"], data, self.head_epochs)
-
-        def loss(f: Params, batch: Batch) -> Tensor:
-            return cross_entropy(net.head.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
-
-        extractor = fit(
-            loss, down["extractor"], data, stage="s2", epochs=self.epochs, optimiser=self.optimiser
-        )
+        extractor = self.fit_extractor(down["extractor"], head, data, stage="s2")
         return {"extractor": extractor}, {"head": head}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

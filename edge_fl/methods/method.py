@@ -34,11 +34,10 @@ from edge_fl.config import OptimiserConfig
 from edge_fl.errors import MethodError
 from edge_fl.heads.plan import Share, Way
 from edge_fl.learn import tree
-from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.head import HeadLoss
-from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.mean import PROTOTYPES, Update, no_prototypes, only_owned, weighted_mean
+from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.optimiser import Optimiser, Sgd
 from edge_fl.learn.part import Net, PartSpec, personal, shared
 from edge_fl.learn.tree import Params, Parts
@@ -208,31 +207,29 @@ class Method(ABC):
         """The state of an optimiser of w, from how a client keeps it."""
         return tree.shaped(kept, self.optimiser.init(tree.parameters(w)))
 
-    def loss(self, parts: Parts, batch: Batch) -> Tensor:
+    @property
+    def loss(self) -> CrossEntropy:
         """The plain training loss: cross-entropy of head on extractor."""
-        logits = self.net.head(parts["head"], self.net.extractor(parts["extractor"], batch.x))
-        return cross_entropy(logits, batch.y, batch.mask)
+        return CrossEntropy({"extractor": self.net.extractor, "head": self.net.head})
 
     def fit_head(self, head: Params, z: Batches, *, stage: str, epochs: int, name: str = "head") -> Params:
         """A head after cross-entropy on features of a frozen extractor."""
-        loss = HeadLoss(self.net.parts[name])
+        loss = CrossEntropy({name: self.net.parts[name]})
         return fit(loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
 
     def fit_extractor(
         self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head"
     ) -> Params:
         """The extractor after `epochs` of cross-entropy under a frozen head."""
-        net, part = self.net, self.net.parts[name]
-
-        def loss(f: Params, batch: Batch) -> Tensor:
-            return cross_entropy(part.frozen(head, net.extractor(f, batch.x)), batch.y, batch.mask)
-
+        loss = CrossEntropy(
+            {"extractor": self.net.extractor, name: self.net.parts[name]}, frozen={name: head}
+        )
         return fit(loss, extractor, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
 
     @property
-    def head_loss(self) -> HeadLoss:
+    def head_loss(self) -> CrossEntropy:
         """The plain training loss of the head on features."""
-        return HeadLoss(self.net.head)
+        return CrossEntropy({"head": self.net.head})
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
         """The plain prediction: a head of the net's size on `features`; a fixed head that is not among the parts is drawn."""

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edge_fl.config import InputSpec
+from edge_fl.learn.chain import Row
 
 
-class Features(nn.Module):
+class Features(Row):
     """Convolutions, flatten, and (with `width`) a linear layer without activation to `width` features."""
 
     def __init__(
@@ -21,12 +24,13 @@ class Features(nn.Module):
         self.convolutions = convolutions
         with torch.no_grad():
             flat = convolutions.eval()(torch.zeros(1, *input.shape)).numel()
+        self.flatten = nn.Flatten()
         self.linear = nn.Linear(flat, width) if width else nn.Identity()
         self.activation = nn.ReLU() if activation else nn.Identity()
         self.feature_dim = width or flat
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.linear(self.convolutions(x).flatten(1)))  # type: ignore[no-any-return]
+    def row(self) -> Sequence[nn.Module]:
+        return self.convolutions, self.flatten, self.linear, self.activation
 
 
 def _block(inputs: int, outputs: int, kernel: int, *, padding: int = 0, norm: bool) -> list[nn.Module]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from edge_fl.config import InputSpec
+from edge_fl.learn.chain import Row
 
 
 def normalised(x: Tensor, input: InputSpec) -> Tensor:
@@ -18,7 +21,7 @@ def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
     return like.new_tensor(values).expand(like.shape[1]).reshape(-1, 1, 1)
 
 
-class Normalised(nn.Module):
+class Normalised(Row):
     """(x - mean) / std per channel, then the extractor; the constants are not state, so they are never averaged or sent."""
 
     mean: Tensor
@@ -32,5 +35,9 @@ class Normalised(nn.Module):
             constant = torch.tensor(values, dtype=torch.float32).expand(input.channels).reshape(1, -1, 1, 1)
             self.register_buffer(name, constant.clone(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.extractor((x - self.mean).div_(self.std))  # type: ignore[no-any-return]
+    def row(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        return self.standardise, self.extractor
+
+    def standardise(self, x: Tensor) -> Tensor:
+        """Raw pixels as the dataset's statistics scale them."""
+        return (x - self.mean).div_(self.std)

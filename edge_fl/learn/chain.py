@@ -1,0 +1,168 @@
+"""Networks that are plain chains of layers, and their gradient without autograd.
+
+A step on a small batch is bound by memory and by calls more than by arithmetic: autograd writes every weight's gradient to memory for the
+optimiser to read it again, and its graph costs as much as a small layer. Here the layers are walked back one by one with the kernels
+that autograd itself would call, and the gradient of a linear layer stays in its two factors (`Product`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edge_fl.learn import precision
+from edge_fl.learn.optimiser import Path, Product, Slopes
+
+aten = torch.ops.aten
+
+
+class Row(nn.Module):
+    """A module that applies what `row` lists, one after the other, and does nothing else."""
+
+    def row(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """Modules, or functions of a tensor that have nothing to train."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.row():
+            x = layer(x)
+        return x
+
+
+class Link(NamedTuple):
+    """One layer of a chain; `tensors` are the names of its weight and bias in the part, as far as it has them."""
+
+    layer: Callable[[Tensor], Tensor]
+    tensors: tuple[str, ...]
+
+
+class Bound(NamedTuple):
+    """A link with its tensors at hand; `paths` says where these stand among what trains, () for a layer that does not."""
+
+    layer: Any
+    tensors: tuple[Tensor, ...]
+    paths: tuple[Path, ...]
+
+
+class Kind(NamedTuple):
+    """A kind of layer: which of them are understood, the way forth and the way back.
+
+    `forth(layer, x, *tensors)` -> (y, what the way back needs); `back(layer, slope, kept, wanted, *tensors)` -> (the slope of x, or
+    anything where it is not `wanted`; the slopes of the tensors).
+    """
+
+    understood: Callable[[Any], bool]
+    forth: Callable[..., tuple[Tensor, Any]]
+    back: Callable[..., tuple[Tensor, Sequence[Tensor | Product]]]
+
+
+def links(module: nn.Module) -> tuple[Link, ...] | None:
+    """The layers of a chain, first to last, or None for any other network.
+
+    Anything without tensors may stand before the first layer that has some, for no slope goes back that far.
+    """
+    names = {id(child): f"{path}." if path else "" for path, child in module.named_modules()}
+    found: list[Link] = []
+    for layer in _flat(module):
+        own = list(layer.state_dict()) if isinstance(layer, nn.Module) else []
+        kind = KINDS.get(type(layer))
+        if not (kind and kind.understood(layer)) and (own or any(link.tensors for link in found)):
+            return None
+        found.append(Link(layer, tuple(names[id(layer)] + name for name in own)))
+    trained = [link.tensors for link in found if link.tensors]
+    return tuple(found) if len(set(trained)) == len(trained) else None
+
+
+def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor]) -> Slopes:
+    """d loss / d every tensor that trains; `error` gives d loss / d output [B, C] for the output of the chain, both float32."""
+    first = next(place for place, link in enumerate(chain) if link.paths)
+    dtype = precision.current()
+    kept: list[Any] = []
+    rounded: list[tuple[Tensor, ...]] = []
+    for layer, tensors, _ in chain:
+        if dtype is not None and tensors:
+            x, tensors = x.to(dtype), tuple(t.to(dtype) for t in tensors)
+        x, held = KINDS[type(layer)].forth(layer, x, *tensors) if type(layer) in KINDS else (layer(x), None)
+        kept.append(held)
+        rounded.append(tensors)
+    found: dict[Path, Tensor | Product] = {}
+    slope = error(x.float()).to(x.dtype)
+    for place in range(len(chain) - 1, first - 1, -1):
+        layer, _, paths = chain[place]
+        back = KINDS[type(layer)].back
+        slope, own = back(layer, slope, kept[place], place > first, *rounded[place])
+        found |= zip(paths, own, strict=False)
+    return found
+
+
+def _flat(module: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]]:
+    if isinstance(module, Row) and type(module).forward is Row.forward:
+        inner: Sequence[Any] = module.row()
+    elif type(module) is nn.Sequential:
+        inner = list(module)
+    else:
+        return [] if type(module) is nn.Identity else [module]
+    return [layer for part in inner for layer in _flat(part)]
+
+
+def _linear_back(
+    layer: nn.Linear, slope: Tensor, x: Tensor, wanted: bool, weight: Tensor, *bias: Tensor
+) -> Any:
+    return slope @ weight if wanted else slope, (Product(slope, x), slope.sum(0))
+
+
+def _convolution(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups), x
+
+
+def _convolution_back(
+    layer: nn.Conv2d, slope: Tensor, x: Tensor, wanted: bool, weight: Tensor, *bias: Tensor
+) -> Any:
+    way = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
+    before, *own = aten.convolution_backward(slope, x, weight, [len(weight)], *way, [wanted, True, True])
+    return before, own
+
+
+def _pool(layer: nn.MaxPool2d, x: Tensor) -> Any:
+    y, places = aten.max_pool2d_with_indices(x, *_window(layer))
+    return y, (x, places)
+
+
+def _pool_back(layer: nn.MaxPool2d, slope: Tensor, kept: tuple[Tensor, Tensor], wanted: bool) -> Any:
+    x, places = kept
+    return aten.max_pool2d_with_indices_backward(slope, x, *_window(layer), places), ()
+
+
+def _window(layer: nn.MaxPool2d) -> tuple[Any, ...]:
+    sides = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    return (*([side, side] if isinstance(side, int) else side for side in sides), layer.ceil_mode)
+
+
+def _relu(layer: nn.ReLU, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.relu()
+    return y, y
+
+
+KINDS: Mapping[Any, Kind] = {
+    nn.Linear: Kind(lambda layer: True, lambda layer, x, *own: (F.linear(x, *own), x), _linear_back),
+    nn.Conv2d: Kind(
+        lambda layer: layer.padding_mode == "zeros" and not isinstance(layer.padding, str),
+        _convolution,
+        _convolution_back,
+    ),
+    nn.MaxPool2d: Kind(lambda layer: not layer.return_indices, _pool, _pool_back),
+    nn.ReLU: Kind(
+        lambda layer: True,
+        _relu,
+        lambda layer, slope, y, wanted: (aten.threshold_backward(slope, y, 0), ()),
+    ),
+    nn.Flatten: Kind(
+        lambda layer: (layer.start_dim, layer.end_dim) == (1, -1),
+        lambda layer, x: (x.flatten(1), x.shape),
+        lambda layer, slope, shape, wanted: (slope.reshape(shape), ()),
+    ),
+}

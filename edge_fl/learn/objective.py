@@ -1,0 +1,65 @@
+"""The loss that most stages train with, which says what it is, so that its gradient need not be found by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from edge_fl.learn import chain, tree
+from edge_fl.learn.batches import Batch
+from edge_fl.learn.chain import Bound
+from edge_fl.learn.losses import cross_entropy, one_hot
+from edge_fl.learn.optimiser import Slopes
+from edge_fl.learn.part import Part
+from edge_fl.learn.tree import Params, Parts
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross-entropy of parts that are applied one after the other: (params, batch) -> scalar.
+
+    `frozen` holds the params of those that do not train. Of a single part that trains, `params` are its own; else they are Parts.
+    """
+
+    parts: Mapping[str, Part]
+    frozen: Parts = field(default_factory=dict)
+
+    def __call__(self, params: Params | Parts, batch: Batch) -> Tensor:
+        x, held = batch.x, self._held(params)
+        for name, part in self.parts.items():
+            x = part.frozen(held[name], x) if name in self.frozen else part(held[name], x)
+        return cross_entropy(x, batch.y, batch.mask)
+
+    def gradient(self, params: Params | Parts, batch: Batch) -> Slopes | None:
+        """d loss / d params in closed form, where all parts are chains and every other leaf of `params` is theirs; else None."""
+        if any(part.chain is None for part in self.parts.values()):
+            return None
+        bound = self._bound(params)
+        if sum(len(link.paths) for link in bound) != len(tree.parameters(params)):
+            return None
+
+        def error(logits: Tensor) -> Tensor:
+            """(softmax - one-hot) / B."""
+            mask = batch.mask
+            share = 1.0 / len(batch.y) if mask is None else (mask / mask.sum().clamp(min=1))[:, None]
+            return (torch.softmax(logits, dim=-1) - one_hot(batch.y, logits.shape[-1])) * share
+
+        with torch.no_grad():
+            return chain.gradient(bound, batch.x, error)
+
+    def _held(self, params: Params | Parts) -> Mapping[str, Params]:
+        trained = [name for name in self.parts if name not in self.frozen]
+        return {**self.frozen, **(params if len(trained) > 1 else {trained[0]: params})}  # type: ignore[dict-item]
+
+    def _bound(self, params: Params | Parts) -> list[Bound]:
+        held, alone = self._held(params), len(self.parts) == len(self.frozen) + 1
+        found = []
+        for name, part in self.parts.items():
+            prefix = () if alone else (name,)
+            for layer, names in part.chain or ():
+                paths = () if name in self.frozen else tuple((*prefix, tensor) for tensor in names)
+                found.append(Bound(layer, tuple(held[name][tensor] for tensor in names), paths))
+        return found
