@@ -22,11 +22,11 @@ FIGURES: dict[str, Callable[[int], Figure]] = {
     "linear-heads": training.linear_heads,
     "small-networks": training.small_networks,
     "cohorts": cohort.cohorts,
+    "round-trip": messages.round_trip,
     **{f"head-{kind}": partial(releasing.head, kind) for kind in heads.HEADS if kind != "constant"},
     **{f"release-{model}": partial(releasing.released, model) for model in releasing.MODELS},
 }
 FULL: dict[str, Callable[[int], Figure]] = {
-    "round-trip": messages.round_trip,
     "release-mobilenet": partial(releasing.released, "mobilenet"),
 }
 TURNS, FULL_TURNS = 2, 9

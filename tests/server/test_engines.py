@@ -55,7 +55,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def site(name: str, model: ModelConfig = CONVOLUTIONS, precision: str = "fp32") -> Site:
+def site(
+    name: str, model: ModelConfig = CONVOLUTIONS, precision: str = "fp32", momentum: float = 0.5
+) -> Site:
     """The toy federation as the engines get it, under a method."""
     clients = toy.clients()
     parts = [part for c in clients.values() for part in (c.data.train, c.data.validation, c.data.test)]
@@ -63,7 +65,7 @@ def site(name: str, model: ModelConfig = CONVOLUTIONS, precision: str = "fp32") 
     split = Split(
         sum(map(len, parts)), tuple(clients), tuple(rows[::3]), tuple(rows[1::3]), tuple(rows[2::3])
     )
-    config = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=0.5))
+    config = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=momentum))
     spec = TaskSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
     return Site(Settings(spec, tuple(clients), precision), x, y, split)
@@ -139,6 +141,17 @@ def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> No
         assert TOLERANCE < tolerance < 0.01
     assert difference(trained(at, fleet), expected) < tolerance
     assert bool(fleet.fallback) == (name in CANNOT_BE_VECTORISED)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["fedavg", "fedrep"])
+def test_engines_agree_on_a_network_that_knows_its_gradient(name: str, precision: str) -> None:
+    at = site(name, ModelConfig("cnn-tiny", {"width": 4, "norm": False}), precision, momentum=0.0)
+    method = build_method(at.settings.spec)
+    assert method.net.extractor.chain and method.net.head.chain
+    expected = trained(at, sequential(at))
+    assert difference(trained(at, pooled(at)), expected) == 0
+    assert difference(trained(at, vectorised(at)), expected) < (TOLERANCE if precision == "fp32" else 1e-2)
 
 
 def test_a_method_that_cannot_be_vectorised_says_so(caplog: pytest.LogCaptureFixture) -> None:

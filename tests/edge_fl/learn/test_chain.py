@@ -37,6 +37,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "cnn2": lambda: Normalised(cnn2(INPUT, feature_dim=12), INPUT),
     "no activation": lambda: Normalised(cnn2(INPUT, feature_dim=12, activation=False), INPUT),
     "hidden": lambda: nn.Sequential(nn.Flatten(), nn.Linear(512, 9), nn.ReLU(), nn.Linear(9, 5, bias=False)),
+    "wide": lambda: nn.Sequential(nn.Flatten(), nn.Linear(512, 600), nn.ReLU(), nn.Linear(600, 500)),
     "convolutions": convolutions,
 }
 
