@@ -89,6 +89,7 @@ def run(
     from devices.entry import entry, own_entry
     from devices.runner import Runner
     from devices.single import run_device
+    from edge_fl.progress import Progress
 
     given = {"id": id, "data": data, "tier": tier, "head": head, "folder": folder, "root": root, "seed": seed}
     at = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
@@ -102,7 +103,8 @@ def run(
         connect, tick = entry(broker.endpoint), lambda: None
     runner = Runner(notifier=Notifier())
     _stop_on_signal(runner)
-    run_device(chosen, connect, runner, _full_worker, say, tick)
+    with Progress() as progress:
+        run_device(chosen, connect, runner, _full_worker, progress.say, tick, progress)
 
 
 def predict(
@@ -299,7 +301,7 @@ def _screen() -> Screen:
 
 
 class _Line:
-    """Progress as one living line on a terminal, as a new line for what is new elsewhere."""
+    """How it goes as one living line on a terminal, as a new line for what is new elsewhere."""
 
     EVERY_S = 5.0
 

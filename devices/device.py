@@ -27,6 +27,7 @@ from devices.machine.state import AgentState, Limits, Phase
 from devices.rim import Admitted, Connect, Happening, Rim
 from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
+from edge_fl.progress import Count
 from edge_fl.wire.blob import Assembly, digest, split
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Report, decode, encode
 from edge_fl.wire.topics import Address, Topics
@@ -86,6 +87,14 @@ class Device:
         """Whether it is connected, has nothing to do and nothing to deliver."""
         at = self.state
         return at.phase is Phase.UP and at.work is None and at.pending is None and not at.outbox
+
+    @property
+    def fetching(self) -> Count | None:
+        """How much is here of what is on its way; None while nothing is."""
+        if (download := self._download) is None or (work := self.state.work) is None:
+            return None
+        stage = f"release {work.want.release}" if work.want.mode == "serve" else f"round {work.want.round}"
+        return Count(stage, download.here_bytes, download.blob.bytes, bytes=True)
 
     @property
     def wake_s(self) -> float:

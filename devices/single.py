@@ -25,7 +25,7 @@ from devices.store import Store
 from devices.tiers import EitherWorker
 from devices.watch import Watch, inspector
 from devices.work import MakeWorker, Worker
-from edge_fl import capability
+from edge_fl import capability, progress
 from edge_fl.capability import Tier
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.wire.messages import Capability
@@ -42,9 +42,10 @@ def run_device(
     full_worker: Callable[[], MakeWorker],
     say: Say,
     tick: Callable[[], None] = lambda: None,
+    watch: progress.Watch = progress.unwatched,
 ) -> None:
     """Runs the device until `runner` is stopped. `full_worker` is asked for only when the tier is full, because torch comes with it.
-    `tick` is called every so often: what renews the certificate.
+    `tick` is called every so often: what renews the certificate. `watch` is told of what is being fetched.
 
     Raises InputError when the settings, the data or the folder cannot be used, ConnectError when the broker refuses this device.
     """
@@ -60,7 +61,7 @@ def run_device(
         )
         runner.add(alive, connect)
         threading.Thread(target=_wait, args=(alive, runner, say), daemon=True).start()
-        teller = _Teller(alive, say)
+        teller = _Teller(alive, say, watch)
 
         def done() -> bool:
             tick()
@@ -163,13 +164,19 @@ def _wait(device: Device, runner: Runner, say: Say) -> None:
 
 
 class _Teller:
-    """Says each new status, and when to end: when the broker refuses the device for good."""
+    """Says each new status, how far a transfer is, and when to end: when the broker refuses the device for good."""
 
-    def __init__(self, device: Device, say: Say) -> None:
-        self._device, self._say = device, say
+    def __init__(self, device: Device, say: Say, watch: progress.Watch) -> None:
+        self._device, self._say, self._watch = device, say, watch
         self._said = ""
+        self._fetching: progress.Count | None = None
 
     def __call__(self) -> bool:
+        was, self._fetching = self._fetching, self._device.fetching
+        if was and (self._fetching is None or self._fetching.stage != was.stage):
+            self._watch(was._replace(done=was.of))
+        if self._fetching:
+            self._watch(self._fetching)
         at = self._device.state
         if at.said:
             status, activity, release, why = at.said

@@ -27,6 +27,7 @@ from edge_fl.learn.part import Part
 from edge_fl.learn.tree import Params, Parts, parameters
 from edge_fl.methods import norm, steps
 from edge_fl.methods.method import BatchNorm, Method
+from edge_fl.progress import Count, Watch, unwatched
 from edge_fl.seeds import generator
 
 Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classes]
@@ -105,8 +106,11 @@ def learn_task(
     lesson: Lesson,
     seed: int = 0,
     device: str = "cpu",
+    watch: Watch = unwatched,
 ) -> dict[int, Reports]:
     """Iterations so far -> test accuracy of every client's new head on the frozen extractor; the task may have other classes.
+
+    `watch` is told how many heads are fitted.
 
     Raises MethodError for a method that shares no extractor or an unknown head, DataError for images of another shape.
     """
@@ -119,7 +123,8 @@ def learn_task(
         return descend(loss, *carry, batch, lesson.optimiser)
 
     found: dict[int, Reports] = {}
-    for id, data in clients.items():
+    for fitted, (id, data) in enumerate(clients.items()):
+        watch(Count("heads", fitted, len(clients)))
         train = _features(method, shared, data.train, device)
         test = _features(method, shared, data.test, device)
         if not method.unit_norm:
@@ -137,6 +142,7 @@ def learn_task(
                 metrics.PERSONAL_AFTER: metrics.accuracy(predicted, data.test.y),
                 metrics.TEST_SAMPLES: float(len(data.test)),
             }
+    watch(Count("heads", len(clients), len(clients)))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +59,7 @@ def simulate(
 ) -> None:
     """Trains a federation in this process, without a broker, and prints every accuracy by its honest name."""
     from edge_fl import config
+    from edge_fl.progress import Progress
     from server import checkpoint, recipes
     from server import simulate as simulation
     from server.recipes.changes import scaled, with_method
@@ -78,15 +79,17 @@ def simulate(
     trackers = tracking.find(track or [])
     study = simulation.prepare(chosen)
     say(study.histogram())
-    with Results.create(runs, chosen, data_hash=study.dataset.samples.fingerprint()) as results:
+    data_hash = study.dataset.samples.fingerprint()
+    with Results.create(runs, chosen, data_hash=data_hash) as results, Progress() as progress:
         results.track(trackers)
         outcome = simulation.run(
             study,
-            lambda result: _note(results, result, chosen.rounds),
+            lambda result: _note(results, result, chosen.rounds, progress.say),
             lambda method, shared, fleet: checkpoint.save(
                 results.checkpoints, chosen.rounds, simulation.plan(chosen), shared, fleet.personal_state()
             ),
-            say,
+            progress.say,
+            progress,
         )
         results.append_round({"round": chosen.rounds, "closing": True, "metrics": outcome.closing})
         results.write_summary("simulated", outcome.last())
@@ -161,6 +164,7 @@ def newtask(
 ) -> None:
     """New heads for a new task on a run's frozen extractor (RepPer, Figure 6): mean accuracy over clients by iteration."""
     from edge_fl import config, metrics
+    from edge_fl.progress import Progress
     from server import newclients, trained
     from server import simulate as simulation
     from server.results import Results
@@ -172,7 +176,10 @@ def newtask(
     ]))  # fmt: skip
     lesson = newclients.Lesson(iterations, every=max(iterations // 10, 1), head=head)
     classes = len(task.dataset.classes)
-    found = newclients.learn_task(old.method, old.shared, task.data(), classes, lesson, old.recipe.seed)
+    with Progress() as progress:
+        found = newclients.learn_task(
+            old.method, old.shared, task.data(), classes, lesson, old.recipe.seed, watch=progress
+        )
     rows = []
     for done, reports in found.items():
         summary = metrics.summarise_reports(list(reports.values()))[metrics.PERSONAL_AFTER]
@@ -215,7 +222,7 @@ def _settings(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value!r}".replace("'", '"') for key, value in values.items() if value not in ("", None)]
 
 
-def _note(results: Any, result: RoundResult, rounds: int) -> None:
+def _note(results: Any, result: RoundResult, rounds: int, say: Callable[[str], None]) -> None:
     from edge_fl.metrics import summarise_reports
 
     summary = summarise_reports(list(result.metrics.values()))

@@ -20,6 +20,7 @@ from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
 from edge_fl.metrics import afterwards
+from edge_fl.progress import Count, Watch, unwatched
 from server import cohort as cohorts
 from server.fleets.fleet import ClientId, Fleet
 
@@ -94,21 +95,24 @@ def run(
     first: int = 1,
     beside: Beside = lambda: (),
     ready: Callable[[], None] = lambda: None,
+    watch: Watch = unwatched,
 ) -> Iterator[RoundResult]:
     """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer, however often they are asked.
 
     What `beside` gives once the cohort has answered joins the round's aggregate. `ready` is called before clients are asked, and may
-    wait until there are enough.
+    wait until there are enough. `watch` is told how many rounds are over, and within each how many clients answered.
     """
     shared = steps.start(method) if shared is None else shared
+    watch(Count("rounds", first - 1, plan.rounds))
     for number in range(first, plan.rounds + 1):
         started = time.monotonic()
         now = method.at(number)
-        attempt = _attempt(now, fleet, plan, shared, number, beside, ready)
+        attempt = _attempt(now, fleet, plan, shared, number, beside, ready, watch)
         shared, cohort, answered = attempt.shared, attempt.cohort, attempt.answered
         due = plan.evaluate_every and number % plan.evaluate_every == 0
-        metrics = evaluate(now, fleet, shared, number) if due else {}
+        metrics = evaluate(now, fleet, shared, number, watch) if due else {}
         seconds = time.monotonic() - started
+        watch(Count("rounds", number, plan.rounds))
         yield RoundResult(
             number,
             shared,
@@ -144,6 +148,7 @@ def _attempt(
     round: int,
     beside: Beside,
     ready: Callable[[], None],
+    watch: Watch,
 ) -> _Attempt:
     """A round until enough have answered. Raises RunError when they do not, the last time too."""
     others: list[Update] = []
@@ -155,7 +160,7 @@ def _attempt(
 
     for number in range(1, plan.cohort.attempts + 1):
         ready()
-        made = _ask(method, fleet, plan, shared, round, number, and_others)
+        made = _ask(method, fleet, plan, shared, round, number, and_others, watch)
         if len(made.answered) >= (needed := cohorts.quorum(made.goal, plan.cohort)):
             return made
         found = f"round {round}: {len(made.answered)} of {len(made.cohort)} clients answered, expected at least {needed}"
@@ -165,7 +170,14 @@ def _attempt(
 
 
 def _ask(
-    method: Method, fleet: Fleet, plan: Plan, shared: Parts, round: int, number: int, beside: Beside
+    method: Method,
+    fleet: Fleet,
+    plan: Plan,
+    shared: Parts,
+    round: int,
+    number: int,
+    beside: Beside,
+    watch: Watch,
 ) -> _Attempt:
     clients = fleet.clients()
     everyone = method.trains_everyone
@@ -173,7 +185,7 @@ def _ask(
     goal = len(clients) if everyone else cohorts.goal(len(clients), plan.cohort, plan.seed, round)
     downs = Broadcasts(method, shared, cohort)
     answered: dict[ClientId, int] = {}
-    first_come = _first(fleet.train(round, method, downs), goal)
+    first_come = _counted(_first(fleet.train(round, method, downs), goal), "clients", goal, watch)
     updates = _noting(in_order(first_come, cohort), answered)
     others: list[ClientId] = []
     updates = _joined(robust(updates, shared, plan.robust), beside, others)
@@ -183,26 +195,31 @@ def _ask(
     return _Attempt(number, shared, tuple(cohort), goal, answered, sum(downs.bytes.values()), tuple(others))
 
 
-def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int) -> dict[ClientId, Mapping[str, float]]:
+def evaluate(
+    method: Method, fleet: Fleet, shared: Parts, round: int, watch: Watch = unwatched
+) -> dict[ClientId, Mapping[str, float]]:
     """Metrics of every client with the just-aggregated parts (`post_agg`, METHODS.md G13)."""
     clients = fleet.clients()
-    return {
-        u.client: u.metrics
-        for u in in_order(fleet.evaluate(round, method, Broadcasts(method, shared, clients)), clients)
-    }
+    updates = fleet.evaluate(round, method, Broadcasts(method, shared, clients))
+    counted = _counted(updates, "evaluations", len(clients), watch)
+    return {update.client: update.metrics for update in in_order(counted, clients)}
 
 
 def close(
-    method: Method, fleet: Fleet, shared: Parts, round: int, beside: Beside = lambda: ()
+    method: Method,
+    fleet: Fleet,
+    shared: Parts,
+    round: int,
+    beside: Beside = lambda: (),
+    watch: Watch = unwatched,
 ) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
     """The closing steps: personalise on every client, then finalise -> (shared parts, metrics before and after both by client)."""
     clients = fleet.clients()
     metrics: dict[ClientId, Mapping[str, float]] = {}
 
     def noted() -> Iterator[Update]:
-        for update in in_order(
-            fleet.personalise(round, method, Broadcasts(method, shared, clients)), clients
-        ):
+        asked = fleet.personalise(round, method, Broadcasts(method, shared, clients))
+        for update in in_order(_counted(asked, "closing steps", len(clients), watch), clients):
             metrics[update.client] = update.metrics
             yield update
 
@@ -211,7 +228,7 @@ def close(
     for _ in updates:
         pass
     if closed is not shared:  # clients predict with something else now
-        for client, found in evaluate(method, fleet, closed, round).items():
+        for client, found in evaluate(method, fleet, closed, round, watch).items():
             metrics[client] = {**metrics.get(client, {}), **afterwards(found)}
     return closed, metrics
 
@@ -242,6 +259,16 @@ def _first(updates: Iterator[Update], goal: int) -> Iterator[Update]:
             break
     if isinstance(updates, Generator):
         updates.close()
+
+
+def _counted(updates: Iterable[Update], stage: str, of: int, watch: Watch) -> Iterator[Update]:
+    """The updates, telling how many of those expected have come; whoever has not by the end is no longer expected."""
+    done = 0
+    watch(Count(stage, done, of))
+    for done, update in enumerate(updates, 1):
+        watch(Count(stage, done, of))
+        yield update
+    watch(Count(stage, done, done))
 
 
 def _joined(updates: Iterator[Update], beside: Beside, noted: list[ClientId]) -> Iterator[Update]:

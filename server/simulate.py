@@ -19,6 +19,7 @@ from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
 from edge_fl.methods.method import Method
 from edge_fl.metrics import Summary
+from edge_fl.progress import Watch, unwatched
 from server import newclients, rounds
 from server.fleets import engines
 from server.fleets.fleet import Fleet
@@ -118,24 +119,25 @@ def run(
     progress: Callable[[RoundResult], None] = lambda result: None,
     ending: Callable[[Method, Parts, Fleet], None] = lambda method, shared, fleet: None,
     say: Callable[[str], None] = lambda line: None,
+    watch: Watch = unwatched,
 ) -> Outcome:
     """The whole run of the study's recipe. `progress` sees every round; `ending` sees the clients once more before they are gone.
 
-    `say` hears which engine was chosen.
+    `say` hears which engine was chosen, `watch` how far the rounds are and the clients within them.
     """
     device = torch_device(study.recipe.device)
     method = build_method(study.spec)
     method.net.to(device)
     clients = fleet(study, method, device, say)
     shared, evaluated, trained = to_device(steps.start(method), device), {}, set[str]()
-    for result in rounds.run(method, clients, plan(study.recipe), shared):
+    for result in rounds.run(method, clients, plan(study.recipe), shared, watch=watch):
         shared = result.shared
         trained.update(result.answered)
         if result.metrics:
             evaluated[result.round] = result.metrics
         progress(result)
     last = method.at(max(study.recipe.rounds, 1))
-    shared, closing = rounds.close(last, clients, shared, study.recipe.rounds)
+    shared, closing = rounds.close(last, clients, shared, study.recipe.rounds, watch=watch)
     ending(last, shared, clients)
     return Outcome(method, shared, evaluated, closing, _meet_unseen(study, last, shared, clients, trained))
 

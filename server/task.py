@@ -28,6 +28,7 @@ from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
 from edge_fl.metrics import Summary, summarise_reports
+from edge_fl.progress import Progress
 from edge_fl.release.repository import Repository
 from server import checkpoint, rounds, simulate
 from server.checkpoint import Checkpoint
@@ -36,7 +37,6 @@ from server.fleets.mqtt import Limits, MqttFleet
 from server.fleets.union import UnionFleet
 from server.ledger import Ledger
 from server.order import Order, Work, data_hash, prepare
-from server.progress import Progress
 from server.registry import Database, releases, reports, runs
 from server.registry.records import ReleaseRecord, RoundRecord
 from server.release import quantise
@@ -101,7 +101,7 @@ def run(order: Order) -> Path:
             else Results.create(order.runs, recipe, data_hash=data_hash(work))
         )
         logs.about(run=results.id)
-        with registered(db, recipe, results), results, Progress(recipe.rounds) as progress:
+        with registered(db, recipe, results), results, Progress() as progress:
             results.track(order.track, after=after)
             progress.say(
                 f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
@@ -138,6 +138,7 @@ def _run(
             db=server.journal.db,
             smaller=_smaller(work, progress),
             website=Path(recipe.release.website) if recipe.release.website else None,
+            watch=progress,
         )
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
@@ -199,9 +200,9 @@ def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
         _release(run, last, shared, recipe.rounds, collect=True)
         _wait_for_heads(run, say=True)
     _wait_for_those_away(run)
-    run.progress.busy("closing steps on every client")
+    run.progress.say(f"closing steps on {len(run.fleet.clients())} clients")
     beside = (lambda: _beside(run)) if method.head_tier.closes else (lambda: [])
-    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds, beside)
+    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds, beside, run.progress)
     run.ledger.measure(closing)
     if run.rollout:
         _release(run, last, shared, recipe.rounds)
@@ -212,7 +213,7 @@ def _rounds(run: Run, shared: Parts, first: int) -> Iterator[RoundResult]:
     """The round loop, before each of whose rounds there are devices enough."""
     ready = partial(_wait_for_devices, run)
     plan, beside = _plan(run.work), partial(_beside, run)
-    for result in rounds.run(run.work.method, run.fleet, plan, shared, first, beside, ready):
+    for result in rounds.run(run.work.method, run.fleet, plan, shared, first, beside, ready, run.progress):
         yield result
         _heed(run)
 
@@ -228,7 +229,7 @@ def _wait_for_devices(run: Run) -> None:
     recipe, roster = run.work.recipe, run.server.roster
     needed = 0 if recipe.source == "simulated" else recipe.cohort.min_devices
     if len(roster.full_devices()) < needed:
-        run.progress.busy(f"waiting for {needed} full devices, {len(roster.full_devices())} there")
+        run.progress.say(f"waiting for {needed} full devices, {len(roster.full_devices())} there")
         roster.wait_for(full=needed, deadline_s=recipe.cohort.wait_s)
 
 
@@ -263,7 +264,9 @@ def _remember(run: Run, result: RoundResult) -> None:
             means,
         ),
     )
-    run.progress.round(result)
+    run.progress.say(
+        f"round {result.round}/{run.work.recipe.rounds}: {len(result.answered)} of {len(result.asked)} answered, {result.seconds:.1f} s"
+    )
 
 
 def _beside(run: Run) -> list[Update]:
@@ -307,7 +310,7 @@ def _wait_for_heads(run: Run, *, say: bool) -> None:
     if rollout is None or rollout.current is None:
         return
     if say and rollout.missing():
-        run.progress.busy(f"waiting for heads on release {rollout.current.release}")
+        run.progress.say(f"waiting for heads on release {rollout.current.release}")
     if say:
         _see_it_through(run, rollout)
     missing = rollout.wait(limits.heads, limits.wait_s)

@@ -63,6 +63,12 @@ class Download:
         self._bad = False
         self._bytes = 0
 
+    @property
+    def here_bytes(self) -> int:
+        """How much of the blob is verified."""
+        whole = len(self.blob.chunks) - len(self._missing)
+        return min(whole * self.blob.chunk_bytes, self.blob.bytes)
+
     def begin(self, now_s: float) -> Iterator[Effect]:
         """Asks for the first group that misses something; also after a reconnect, for the group under way."""
         self.begun = True

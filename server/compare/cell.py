@@ -26,6 +26,7 @@ from edge_fl.errors import EdgeFLError, InputError, RunError
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import Method
 from edge_fl.metrics import Summary, summarise_reports
+from edge_fl.progress import Watch, unwatched
 from server import simulate
 from server.compare.grid import Cell
 from server.fleets.fleet import Fleet
@@ -67,12 +68,12 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     clients: dict[str, dict[str, float]] = {}
 
 
-def run(cell: Cell, folder: Path, commit: str = "") -> Measured:
+def run(cell: Cell, folder: Path, commit: str = "", watch: Watch = unwatched) -> Measured:
     """Runs a cell in one thread and writes its file. An error of the run is a result too; only the keyboard and the disk get through."""
     started = time.monotonic()
     try:
         with _one_thread():
-            measured = _measure(cell, folder, commit)
+            measured = _measure(cell, folder, commit, watch)
     except EdgeFLError as error:
         measured = Measured(cell.key, cell.label, cell.recipe, commit, failure=str(error))
     except Exception as error:
@@ -120,7 +121,7 @@ def read_probe(key: str, folder: Path) -> Probe | None:
     return Probe(found["z"], found["y"], found["client"], clients, found.get("projected"))
 
 
-def _measure(cell: Cell, folder: Path, commit: str) -> Measured:
+def _measure(cell: Cell, folder: Path, commit: str, watch: Watch) -> Measured:
     recipe, device = cell.recipe, simulate.torch_device(cell.recipe.device)
     if (
         recipe.engine == "auto" and device == "cpu"
@@ -139,7 +140,8 @@ def _measure(cell: Cell, folder: Path, commit: str) -> Measured:
     def look(method: Method, shared: Parts, fleet: Fleet) -> None:
         _write_probe(probe(method, shared, fleet.personal_state(), study.data(), device), cell.key, folder)
 
-    return _summed_up(cell, simulate.run(study, note, look), curve, took_part, commit, _fingerprint(dataset))
+    outcome = simulate.run(study, note, look, watch=watch)
+    return _summed_up(cell, outcome, curve, took_part, commit, _fingerprint(dataset))
 
 
 def _summed_up(

@@ -42,7 +42,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
             found[measured.key] = measured
             progress.done(measured)
 
-        pool.run(todo, folder, jobs, _commit(), done)
+        pool.run(todo, folder, jobs, _commit(), done, progress.watch)
     return found
 
 

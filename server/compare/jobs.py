@@ -9,6 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 
+from edge_fl.progress import Watch, unwatched
 from server.compare import cell as cells
 from server.compare.cell import Measured
 from server.compare.grid import Cell
@@ -18,11 +19,16 @@ Done = Callable[[Measured], None]
 DIED = "its process died (out of memory?); it is run again next time"
 
 
-def run(todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done) -> None:
-    """Runs every cell, `jobs` at a time, and tells `done` of each as it ends. One at a time needs no child process."""
+def run(
+    todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch = unwatched
+) -> None:
+    """Runs every cell, `jobs` at a time, and tells `done` of each as it ends. One at a time needs no child process.
+
+    Then `watch` is told of the rounds and clients inside a cell, too.
+    """
     if jobs == 1:
         for cell in todo:
-            done(cells.run(cell, folder, commit))
+            done(cells.run(cell, folder, commit, watch))
         return
     waiting = list(todo)
     while waiting:

@@ -7,12 +7,13 @@ the server's disk, beside the repository, so that everything can be put back aft
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError, EdgeFLError, InputError
+from edge_fl.progress import Count, Watch, unwatched
 from edge_fl.release.disk import reporting
 from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.release.repository import Repository, superseded
@@ -45,8 +46,12 @@ def send_chunks(
     *,
     only: Iterable[int] | None = None,
     limits: Limits = LIMITS,
+    taken: Callable[[int], None] = lambda bytes: None,
 ) -> None:
-    """Retains the chunks of one blob (or `only` these). Raises DeadlineError when the broker does not keep up."""
+    """Retains the chunks of one blob (or `only` these); `taken` hears of bytes that the broker has taken, the last ones apart.
+
+    Raises DeadlineError when the broker does not keep up.
+    """
     chunks = split(payload, blob.chunk_bytes)
     outstanding_bytes = 0
     for index in range(len(chunks)) if only is None else only:
@@ -55,6 +60,7 @@ def send_chunks(
         outstanding_bytes += len(chunks[index])
         if outstanding_bytes >= limits.outstanding_bytes:
             transport.drain(limits.drain_s)
+            taken(outstanding_bytes)
             outstanding_bytes = 0
 
 
@@ -75,9 +81,10 @@ class Publisher:
         limits: Limits = LIMITS,
         *,
         website: Path | None = None,
+        watch: Watch = unwatched,
     ) -> None:
         self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
-        self._website = website
+        self._website, self._watch = website, watch
 
     def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Signs and publishes a release; older ones beyond the last three are cleared.
@@ -128,9 +135,17 @@ class Publisher:
 
     def _send(self, manifest: Manifest) -> None:
         """The chunks, all taken by the broker when this returns."""
+        stage, total, sent = f"release {manifest.release}", sum(blob.bytes for blob in blobs(manifest)), 0
+
+        def taken(bytes: int) -> None:
+            nonlocal sent
+            sent += bytes
+            self._watch(Count(stage, sent, total, bytes=True))
+
+        taken(0)
         for blob in blobs(manifest):
             if payload := self._kept(blob):
-                send_chunks(self._transport, self._topics, blob, payload, limits=self._limits)
+                send_chunks(self._transport, self._topics, blob, payload, limits=self._limits, taken=taken)
             else:
                 log.warning(
                     "release %d: %s is gone; its chunks cannot be sent again",
@@ -138,6 +153,7 @@ class Publisher:
                     self._path(blob),
                 )
         self._transport.drain(self._limits.drain_s)
+        taken(total - sent)
 
     def _send_metadata(self) -> None:
         """The timestamp goes out when the broker, and the web server, have all the rest."""

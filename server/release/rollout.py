@@ -18,6 +18,7 @@ from edge_fl.config import RolloutConfig, TaskSpec
 from edge_fl.errors import EdgeFLError
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import Method
+from edge_fl.progress import Count, Watch, unwatched
 from edge_fl.release.manifest import Manifest
 from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import Report, Request
@@ -63,11 +64,12 @@ class Rollout:
         resume: bool = False,
         smaller: Smaller | None = None,
         website: Path | None = None,
+        watch: Watch = unwatched,
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
-        self._heard, self._plan, self._smaller = heard, plan, smaller
-        self._publisher = Publisher(link.transport, link.topics, repository, website=website)
+        self._heard, self._plan, self._smaller, self._told = heard, plan, smaller, watch
+        self._publisher = Publisher(link.transport, link.topics, repository, website=website, watch=watch)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
         self._course = Course(db or Database.open(), link.topics.fleet, resume=resume)
         self._reported: set[tuple[str, str]] = set()  # devices, and ids of wants
@@ -139,6 +141,7 @@ class Rollout:
         until = time.monotonic() + deadline_s
         with self._change:
             while self._course.moving or (self._heads < heads if heads else self.missing()):
+                self._told(Count("heads", self._heads, heads or self._heads + len(self.missing())))
                 self._link.check()
                 if (left := until - time.monotonic()) <= 0:
                     break
@@ -146,6 +149,7 @@ class Rollout:
                 self._change.wait_for(
                     lambda: False, LOOK_S
                 )  # thousands of heads report at once: count them once
+            self._told(Count("heads", self._heads, self._heads))
         return self.missing()
 
     def rest(self, deadline_s: float) -> bool:

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from html import escape as _escape
 from math import isfinite
 
+from edge_fl import units
+
 NOTHING = "–"
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def escape(text: object) -> str:
@@ -31,21 +32,12 @@ def share(value: float | None, digits: int = 1) -> str:
 
 def size(bytes: int | float | None) -> str:
     """1536 -> "1.5 KiB"."""
-    if bytes is None:
-        return NOTHING
-    value, unit = float(bytes), 0
-    while value >= 1024 and unit + 1 < len(UNITS):
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f} {UNITS[unit]}" if unit == 0 or value >= 100 else f"{value:.1f} {UNITS[unit]}"
+    return NOTHING if bytes is None else units.size(bytes)
 
 
 def seconds(value: float | None) -> str:
     """Of any length: "0.4 s", "3 min", "2.5 h"."""
-    if value is None or not isfinite(value):
-        return NOTHING
-    if value < 100:
-        return f"{value:.1f} s"
-    return f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
+    return NOTHING if value is None or not isfinite(value) else units.seconds(value)
 
 
 def ago(moment: str, now: datetime) -> str:
