@@ -25,9 +25,11 @@ from devices.store import Store
 from devices.tiers import EitherWorker
 from devices.watch import Watch, inspector
 from devices.work import MakeWorker, Worker
-from edge_fl import capability, progress
+from edge_fl import capability
 from edge_fl.capability import Tier
 from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.progress import Count, unwatched
+from edge_fl.progress import Watch as Tell
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 
@@ -42,10 +44,10 @@ def run_device(
     full_worker: Callable[[], MakeWorker],
     say: Say,
     tick: Callable[[], None] = lambda: None,
-    watch: progress.Watch = progress.unwatched,
+    tell: Tell = unwatched,
 ) -> None:
     """Runs the device until `runner` is stopped. `full_worker` is asked for only when the tier is full, because torch comes with it.
-    `tick` is called every so often: what renews the certificate. `watch` is told of what is being fetched.
+    `tick` is called every so often: what renews the certificate. `tell` hears how much of a transfer is here.
 
     Raises InputError when the settings, the data or the folder cannot be used, ConnectError when the broker refuses this device.
     """
@@ -61,7 +63,7 @@ def run_device(
         )
         runner.add(alive, connect)
         threading.Thread(target=_wait, args=(alive, runner, say), daemon=True).start()
-        teller = _Teller(alive, say, watch)
+        teller = _Teller(alive, say, tell)
 
         def done() -> bool:
             tick()
@@ -166,17 +168,17 @@ def _wait(device: Device, runner: Runner, say: Say) -> None:
 class _Teller:
     """Says each new status, how far a transfer is, and when to end: when the broker refuses the device for good."""
 
-    def __init__(self, device: Device, say: Say, watch: progress.Watch) -> None:
-        self._device, self._say, self._watch = device, say, watch
+    def __init__(self, device: Device, say: Say, tell: Tell) -> None:
+        self._device, self._say, self._tell = device, say, tell
         self._said = ""
-        self._fetching: progress.Count | None = None
+        self._fetching: Count | None = None
 
     def __call__(self) -> bool:
         was, self._fetching = self._fetching, self._device.fetching
         if was and (self._fetching is None or self._fetching.stage != was.stage):
-            self._watch(was._replace(done=was.of))
+            self._tell(was._replace(done=was.of))
         if self._fetching:
-            self._watch(self._fetching)
+            self._tell(self._fetching)
         at = self._device.state
         if at.said:
             status, activity, release, why = at.said

@@ -6,13 +6,15 @@ and, where its caller says so, attributes that name where its number stands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
 from server.view.words import escape, number, share
 
 COLOURS = 6
+WIDE, NARROW = 960, 340
+"""Widths that charts are drawn at, one for a desk and one for a hand: a drawing that is scaled from one to the other cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,13 @@ class Series:
     dashed: bool = False
 
 
+def fitting(draw: Callable[[int], str]) -> str:
+    """A chart at both widths; the style sheet shows the one that fits."""
+    return f'<div class="fitting">{draw(WIDE)}{draw(NARROW)}</div>'
+
+
 def curves(
-    series: Sequence[Series], *, width: int = 960, height: int = 260, label: str = "", step: str = "round"
+    series: Sequence[Series], *, width: int = WIDE, height: int = 260, label: str = "", step: str = "round"
 ) -> str:
     """Accuracy (0..1) by round, a line per series and a band where its points have one; empty without any point."""
     shown = [one for one in series if one.points]
@@ -55,7 +62,7 @@ def curves(
         )
 
     parts = [
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">',
+        f'<svg class="{_chart(width)}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">',
         f"<title>{escape(label)}</title>",
     ]
     for tick in _ticks(y0, y1):
@@ -64,7 +71,7 @@ def curves(
         parts.append(
             f'<text class="tick" x="{left - 6}" y="{y + 3.5:.1f}" text-anchor="end">{100 * tick:g}</text>'
         )
-    for round in _rounds(x0, x1):
+    for round in _rounds(x0, x1, width // 75):
         x, _ = at(round, y0)
         parts.append(f'<text class="tick" x="{x:.1f}" y="{height - 7}" text-anchor="middle">{round}</text>')
     for place, one in enumerate(shown):
@@ -88,21 +95,27 @@ def curves(
 
 
 def legend(series: Sequence[Series]) -> str:
-    """What each colour of `curves` means."""
+    """What each colour of `curves` means, and where it ends."""
     shown = [one for one in series if one.points]
     items = "".join(
-        f'<li><i class="key s{place % COLOURS}{" dashed" if one.dashed else ""}"></i>{escape(one.name)}</li>'
+        f'<li><i class="key s{place % COLOURS}{" dashed" if one.dashed else ""}"></i>{escape(one.name)}'
+        f" <b>{share(one.points[-1].y)}</b></li>"
         for place, one in enumerate(shown)
     )
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
-def dots(counts: Mapping[str, Sequence[int]], classes: Sequence[str], link: str = "") -> str:
-    """A row per client, a column per class, a dot whose area is the number of samples (RepPer, Figure 3)."""
+def dots(
+    counts: Mapping[str, Sequence[int]], classes: Sequence[str], link: str = "", largest: int = 0
+) -> str:
+    """A row per client, a column per class, a dot whose area is the number of samples (RepPer, Figure 3).
+
+    A dot of `largest` samples is as large as a dot may be; by default that is the largest one here.
+    """
     if not counts:
         return ""
     step, left, top = 22, 22 + 7 * min(max(map(len, counts)), 20), 26
-    largest = max((count for row in counts.values() for count in row), default=1) or 1
+    largest = largest or max((count for row in counts.values() for count in row), default=1) or 1
     width, height = left + step * len(classes) + 12, top + step * len(counts) + 8
     parts = [
         f'<svg class="dots" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img"'
@@ -113,9 +126,8 @@ def dots(counts: Mapping[str, Sequence[int]], classes: Sequence[str], link: str 
         parts.append(f'<text class="tick" x="{x}" y="14" text-anchor="middle">{escape(name[:4])}</text>')
     for place, (client, row) in enumerate(counts.items()):
         y = top + step * (place + 0.5)
-        text = (
-            f'<text class="name" x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(client[:20])}</text>'
-        )
+        shown = f"{escape(client[:20])}<title>{escape(client)}</title>"
+        text = f'<text class="name" x="{left - 12}" y="{y + 4}" text-anchor="end">{shown}</text>'
         parts.append(
             f'<a href="{escape(link + client)}" data-key="dots-{escape(client)}">{text}</a>' if link else text
         )
@@ -149,7 +161,28 @@ def bars(counts: Sequence[int], *, width: int = 72, height: int = 14) -> str:
     )
 
 
-def spread(values: Mapping[str, float], *, width: int = 960, bins: int = 20) -> str:
+def columns(counts: Sequence[int], *, height: int = 96) -> str:
+    """A device's samples by class, with their numbers."""
+    if not any(counts):
+        return ""
+    step, top, bottom = 34, 16, 18
+    width, tall, largest = step * len(counts), height - top - bottom, max(counts)
+    parts = [
+        f'<svg class="columns" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="Samples by class">'
+    ]
+    for place, count in enumerate(counts):
+        x, high = step * place, count / largest * tall
+        y = top + tall - high
+        parts.append(
+            f'<text x="{x + step / 2}" y="{y - 4:.1f}" text-anchor="middle">{number(count)}</text>'
+            f'<rect class="s0" x="{x + 5}" y="{y:.1f}" width="{step - 10}" height="{high:.1f}"/>'
+            f'<text class="tick" x="{x + step / 2}" y="{height - 4}" text-anchor="middle">{place}</text>'
+        )
+    line = height - bottom
+    return "".join([*parts, f'<line class="grid" x1="0" x2="{width}" y1="{line}" y2="{line}"/></svg>'])
+
+
+def spread(values: Mapping[str, float], *, width: int = WIDE, bins: int = 20) -> str:
     """How many devices have which accuracy (0..1), in bins; each bar names its devices."""
     found = {name: value for name, value in values.items() if isfinite(value)}
     if not found:
@@ -160,7 +193,7 @@ def spread(values: Mapping[str, float], *, width: int = 960, bins: int = 20) -> 
     height, left, top, bottom = 130, 38, 10, 24
     step, largest = (width - left - 12) / bins, max(map(len, members))
     parts = [
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="Devices by accuracy">'
+        f'<svg class="{_chart(width)}" viewBox="0 0 {width} {height}" role="img" aria-label="Devices by accuracy">'
     ]
     for place, names in enumerate(members):
         tall = len(names) / largest * (height - top - bottom)
@@ -172,7 +205,7 @@ def spread(values: Mapping[str, float], *, width: int = 960, bins: int = 20) -> 
                 f'<rect class="s0" x="{x + 0.5:.1f}" y="{height - bottom - tall:.1f}" width="{step - 1:.1f}" height="{tall:.1f}">'
                 f"<title>{escape(said)}</title></rect>"
             )
-        if place % 2 == 0:
+        if place % (2 if width == WIDE else 4) == 0:
             parts.append(
                 f'<text class="tick" x="{x:.1f}" y="{height - 7}" text-anchor="middle">{100 * place // bins}</text>'
             )
@@ -180,6 +213,10 @@ def spread(values: Mapping[str, float], *, width: int = 960, bins: int = 20) -> 
     parts.append(f'<line class="grid" x1="{left}" x2="{width - 12}" y1="{line}" y2="{line}"/>')
     parts.append(f'<text class="tick" x="{left - 6}" y="{top + 8}" text-anchor="end">{largest}</text>')
     return "".join([*parts, "</svg>"])
+
+
+def _chart(width: int) -> str:
+    return "chart" if width > NARROW else "chart narrow"
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
@@ -195,7 +232,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(low + 0.1 * n, 3) for n in range(0, tens + 1, every)]
 
 
-def _rounds(first: float, last: float, at_most: int = 12) -> list[int]:
+def _rounds(first: float, last: float, at_most: int) -> list[int]:
     """Round numbers to name, evenly, with the first."""
     count = int(last) - int(first) + 1
     every = next((n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if count / n <= at_most), 1000)

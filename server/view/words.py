@@ -55,6 +55,12 @@ def ago(moment: str, now: datetime) -> str:
     return f"{int(passed // 86400)} d"
 
 
+def since(moment: str, now: datetime) -> str:
+    """`ago` as it stands alone: "now", "40 s ago"."""
+    passed = ago(moment, now)
+    return passed if passed in ("now", NOTHING) else f"{passed} ago"
+
+
 def clock(moment: str) -> str:
     """An ISO time as "2026-11-20 14:03:59", UTC."""
     return moment[:19].replace("T", " ") or NOTHING

@@ -15,9 +15,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 COOKIE = "edge_fl_token"
 REFUSED = (
-    b"<!doctype html><meta charset=utf-8><title>edge-fl</title><body style='font:15px system-ui;max-width:34em;margin:18vh auto'>"
-    b"<h1 style='font-size:19px'>This dashboard needs its token</h1>"
-    b"<p>Open the address that <code>edge-fl server dashboard</code> printed, the one with <code>?token=</code>.</p>"
+    b"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
+    b"<meta name=color-scheme content='light dark'><title>edge-fl</title>"
+    b"<body style='font:15px/1.5 system-ui,sans-serif;max-width:34em;margin:18vh auto;padding:0 20px'>"
+    b"<h1 style='font-size:19px;margin:0 0 8px'>This dashboard needs its token</h1>"
+    b"<p style='margin:0'>Open the address that <code>edge-fl server dashboard</code> printed, the one with <code>?token=</code>.</p>"
 )
 
 

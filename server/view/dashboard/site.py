@@ -80,11 +80,11 @@ def _bound(page: Any, desk: Desk) -> Any:
 
 
 @contextmanager
-def _frame(desk: Desk, board: Board, here: str) -> Iterator[None]:
+def _frame(desk: Desk, board: Board, here: str, title: str = "") -> Iterator[None]:
     """What surrounds every page: where one is, where one can go, and what went wrong."""
     ui.add_head_html(f"<style>{(FOLDER / 'style.css').read_text()}</style>")
     ui.add_head_html(f"<script>{(FOLDER / 'script.js').read_text()}</script>")
-    ui.page_title(f"{PAGES.get(here, here)} · edge-fl")
+    ui.page_title(f"{title or PAGES[here]} · edge-fl")
     links = "".join(
         f'<a href="{path}"{" aria-current=page" if path == here else ""}>{name}</a>'
         for path, name in PAGES.items()
@@ -137,7 +137,7 @@ async def _fleet(desk: Desk, address: dict[str, str], _: str) -> None:
 
 async def _device(desk: Desk, _: dict[str, str], id: str) -> None:
     board, find = Board(), partial(device.page, desk.db, desk.fleet, id)
-    with _frame(desk, board, id):
+    with _frame(desk, board, "/", id):
         board.part(find, partial(device_page.title, device=id))
         board.part(find, lambda page: device_page.body(page, id, datetime.now(UTC)))
         await board.start()

@@ -67,9 +67,11 @@ def html(found: Account) -> str:
     return template.render(
         account=found,
         style=Markup(STYLE.read_text()),
-        curves=Markup(svg.curves(series, label="Accuracy by round")),
+        curves=Markup(svg.fitting(lambda width: svg.curves(series, width=width, label="Accuracy by round")))
+        if any(one.points for one in series)
+        else "",
         legend=Markup(svg.legend(series)),
-        spread=Markup(svg.spread(values)),
+        spread=Markup(svg.fitting(lambda width: svg.spread(values, width=width))) if values else "",
         source=WORDS[found.source],
         totals=TOTALS,
         show=_show,

@@ -7,6 +7,9 @@ from server.view.dashboard.pages.parts import empty, facts, pager
 from server.view.dashboard.queries.data import PER_PAGE, DataPage
 from server.view.words import number
 
+PER_PANEL = 20
+"""Devices below each other; more stand beside them where there is room."""
+
 
 def body(page: DataPage) -> str:
     """The dots of one page of devices, and what they sum up to."""
@@ -21,14 +24,23 @@ def body(page: DataPage) -> str:
             "Devices": number(page.found),
             "Samples on this page": number(sum(totals)),
             "Classes": number(len(totals)),
-            "Largest class": number(max(totals)),
-            "Smallest class": number(min(totals)),
+            "Most of one class": f"{number(max(totals))} {_of_class(totals.index(max(totals)))}",
+            "Least of one class": f"{number(min(totals))} {_of_class(totals.index(min(totals)))}",
         },
         big=True,
     )
-    dots = svg.dots(page.counts, page.classes, "/device/")
+    most = max(max(row) for row in page.counts.values())
+    rows = list(page.counts.items())
+    panels = "".join(
+        svg.dots(dict(rows[first : first + PER_PANEL]), page.classes, "/device/", most)
+        for first in range(0, len(rows), PER_PANEL)
+    )
     to = {place: f"page={place}" if place else "" for place in (page.page - 1, page.page + 1)}
     return (
         f'<div class="sheet padded">{shown}</div><h2>Samples per device and class</h2>'
-        f'<div class="sheet padded">{dots}</div>{pager(page.page, page.pages, page.found, PER_PAGE, to, "devices")}'
+        f'<div class="sheet padded panels">{panels}</div>{pager(page.page, page.pages, page.found, PER_PAGE, to, "devices")}'
     )
+
+
+def _of_class(place: int) -> str:
+    return f'<span class="quiet">class {place}</span>'

@@ -6,11 +6,21 @@ from datetime import datetime
 
 from server.registry.records import ReportRecord
 from server.view import svg
-from server.view.dashboard.pages.parts import empty, facts, table, word
+from server.view.dashboard.pages.parts import empty, facts, plot, table, word
 from server.view.dashboard.queries.device import DevicePage, capability
-from server.view.words import NOTHING, ago, clock, escape, number, seconds, share, size
+from server.view.words import NOTHING, clock, escape, number, seconds, share, since, size
 
-SHOWN_APART = ("tier", "samples", "samples_per_class", "head", "notes")
+DESCRIBED = {
+    "machine": "Machine",
+    "memory_mb": "Memory, MB",
+    "disk_free_mb": "Disk free, MB",
+    "python": "Python",
+    "onnxruntime": "onnxruntime",
+    "max_opset": "Largest opset",
+    "agent": "Agent",
+    "protocol": "Protocol",
+}
+"""What a device says that it is, and the heading of it."""
 
 
 def title(page: DevicePage | None, device: str) -> str:
@@ -37,27 +47,25 @@ def body(page: DevicePage | None, device: str, now: datetime) -> str:
             "Tier": escape(able.get("tier", "")),
             "Head": escape(able.get("head", "")),
             "Samples": number(able.get("samples", 0)),
-            "Seen": ago(record.seen_at, now),
+            "Last seen": since(record.seen_at, now),
         },
         big=True,
     )
     why = " ".join(filter(None, (record.why, record.quarantine)))
     said = f'<p class="alarm">{escape(why)}</p>' if why else ""
-    rest = {
-        escape(name.replace("_", " ")): escape(value)
-        for name, value in able.items()
-        if value not in ("", None, [], 0) and name not in SHOWN_APART
-    }
-    rest["boot"] = escape(record.boot)
-    rest["first seen"] = clock(record.first_seen_at)
-    spread = svg.bars(counts, width=min(24 * len(counts), 640), height=56) if counts else ""
+    rest = {heading: _described(able[name]) for name, heading in DESCRIBED.items() if able.get(name)}
+    rest["Boot"] = escape(record.boot)
+    rest["First seen, UTC"] = clock(record.first_seen_at)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
+    notes = f'<ul class="notes">{notes}</ul>' if notes else ""
+    spread = svg.columns(counts)
     return "".join(
         [
             said,
             f'<div class="sheet padded">{main}</div>',
             _history(page.reports),
             f"<h2>Samples by class</h2><div class='sheet padded'>{spread}</div>" if spread else "",
-            f"<h2>What it is</h2><div class='sheet padded'>{facts(rest)}</div>",
+            f"<h2>What it is</h2><div class='sheet padded'>{facts(rest)}{notes}</div>",
             _reports(page),
             _tasks(page),
             _refused(page),
@@ -81,8 +89,9 @@ def _history(reports: tuple[ReportRecord, ...]) -> str:
     ]
     if len(found) < 2:
         return ""
-    drawn = svg.curves(series, height=180, label="Accuracy by report", step="report")
-    return f"<h2>Accuracy, % by report</h2><div class='sheet padded'>{svg.legend(series)}{drawn}</div>"
+    return "<h2>Accuracy, % by report</h2>" + plot(
+        series, height=180, label="Accuracy by report", step="report"
+    )
 
 
 def _reports(page: DevicePage) -> str:
@@ -101,11 +110,10 @@ def _reports(page: DevicePage) -> str:
         )
         for report in page.reports
     )
-    names = ("Received", "Kind", "Run", "Round", "Release", "Before %", "After %", "Took", "Bytes", "Error")
+    numbers = ("Round", "Release", "Before %", "After %", "Took", "Bytes")
+    names = ("Received, UTC", "Kind", "Run", *numbers, "Error")
     return "<h2>Reports</h2>" + (
-        table(names, rows, frozenset((3, 4, 5, 6, 7, 8)))
-        if page.reports
-        else '<p class="quiet">None yet.</p>'
+        table(names, rows, numbers, named=False) if page.reports else '<p class="quiet">None yet.</p>'
     )
 
 
@@ -124,7 +132,7 @@ def _tasks(page: DevicePage) -> str:
         for task in page.tasks
     )
     return "<h2>Tasks</h2>" + table(
-        ("Asked", "Mode", "Run", "Round", "State", "Reason"), rows, frozenset((3,))
+        ("Asked, UTC", "Mode", "Run", "Round", "State", "Reason"), rows, {"Round"}, named=False
     )
 
 
@@ -141,4 +149,10 @@ def _refused(page: DevicePage) -> str:
         )
         for found in page.rejections
     )
-    return "<h2>Refused</h2>" + table(("Received", "Run", "Round", "Reason", "Detail"), rows, frozenset((2,)))
+    return "<h2>Refused</h2>" + table(
+        ("Received, UTC", "Run", "Round", "Why", "Detail"), rows, {"Round"}, named=False
+    )
+
+
+def _described(value: str | int) -> str:
+    return number(value) if isinstance(value, int) else escape(value)

@@ -25,8 +25,8 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("", "By class", False),
     ("before", "Before %", True),
     ("after", "After %", True),
-    ("seen", "Seen", True),
-    ("", "Today", True),
+    ("seen", "Last seen", True),
+    ("", "Bytes today", True),
     ("", "Drift", True),
 )
 """Sort key ("" for none), heading, whether it is a number."""
@@ -73,9 +73,7 @@ def table(page: FleetPage, wish: Wish, now: datetime) -> str:
     body = "".join(_row(row, now) for row in page.rows)
     to = {p: address_of(replace(wish, page=p)) for p in (page.page - 1, page.page + 1)}
     below = pager(page.page, page.pages, page.found, PER_PAGE, to, "devices")
-    return (
-        f'<div class="sheet"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{below}'
-    )
+    return f'<div class="sheet named"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{below}'
 
 
 def _chip(name: str, count: int | None, wish: Wish, pressed: bool) -> str:
@@ -104,8 +102,8 @@ def _row(row: FleetRow, now: datetime) -> str:
     why = f' title="{escape(row.why)}"' if row.why else ""
     standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
     cells = (
-        ("", device_link(row.device) + standing),
-        (why, word(row.status) + busy),
+        ("", device_link(row.device)),
+        (why, word(row.status) + busy + standing),
         ("", escape(row.tier) or NOTHING),
         ("", escape(row.method) or NOTHING),
         (' class="n"', number(row.release) if row.release else NOTHING),

@@ -9,6 +9,7 @@ from server.view.dashboard.queries.log import LEVELS, Event
 from server.view.words import clock, escape
 
 OF_DEVICES = frozenset({"refused", "task", "quarantine"})
+OF_RUNS = frozenset({"run", "round"})
 
 
 def filters(level: str) -> str:
@@ -30,9 +31,20 @@ def body(events: Sequence[Event]) -> str:
             clock(event.at),
             word(event.level),
             escape(event.kind),
-            device_link(event.subject) if event.kind in OF_DEVICES else escape(event.subject),
-            escape(event.text.strip()),
+            _subject(event),
+            escape(
+                event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
+            ),
         )
         for event in events
     )
-    return table(("Time, UTC", "Level", "What", "Of", "Text"), rows)
+    return table(("Time, UTC", "Level", "What", "Of", "Text"), rows, named=False)
+
+
+def _subject(event: Event) -> str:
+    if event.kind in OF_DEVICES:
+        return device_link(event.subject)
+    name = escape(event.subject)
+    if event.kind in OF_RUNS:
+        return f'<a href="/run/{name}" data-key="to-{name}">{name}</a>'
+    return f'<a href="/releases">{name}</a>'

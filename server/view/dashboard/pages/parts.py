@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from urllib.parse import urlencode
 
+from server.view import svg
 from server.view.words import NOTHING, escape
 
 TONES = {
@@ -27,6 +28,8 @@ TONES = {
     "disconnected": "hollow",
 }
 """How a word looks; all others are grey."""
+TEXTS = frozenset({"Reason", "Detail", "Error", "Text"})
+"""Columns of sentences, by their headings."""
 
 
 def word(text: str, shown: str = "") -> str:
@@ -50,19 +53,39 @@ def facts(found: Mapping[str, str], *, big: bool = False) -> str:
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: frozenset[int] = frozenset()
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    numbers: Container[str] = (),
+    *,
+    named: bool = True,
 ) -> str:
-    """Cells that are HTML already; `numbers` are the columns that stand to the right."""
+    """Cells that are HTML already. The columns of these headings stand to the right, those of TEXTS may wrap.
+
+    On a narrow window the first column stays in sight if it names its row (`named`).
+    """
+    kinds = [
+        ' class="n"' if heading in numbers else ' class="wide"' if heading in TEXTS else ""
+        for heading in headings
+    ]
     head = "".join(
-        f'<th scope="col"{_right(place, numbers)}>{heading}</th>' for place, heading in enumerate(headings)
+        f'<th scope="col"{kind}>{heading}</th>' for kind, heading in zip(kinds, headings, strict=True)
     )
     body = "".join(
-        "<tr>"
-        + "".join(f"<td{_right(place, numbers)}>{cell}</td>" for place, cell in enumerate(row))
-        + "</tr>"
+        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
         for row in rows
     )
-    return f'<div class="sheet"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="sheet{" named" if named else ""}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def plot(series: Sequence[svg.Series], *, height: int = 260, label: str, step: str = "round") -> str:
+    """Curves and their legend, on a sheet; nothing without any point."""
+    if not any(one.points for one in series):
+        return ""
+    drawn = svg.fitting(lambda width: svg.curves(series, width=width, height=height, label=label, step=step))
+    return f'<div class="sheet padded plot">{drawn}{svg.legend(series)}</div>'
 
 
 def pager(page: int, pages: int, found: int, per_page: int, go: Mapping[int, str], what: str) -> str:
@@ -89,8 +112,4 @@ def query(values: Mapping[str, object]) -> str:
 def device_link(device: str) -> str:
     """A device's name, which leads to its page."""
     name = escape(device)
-    return f'<a href="/device/{name}" data-key="to-{name}">{name}</a>'
-
-
-def _right(place: int, numbers: frozenset[int]) -> str:
-    return ' class="n"' if place in numbers else ""
+    return f'<a class="name" href="/device/{name}" title="{name}" data-key="to-{name}">{name}</a>'

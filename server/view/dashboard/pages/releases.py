@@ -74,19 +74,8 @@ def releases(page: ReleasesPage) -> str:
             "edge-fl server run demo",
         )
     everybody = max(sum(page.running.values()), 1)
-    names = (
-        "Release",
-        "Method",
-        "Run",
-        "Round",
-        "Size",
-        "Running it",
-        "Could not",
-        "Before %",
-        "After %",
-        "Published",
-        "",
-    )
+    numbers = ("Round", "Size", "Running it", "Could not", "Before %", "After %")
+    names = ("Release", "Method", "Run", *numbers, "Published, UTC", "")
     rows = []
     for record in page.releases:
         runs, heard = page.running.get(record.release, 0), page.answers.get(record.release, Answers())
@@ -106,7 +95,7 @@ def releases(page: ReleasesPage) -> str:
                 _start(page, record.release),
             )
         )
-    return "<h2>Releases</h2>" + table(names, rows, frozenset((0, 3, 4, 5, 6, 7, 8)))
+    return "<h2>Releases</h2>" + table(names, rows, ("Release", *numbers))
 
 
 def history(page: ReleasesPage) -> str:
@@ -126,8 +115,9 @@ def history(page: ReleasesPage) -> str:
         )
         for record in page.rollouts
     )
-    names = ("No.", "Release", "Instead of", "State", "Group", "Began", "Changed", "Reason")
-    return "<h2>Roll-outs</h2>" + table(names, rows, frozenset((0, 1, 2)))
+    numbers = ("No.", "Release", "Instead of")
+    names = (*numbers, "State", "Group", "Began, UTC", "Changed, UTC", "Reason")
+    return "<h2>Roll-outs</h2>" + table(names, rows, numbers)
 
 
 def _start(page: ReleasesPage, release: int) -> str:

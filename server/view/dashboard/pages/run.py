@@ -8,7 +8,7 @@ from math import isfinite
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from server.view import svg
-from server.view.dashboard.pages.parts import empty, facts, table, word
+from server.view.dashboard.pages.parts import empty, facts, plot, table, word
 from server.view.dashboard.queries.run import RoundRow, RunPage
 from server.view.words import NOTHING, clock, escape, number, seconds, share, size
 
@@ -70,25 +70,18 @@ def _curves(rounds: Sequence[RoundRow]) -> str:
             low, high = (mean - summary.std, mean + summary.std) if summary else (None, None)
             points.append(svg.Point(row.record.round, mean, low, high))
         series.append(svg.Series(name, points, dashed))
-    drawn = svg.curves(series, label="Accuracy by round")
-    if not drawn:
-        return ""
-    return (
-        f"<h2>Accuracy, % by round; bands are one std over clients</h2>"
-        f"<div class='sheet padded'>{svg.legend(series)}{drawn}</div>"
-    )
+    drawn = plot(series, label="Accuracy by round")
+    return f"<h2>Accuracy, % by round; bands are one std over clients</h2>{drawn}" if drawn else ""
 
 
 def _rounds(rounds: Sequence[RoundRow]) -> str:
     if not rounds:
         return empty("No round is over", "The first one shows up here when its cohort has answered.")
-    names = ("Round", "Personal mean", "Std", "Worst tenth", "Global", "Local only", "Asked", "Answered")
+    measured = ("Personal mean %", "Std", "Worst tenth %", "Global %", "Local only %")
+    counted = ("Asked", "Answered", "Dropped out", "Refused", "Took", "Bytes")
+    numbers = {"Round", *measured, *counted} - {"Dropped out", "Refused"}
     rows = (_round(row) for row in reversed(rounds))
-    return "<h2>Rounds</h2>" + table(
-        (*names, "Dropped out", "Refused", "Took", "Bytes", "Ended"),
-        rows,
-        frozenset((0, 1, 2, 3, 4, 5, 6, 7, 10, 11)),
-    )
+    return "<h2>Rounds</h2>" + table(("Round", *measured, *counted, "Ended, UTC"), rows, numbers)
 
 
 def _round(row: RoundRow) -> tuple[str, ...]:
@@ -126,7 +119,7 @@ def _runs(page: RunPage) -> str:
         for run in page.others
     )
     return "<h2>All runs</h2>" + table(
-        ("Run", "State", "Method", "Dataset", "Source", "Rounds", "Began", "Reason"), rows, frozenset((5,))
+        ("Run", "State", "Method", "Dataset", "Source", "Rounds", "Began, UTC", "Reason"), rows, {"Rounds"}
     )
 
 

@@ -43,7 +43,7 @@ def _parts(fleet: str) -> list[Select[Any]]:
     barred = (devices.c.fleet == fleet) & (devices.c.quarantine != "")
     return [
         _part(runs.c.created_at, "info", "run", runs.c.run, runs.c.method + " on " + runs.c.dataset, begun),
-        _part(runs.c.ended_at, "info", "run", runs.c.run, runs.c.state + " " + runs.c.reason, ended & ~bad),
+        _part(runs.c.ended_at, "info", "run", runs.c.run, runs.c.state + ": " + runs.c.reason, ended & ~bad),
         _part(runs.c.ended_at, "error", "run", runs.c.run, "failed: " + runs.c.reason, bad),
         _part(
             rounds.c.ended_at,
@@ -72,7 +72,7 @@ def _parts(fleet: str) -> list[Select[Any]]:
             "info",
             "roll-out",
             cast(rollouts.c.release, Text),
-            rollouts.c.state + " " + rollouts.c.reason,
+            rollouts.c.state + ": " + rollouts.c.reason,
             rollouts.c.fleet == fleet,
         ),
         _part(
@@ -80,7 +80,7 @@ def _parts(fleet: str) -> list[Select[Any]]:
             "warning",
             "refused",
             rejections.c.device,
-            rejections.c.reason + " " + rejections.c.detail,
+            rejections.c.reason + ": " + rejections.c.detail,
             rejections.c.fleet == fleet,
         ),
         _part(
@@ -88,7 +88,7 @@ def _parts(fleet: str) -> list[Select[Any]]:
             "warning",
             "task",
             tasks.c.device,
-            tasks.c.mode + " " + tasks.c.state + " " + tasks.c.reason,
+            tasks.c.mode + " " + tasks.c.state + ": " + tasks.c.reason,
             failed,
         ),
         _part(devices.c.seen_at, "error", "quarantine", devices.c.device, devices.c.quarantine, barred),
