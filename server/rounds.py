@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edge_fl import logs
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.mean import Update
@@ -105,6 +106,7 @@ def run(
     shared = steps.start(method) if shared is None else shared
     watch(Count("rounds", first - 1, plan.rounds))
     for number in range(first, plan.rounds + 1):
+        logs.about(round=number)
         started = time.monotonic()
         now = method.at(number)
         attempt = _attempt(now, fleet, plan, shared, number, beside, ready, watch)

@@ -243,7 +243,6 @@ def _wait_for_those_away(run: Run) -> None:
 
 def _remember(run: Run, result: RoundResult) -> None:
     """Writes down one round, and all that it takes to go on after it."""
-    logs.about(round=result.round)
     summaries = summarise_reports(list(result.metrics.values()))
     run.ledger.measure(result.metrics)
     run.results.append_round(_record(result, summaries, run.refused()))

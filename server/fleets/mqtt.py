@@ -208,7 +208,12 @@ class MqttFleet:
                     yield Update(answer.device, answer.report.samples, parts, dict(answer.report.metrics))
                 else:
                     log.warning(
-                        "%s, %s of round %d: %s", answer.device, exchange.mode, exchange.round, _why(answer)
+                        "%s, %s of round %d: %s",
+                        answer.device,
+                        exchange.mode,
+                        exchange.round,
+                        _why(answer),
+                        extra={"device": answer.device},
                     )
         except GeneratorExit:  # whoever asked has enough
             self._end(exchange, "removed", "enough others answered")

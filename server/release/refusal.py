@@ -30,5 +30,10 @@ class Refusal:
             return
         want = self._wants.current(device.id)
         if want is None or want.why != WHY:
-            log.warning("%s: head-only, refused: %s shares no extractor", device.id, self._title)
+            log.warning(
+                "%s: head-only, refused: %s shares no extractor",
+                device.id,
+                self._title,
+                extra={"device": device.id},
+            )
             self._wants.ask(device.id, "rest", task=self._task, id=f"{self._task}-refused", why=WHY)

@@ -253,7 +253,7 @@ class Rollout:
     def _count(self, device: str, report: Report) -> None:
         self._heard(device, report)
         if report.error:
-            log.warning("%s: release %d: %s", device, report.release, report.error)
+            log.warning("%s: release %d: %s", device, report.release, report.error, extra={"device": device})
         with self._change:
             self._course.note(device, report.id, outcome_of(report.error, report.metrics))
             self._reported.add((device, report.id))

@@ -125,6 +125,13 @@ class Inbox:
         if verdict is None:
             return
         if verdict.reason:
-            log.warning("report %s of %s: %s, %s", verdict.id, device, verdict.status, verdict.reason)
+            log.warning(
+                "report %s of %s: %s, %s",
+                verdict.id,
+                device,
+                verdict.status,
+                verdict.reason,
+                extra={"device": device},
+            )
         ack = Ack(verdict.id, verdict.status, verdict.reason)
         self._link.say(self._link.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)
