@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, show_table
 from edge_fl.errors import ConfigError
 from server.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 
@@ -86,7 +86,7 @@ def rollout(
     """Roll out a kept release (the last published), group after group; or go on with one that is paused."""
     plan = _plan(groups, success, false_abort, group_wait_s)
     with _office(home, fleet, database, host, port, identity) as office:
-        print(office.carry_out(office.roll_out(release, plan), say, wait_s).state)
+        _carry_out(office, office.roll_out(release, plan), wait_s)
 
 
 def pause(
@@ -100,7 +100,7 @@ def pause(
 ) -> None:
     """Let no further group begin; 'release rollout' goes on."""
     with _office(home, fleet, database, host, port, identity) as office:
-        print(office.carry_out(office.steer("paused"), say, wait_s).state)
+        _carry_out(office, office.steer("paused"), wait_s)
 
 
 def abort(
@@ -114,7 +114,7 @@ def abort(
 ) -> None:
     """Stop the roll-out under way; devices that have the release go back to the one before."""
     with _office(home, fleet, database, host, port, identity) as office:
-        print(office.carry_out(office.steer("aborted"), say, wait_s).state)
+        _carry_out(office, office.steer("aborted"), wait_s)
 
 
 def rollback(
@@ -129,7 +129,7 @@ def rollback(
 ) -> None:
     """Bring the whole fleet back to the release before, or to a kept one, at once."""
     with _office(home, fleet, database, host, port, identity) as office:
-        print(office.carry_out(office.roll_back(release), say, wait_s).state)
+        _carry_out(office, office.roll_back(release), wait_s)
 
 
 def export(
@@ -216,6 +216,14 @@ def _office(
 
     with closing(Database.open(place(database, home))) as db:
         yield Office(entry(host, port or 0, identity), fleet, home, db)
+
+
+def _carry_out(office: Office, number: int, wait_s: float) -> None:
+    from edge_fl.progress import Progress
+
+    with Progress() as progress:
+        record = office.carry_out(number, progress.say, wait_s, progress)
+    print(record.state)
 
 
 def _plan(groups: str, success: float, false_abort: float, group_wait_s: float) -> RolloutConfig:

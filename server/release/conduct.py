@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from edge_fl.config import RolloutConfig
 from edge_fl.errors import DeadlineError, InputError, ProtocolError
+from edge_fl.progress import Count, Watch, unwatched
 from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import ServerState, decode
 from edge_fl.wire.topics import Topics
@@ -106,19 +107,26 @@ class Office:
             raise InputError(f"fleet {self.fleet!r}: there is no release to go back to; nothing was done")
         return self.roll_out(target, RolloutConfig(groups=EVERYBODY))
 
-    def carry_out(self, number: int, tell: Callable[[str], None], deadline_s: float) -> RolloutRecord:
-        """Lets the running server do it, or does it, until the roll-out rests. Raises DeadlineError, ConnectError."""
+    def carry_out(
+        self, number: int, tell: Callable[[str], None], deadline_s: float, watch: Watch = unwatched
+    ) -> RolloutRecord:
+        """Lets the running server do it, or does it, until the roll-out rests. Raises DeadlineError, ConnectError.
+
+        `watch` is told which of its groups is reached.
+        """
         online = self._is_online()
         tell("the running server carries it out" if online else "no server is online: carried out from here")
         if online:
-            return self._watch(number, tell, deadline_s, lambda: None)
+            return self._watch(number, tell, watch, deadline_s, lambda: None)
         link = Link(self.connect, self.fleet)
         roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
         try:
             link.open()
-            rollout = Rollout(link, roster, inbox, wants, self.repository, db=self.db, resume=True)
+            rollout = Rollout(
+                link, roster, inbox, wants, self.repository, db=self.db, resume=True, watch=watch
+            )
             try:
-                record = self._watch(number, tell, deadline_s, link.check)
+                record = self._watch(number, tell, watch, deadline_s, link.check)
                 rollout.wait(0, max(1.0, min(deadline_s, 60.0)))
                 return record
             finally:
@@ -127,7 +135,12 @@ class Office:
             link.close()
 
     def _watch(
-        self, number: int, tell: Callable[[str], None], deadline_s: float, check: Callable[[], None]
+        self,
+        number: int,
+        tell: Callable[[str], None],
+        watch: Watch,
+        deadline_s: float,
+        check: Callable[[], None],
     ) -> RolloutRecord:
         until_s, said = time.monotonic() + deadline_s, ""
         while True:
@@ -137,6 +150,7 @@ class Office:
                 raise InputError(f"roll-out {number}: not in the registry; nothing was done")
             if (now := f"release {record.release}: {_stands(record)}") != said:
                 tell(said := now)
+            watch(Count("groups", record.stage, len(record.plan.get("groups", [1.0]))))
             if record.state in rollouts.OVER or (record.state == record.desired == "paused"):
                 return record
             if time.monotonic() > until_s:

@@ -57,7 +57,9 @@ def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> 
     assert (last.page, len(last.rows)) == (2, 20)
 
 
-@pytest.mark.parametrize("sort", ["before", "after", "release", "samples", "head", "tier", "seen", "status"])
+@pytest.mark.parametrize(
+    "sort", ["before", "after", "release", "samples", "head", "tier", "seen", "status", "drift"]
+)
 def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
     field = {"seen": "seen_at"}.get(sort, sort)
     for down in (False, True):

@@ -27,7 +27,7 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("after", "After %", True),
     ("seen", "Last seen", True),
     ("", "Bytes today", True),
-    ("", "Drift", True),
+    ("drift", "Drift", True),
 )
 """Sort key ("" for none), heading, whether it is a number."""
 USUAL = Wish()

@@ -30,6 +30,7 @@ SORTS: dict[str, ColumnElement[Any]] = {
     "head": func.coalesce(_head, ""),
     "samples": func.coalesce(_samples, 0),
     "seen": devices.c.seen_at,
+    "drift": func.coalesce(devices.c.capability["drift"].as_float(), 0.0),
 }
 """Columns that sort without a look at the reports."""
 REPORTED = ("before", "after")
