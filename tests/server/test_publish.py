@@ -126,6 +126,17 @@ def test_chunks_come_first_and_the_timestamp_last_when_the_broker_has_the_rest(p
     assert all(call.retain and call.qos == 1 for call in transport.calls if isinstance(call, Packet))
 
 
+def test_a_release_on_its_way_is_counted_in_the_bytes_that_the_broker_has_taken(transport, repository):
+    counts = []
+    watched = Publisher(transport, TOPICS, repository, Limits(outstanding_bytes=2048), watch=counts.append)
+    manifest, payloads = release(1)
+    watched.publish(manifest, payloads)
+    total = sum(map(len, payloads.values()))
+    assert {(count.stage, count.of, count.bytes) for count in counts} == {("release 1", total, True)}
+    done = [count.done for count in counts]
+    assert done[0] == 0 and done[-1] == total and done == sorted(set(done)) and len(done) > 2
+
+
 def test_what_is_on_its_way_is_bounded(publisher, transport):
     publisher.publish(*release(1))
     outstanding = worst = 0

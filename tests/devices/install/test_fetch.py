@@ -34,7 +34,9 @@ def test_groups_come_one_after_the_other() -> None:
     fetch = download(assembly)
     said = groups(fetch.begin(0.0))
     for index, chunk in enumerate(CHUNKS):
+        assert fetch.here_bytes == index * 1024
         said += groups(fetch.chunk(index, chunk, 0.1))
+    assert fetch.here_bytes == len(PAYLOAD)
     assert said == ["+0", "-0", "+1", "-1", "+2", "-2"]
     assert fetch.outcome == Fetched(BLOB.sha256, len(PAYLOAD)) and assembly.join() == PAYLOAD
 
