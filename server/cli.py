@@ -17,7 +17,7 @@ import typer
 from edge_fl import logs
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
 from edge_fl.logs import LogFormat
-from server import research
+from server import own, research
 from server.options import (
     HOME,
     DatabaseOption,
@@ -104,6 +104,7 @@ def run(
     from server import order, task  # torch comes with it: wrong settings are told before
     from server.view.dashboard import beside
 
+    own.importable()
     logs.set_up(log_format)
     signal.signal(signal.SIGTERM, _interrupt)
     what = order.Order(chosen, connect, runs, home, takeover, resume, database, workers, trackers)

@@ -10,6 +10,7 @@ import typer
 
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.config import Recipe
+from server import own
 from server.compare.cli import compare
 from server.options import RunsOption, SetOption, TrackOption
 
@@ -67,6 +68,7 @@ def simulate(
     from server.view import track as tracking
     from server.view.report import page as report
 
+    own.importable()
     chosen = recipes.find(recipe) if recipe else Recipe(name="simulate")
     chosen = config.with_settings(with_method(chosen, method) if method else chosen, [
         *_settings({"data.dataset": dataset, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
@@ -147,6 +149,7 @@ def plots(
     from server.results import Results
     from server.view import pictures
 
+    own.importable()
     for path in pictures.of_run(Results.open(_run_folder(run, runs))):
         print(path)
 
@@ -169,6 +172,7 @@ def newtask(
     from server import simulate as simulation
     from server.results import Results
 
+    own.importable()
     old = trained.load(Results.open(_run_folder(run, runs)))
     task = simulation.prepare(config.with_settings(old.recipe, [
         *_settings({"data.dataset": to, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),

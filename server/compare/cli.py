@@ -9,6 +9,7 @@ import typer
 
 from edge_fl.cli import Format, FormatOption, say
 from edge_fl.errors import InputError, RunError
+from server import own
 from server.options import SetOption
 
 
@@ -57,6 +58,7 @@ def compare(
         "method.epochs": epochs,
         "data.data_dir": data_dir,
     }
+    own.importable()
     base = config.with_settings(base, [
         *(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in given.items() if value not in ("", None)),
         'source="simulated"',

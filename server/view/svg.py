@@ -173,8 +173,9 @@ def columns(counts: Sequence[int], *, height: int = 96) -> str:
     for place, count in enumerate(counts):
         x, high = step * place, count / largest * tall
         y = top + tall - high
+        label = f'<text x="{x + step / 2}" y="{y - 4:.1f}" text-anchor="middle">{number(count)}</text>'
         parts.append(
-            f'<text x="{x + step / 2}" y="{y - 4:.1f}" text-anchor="middle">{number(count)}</text>'
+            f"{label if count else ''}"
             f'<rect class="s0" x="{x + 5}" y="{y:.1f}" width="{step - 10}" height="{high:.1f}"/>'
             f'<text class="tick" x="{x + step / 2}" y="{height - 4}" text-anchor="middle">{place}</text>'
         )

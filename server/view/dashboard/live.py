@@ -77,7 +77,7 @@ class Board:
                 part.show(found[part.find])
             said = ""
         except EdgeFLError as error:
-            said = f'<p class="alarm">{escape(error)} Looked at again in {EVERY_S:g} s.</p>'
+            said = f'<p class="alarm">{escape(error)}. Looked at again in {EVERY_S:g} s.</p>'
         if self.alarm and self.alarm.content != said:
             self.alarm.content = said
 
