@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,22 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         with part.open("xb") as file:
             yield file
             file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        _flush_folder(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def link(source: Path, path: Path) -> None:
+    """Puts the file `source` at `path` as well, flushed to the disk: the same bytes, not a copy where the file system can share them."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        try:
+            os.link(source, part)
+        except OSError:  # FAT has no links
+            shutil.copyfile(source, part)
+        with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
         _flush_folder(path.parent)

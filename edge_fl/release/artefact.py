@@ -2,7 +2,7 @@
 
     FOLDER/state.json            which slot is current and which is the way back, whether current is still pending, what was refused
     FOLDER/a/ and FOLDER/b/      extractor.onnx, EXTRA.safetensors, manifest.json
-    FOLDER/chunks/SHA256.INDEX   verified chunks of what is being fetched
+    FOLDER/chunks/SHA256         what is being fetched, its verified chunks each at their place
 
 A release is written into the slot that is not in use, checked there, and becomes current when state.json is replaced: before that step
 the old one serves, after it the new one, whichever line a power cut hits. It stays *pending* until `mark_good`; three process starts
@@ -116,11 +116,7 @@ class Slots:
         self._chunks.keep_only({blob.sha256 for blob in wanted})
         self.folder.mkdir(parents=True, exist_ok=True)
         fetch_bytes = sum(len(self.missing(blob)) * blob.chunk_bytes for blob in wanted)
-        replaced = self._installed(_other(self._state().current))
-        freed_bytes = sum(blob.bytes for _, blob in replaced.files) if replaced else 0
-        install_bytes = max(0, sum(blob.bytes for blob in wanted) - freed_bytes)
-        needed_bytes = fetch_bytes + install_bytes + self._reserve_bytes
-        require_space(self.folder, needed_bytes, f"release {manifest.release}")
+        require_space(self.folder, fetch_bytes + self._reserve_bytes, f"release {manifest.release}")
         for installed in filter(None, map(self._installed, ("a", "b"))):
             for path, source in installed.files:
                 for blob in wanted:
@@ -135,7 +131,7 @@ class Slots:
         return self._chunks.add(blob, index, payload)
 
     def assemble(self, blob: Blob, path: Path) -> None:
-        """Writes the whole blob to `path`, in one pass, hashing on the way. Raises ArtefactError."""
+        """Puts the whole blob at `path`, its hash checked. Raises ArtefactError."""
         self._chunks.assemble(blob, path)
 
     def install(self, manifest: Manifest, check: Callable[[Installed], None] | None = None) -> Installed:

@@ -1,12 +1,15 @@
 """Verified chunks on disk, so that a download which is killed goes on where it was and a bad chunk never gets in.
 
-A chunk is checked before it is written and, because a power cut may have come before the disk took it, once more when a new process
-first looks. So none is forced to the disk, which takes a card longer than fetching it: a power cut costs the chunks of the last seconds.
+Each blob grows in one file of its own, every chunk at its place, and that file becomes the installed one: what is fetched is written once,
+which matters to a card. A chunk is checked before it is written and, because a power cut may have come before the disk took it, once more
+when a new process first looks. So none is forced to the disk one by one, which takes a card longer than fetching it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from edge_fl import atomic
@@ -16,7 +19,7 @@ from edge_fl.wire.blob import Blob
 
 
 class Chunks:
-    """The chunks of blobs not yet assembled, one file SHA256.INDEX each. One process at a time writes here."""
+    """The chunks of blobs not yet installed, in one file SHA256 for each blob. One process at a time writes here."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +38,7 @@ class Chunks:
                 blob.check_chunk(index, payload)
             except ArtefactError as error:
                 raise ArtefactError(str(error), "chunk_hash") from error
-            self._write(self._path(blob, index), payload)
+            self._write(blob, index, payload)
             held.add(index)
         return len(held) == len(blob.chunks)
 
@@ -51,52 +54,51 @@ class Chunks:
                 self._take_over_one(blob, index, file.read(source.chunk_bytes))
 
     def assemble(self, blob: Blob, path: Path) -> None:
-        """Streams the chunks into `path`, which appears whole or not at all. Raises ArtefactError ("incomplete", "chunk_hash", ...)."""
+        """Puts the blob at `path`, whole or not at all. Raises ArtefactError ("incomplete", "chunk_hash", ...)."""
         if missing := self.missing(blob):
             raise ArtefactError(
                 f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}; not installed",
                 "incomplete",
             )
-        whole = hashlib.sha256()
-        with reporting(path.name), atomic.writing(path) as file:
-            for index in range(len(blob.chunks)):
-                chunk = self._path(blob, index).read_bytes()
-                whole.update(chunk)
-                file.write(chunk)
-            if whole.hexdigest() != blob.sha256:
+        with reporting(path.name), self._path(blob).open("rb") as file:
+            if (found := hashlib.file_digest(file, "sha256").hexdigest()) != blob.sha256:
                 self._held.pop(blob.sha256)  # the next look at the disk finds which chunk went bad
                 raise ArtefactError(
-                    f"{path.name}: sha256 {whole.hexdigest()[:8]}, manifest says {blob.sha256[:8]}; not installed",
+                    f"{path.name}: sha256 {found[:8]}, manifest says {blob.sha256[:8]}; not installed",
                     "chunk_hash",
                 )
+            atomic.link(self._path(blob), path)
 
     def keep_only(self, sha256s: set[str]) -> None:
         """Removes the chunks of every other blob, and leftovers of interrupted writes."""
         if not self.folder.is_dir():
             return
         for path in self.folder.iterdir():
-            if path.name.partition(".")[0] not in sha256s:
+            if path.name not in sha256s:
                 path.unlink(missing_ok=True)
         self._held = {sha256: held for sha256, held in self._held.items() if sha256 in sha256s}
 
-    def _path(self, blob: Blob, index: int) -> Path:
-        return self.folder / f"{blob.sha256}.{index}"
+    def _path(self, blob: Blob) -> Path:
+        return self.folder / blob.sha256
 
     def _verified(self, blob: Blob) -> set[int]:
-        """Indices of the good chunks on disk; what is not good is removed."""
+        """Indices of the good chunks on disk; a file without any is removed."""
         if blob.sha256 not in self._held:
-            present = {index for index in range(len(blob.chunks)) if self._path(blob, index).exists()}
-            self._held[blob.sha256] = {index for index in present if self._still_good(blob, index)}
+            self._held[blob.sha256] = held = self._good(blob)
+            if not held:
+                self._path(blob).unlink(missing_ok=True)
         return self._held[blob.sha256]
 
-    def _still_good(self, blob: Blob, index: int) -> bool:
-        path = self._path(blob, index)
-        try:
-            blob.check_chunk(index, path.read_bytes())
-        except (ArtefactError, OSError):
-            path.unlink(missing_ok=True)
-            return False
-        return True
+    def _good(self, blob: Blob) -> set[int]:
+        good: set[int] = set()
+        with suppress(OSError), self._path(blob).open("rb") as file:
+            if os.fstat(file.fileno()).st_size > blob.bytes:
+                return good  # longer than what is fetched: something else
+            for index in range(len(blob.chunks)):
+                with suppress(ArtefactError):
+                    blob.check_chunk(index, file.read(blob.chunk_bytes))
+                    good.add(index)
+        return good
 
     def _take_over_one(self, blob: Blob, index: int, payload: bytes) -> None:
         try:
@@ -105,11 +107,17 @@ class Chunks:
             if error.why != "chunk_hash":  # the installed file has gone bad there: fetch this chunk
                 raise
 
-    def _write(self, path: Path, payload: bytes) -> None:
+    def _write(self, blob: Blob, index: int, payload: bytes) -> None:
+        path = self._path(blob)
         try:
-            with reporting(f"chunk {path.name[:8]}{path.suffix}"):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(payload)
+            with reporting(f"chunk {index} of {path.name[:8]}"):
+                if not path.exists():
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    path.touch()
+                with path.open("r+b") as file:
+                    file.seek(index * blob.chunk_bytes)
+                    file.write(payload)
         except ArtefactError:
-            path.unlink(missing_ok=True)
+            if not self._held[blob.sha256]:
+                path.unlink(missing_ok=True)
             raise

@@ -1,6 +1,6 @@
 """`python -m tests.devices.dying FOLDER STEP COMMAND...`: the command `edge-fl`, killed with SIGKILL just before its n-th step of a kind.
 
-A step is what the disk sees, as "rename heads/*", "remove outbox/rel-2.json" or "create release/chunks/*:3" (the third of its kind); paths
+A step is what the disk sees, as "rename heads/*", "remove outbox/rel-2.json" or "change release/chunks/*:3" (the third of its kind); paths
 are relative to FOLDER. With STEP "-" nobody dies, and the steps are printed on stderr. Only this process dies, not its children.
 """
 
@@ -26,8 +26,11 @@ def watch(folder: Path, step: str) -> None:
             return
         verb, index = EVENTS[event]
         path = arguments[index]
-        if verb == "create" and not set("xwa") & set(str(arguments[1] or "")):
-            return
+        if verb == "create":
+            mode = set(str(arguments[1] or ""))
+            if not mode & set("xwa+"):
+                return
+            verb = "create" if mode & set("xwa") else "change"
         if not isinstance(path, str | os.PathLike) or not Path(path).is_relative_to(folder):
             return
         name = f"{verb} {Path(path).relative_to(folder)}"

@@ -31,8 +31,8 @@ DATA = samples(60, 0)
 WAIT_S = 240.0
 
 STEPS = [
-    "create release/chunks/*:2",  # fetching: one chunk is there
-    "create release/chunks/*:20",  # half of them are
+    "change release/chunks/*:2",  # fetching: one chunk is there
+    "change release/chunks/*:20",  # half of them are
     "rename release/state.json:1",  # installing: the slot is about to be emptied
     "rename release/?/extractor.onnx",
     "rename release/?/manifest.json",

@@ -32,3 +32,20 @@ def test_nothing_is_seen_under_the_name_before_the_end(tmp_path: Path) -> None:
         file.write(b"x")
         assert not (tmp_path / "a").exists()
     assert (tmp_path / "a").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_file_is_put_at_a_second_place_also_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "place").write_bytes(b"old")
+    if not shared:
+        monkeypatch.setattr("os.link", refuse)
+    atomic.link(tmp_path / "new", tmp_path / "place")
+    assert (tmp_path / "place").read_bytes() == b"new"
+    assert (tmp_path / "place").samefile(tmp_path / "new") == shared
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "place"]

@@ -12,9 +12,8 @@ from typing import Any
 from edge_fl.errors import InputError
 from server.registry import Database, rollouts, runs
 from server.registry.records import RolloutDesire
+from server.release.stages import CAREFUL, EVERYBODY
 from server.view.dashboard.queries.releases import serving
-
-GROUPS = (0.05, 0.25, 1.0)
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def start(db: Database, fleet: str, release: str) -> str:
             f"release {wanted}: release {under_way.release} is on its way; abort that one first; nothing was done"
         )
     before = serving(tuple(rollouts.listed(db, fleet)))
-    plan: dict[str, Any] = {"groups": [1.0] if wanted < before else list(GROUPS)}
+    plan: dict[str, Any] = {"groups": list(EVERYBODY if wanted < before else CAREFUL)}
     rollouts.begin(db, fleet, wanted, previous=before if before != wanted else 0, plan=plan)
     return f"Release {wanted} sets out as soon as the server sees it."
 

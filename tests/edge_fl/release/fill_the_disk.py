@@ -66,7 +66,7 @@ def main(folder: Path) -> None:
     slots.mark_good()
     manifest, payload = release(2)
     limit(3000)
-    refused("chunk", slots, lambda: fetch(slots, manifest, payload))
+    refused("first", slots, lambda: fetch(slots, manifest, payload))
     assert not list((slots.folder / "chunks").iterdir())
     assert (
         slots.missing(manifest.extractor)
@@ -74,14 +74,14 @@ def main(folder: Path) -> None:
         == [0, 1, 2, 3, 4]
     )
     limit(10_000)
-    fetch(slots, manifest, payload)
-    refused("assemble", slots, lambda: slots.install(manifest))
+    refused("third", slots, lambda: fetch(slots, manifest, payload))
+    assert slots.missing(manifest.extractor) == Slots(slots.folder).missing(manifest.extractor) == [2, 3, 4]
     files = dict(repository.files())
     trust = Trust(folder / "trust", repository.root_bytes)
     limit(100)
     refused("metadata", slots, lambda: trust.refresh(files.__getitem__))
     limit(resource.RLIM_INFINITY)
-    assert Slots(slots.folder).missing(manifest.extractor) == []
+    fetch(slots, manifest, payload)
     assert slots.install(manifest).manifest.release == 2
     assert trust.refresh(files.__getitem__) == []
     sys.stdout.write("recovered\n")

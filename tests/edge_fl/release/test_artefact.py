@@ -78,7 +78,7 @@ def test_a_corrupt_chunk_is_refused_and_leaves_nothing_behind(slots, make_releas
             slots.add_chunk(manifest.extractor, 0, bad)
         assert refusal.value.why == "chunk_hash"
     assert 0 in slots.missing(manifest.extractor)
-    assert not list(slots.folder.rglob("*.0"))
+    assert not [path for path in slots.folder.rglob("*") if path.is_file()]
 
 
 def test_a_chunk_that_a_power_cut_left_half_written_is_fetched_again(tmp_path, make_release):
@@ -88,8 +88,18 @@ def test_a_chunk_that_a_power_cut_left_half_written_is_fetched_again(tmp_path, m
     first.prepare(manifest)
     for index in (0, 1):
         first.add_chunk(manifest.extractor, index, bytes(chunks[index]))
-    (tmp_path / "chunks" / f"{manifest.extractor.sha256}.1").write_bytes(bytes(chunks[1])[:100])
+    with (tmp_path / "chunks" / manifest.extractor.sha256).open("r+b") as file:
+        file.truncate(1024 + 100)
     assert Slots(tmp_path).missing(manifest.extractor) == [1, 2, 3]
+
+
+def test_a_file_that_is_not_what_is_being_fetched_is_not_taken_for_it(tmp_path, make_release):
+    manifest, payloads = make_release(1)
+    (tmp_path / "chunks").mkdir()
+    strange = tmp_path / "chunks" / manifest.extractor.sha256
+    strange.write_bytes(payloads[manifest.extractor.sha256] + b"and more")
+    assert Slots(tmp_path).missing(manifest.extractor) == [0, 1, 2, 3]
+    assert not strange.exists()
 
 
 def test_an_incomplete_release_is_not_installed_and_the_way_back_stays(installed, make_release, fetch):
@@ -264,11 +274,11 @@ def run_script(name: str, folder: Path) -> str:
 
 
 def test_a_full_disk_stops_the_download_and_the_old_release_serves(tmp_path):
-    """In a child whose files may not grow (RLIMIT_FSIZE): a chunk, the extractor, then metadata; then space returns."""
+    """In a child whose files may not grow (RLIMIT_FSIZE): the first chunk, the third, then metadata; then space returns."""
     assert run_script("fill_the_disk.py", tmp_path).split() == [
-        "chunk",
+        "first",
         "enospc",
-        "assemble",
+        "third",
         "enospc",
         "metadata",
         "enospc",
