@@ -23,6 +23,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+MAX_REASON = 200  # characters
+
 
 class EdgeFLError(Exception):
     """The root of the tree; `exit_code` is what a command returns when the error reaches its top."""
@@ -82,6 +84,11 @@ class DataError(InputError):
 
 class MethodError(InputError):
     """A method, one of its hyper-parameters, or a model that does not carry it."""
+
+
+def brief(reason: object) -> str:
+    """What another library says is wrong, cut short: it may quote what came, however long that is."""
+    return str(reason)[:MAX_REASON]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

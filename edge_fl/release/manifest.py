@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge_fl.config import InputSpec
-from edge_fl.errors import ArtefactError
+from edge_fl.errors import ArtefactError, brief
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.wire.blob import Blob
 
@@ -138,7 +138,7 @@ def listed(entries: Iterable[object]) -> list[Entry]:
         return sorted((msgspec.convert(entry, Entry) for entry in entries), key=lambda entry: entry.serial)
     except msgspec.ValidationError as error:
         raise ArtefactError(
-            f"signed metadata: {error}; no release can be read from it", "manifest"
+            f"signed metadata: {brief(error)}; no release can be read from it", "manifest"
         ) from error
 
 

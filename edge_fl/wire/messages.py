@@ -15,13 +15,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edge_fl.config import TaskSpec
-from edge_fl.errors import ProtocolError
+from edge_fl.errors import ProtocolError, brief
 from edge_fl.wire.blob import Blob
 
 PROTOCOL = "1.0"
 MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
-MAX_REASON = 200  # characters of a parser's message, which may quote what came
 STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
@@ -226,7 +225,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
         # msgspec skips unknown fields unseen and lets the last of two equal keys win: look at every key once more.
         json.loads(payload.decode(), object_pairs_hook=_unique, parse_int=str, parse_float=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{name}: {str(error)[:MAX_REASON]}; ignored") from error
+        raise ProtocolError(f"{name}: {brief(error)}; ignored") from error
     _require_finite(msgspec.to_builtins(message), name, "ignored")
     return message
 

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from edge_fl.errors import ProtocolError
+from edge_fl.errors import ProtocolError, brief
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Mapping[str, Array]]
@@ -159,7 +159,7 @@ def _entries(header: memoryview, limits: Limits) -> dict[str, Entry]:
         tree = json.loads(bytes(header), object_pairs_hook=_unique)
         entries = msgspec.convert(tree, dict[str, Entry])
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise ProtocolError(f"tensors: header: {error}; not read") from error
+        raise ProtocolError(f"tensors: header: {brief(error)}; not read") from error
     if len(entries) > limits.max_tensors:
         raise ProtocolError(f"tensors: {len(entries)} tensors, at most {limits.max_tensors}; not read")
     for name in entries:
