@@ -202,7 +202,9 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     """
     root = Topics(fleet).root
     yield "server", "readwrite", f"{root}/#"
-    yield "worker", "readwrite", f"{root}/#"
+    for family in ("rpt", "blob"):
+        yield "worker", "read", f"{root}/d/+/up/{family}/#"
+    yield "worker", "write", f"{root}/d/+/dn/ack"
     yield "reader", "read", f"{root}/#"
     yield "operator", "read", f"{root}/#"
     for family in ("tuf", "art", "d/+/dn"):

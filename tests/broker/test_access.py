@@ -66,7 +66,12 @@ ALL = set(topics_of("x"))
 # role -> what it may (write, read) of its own and of another's topics, written out by hand: the rules are not to grade themselves
 MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
     "server": (ALL, ALL, ALL, ALL),
-    "worker": (ALL, ALL, ALL, ALL),
+    "worker": (
+        {"enroll/req", "dn/ack"} | UP,
+        BROADCAST | DOWN | {"enroll/rsp", "up/rpt", "up/blob"},
+        {"dn/ack"},
+        BROADCAST | {"up/rpt", "up/blob"},
+    ),
     "reader": ({"enroll/req"} | UP, ALL, set(), ALL),
     "operator": ({"tuf", "art", "enroll/req"} | DOWN | UP, ALL, {"tuf", "art"} | DOWN, ALL),
     "registrar": (

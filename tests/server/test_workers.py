@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +14,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from broker.config import Settings
+from broker.mosquitto import Mosquitto
+from broker.provision import gate
+from broker.provision.authority import Authority
 from edge_fl.config import CohortConfig
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
-from edge_fl.wire import tensors
+from edge_fl.wire import identity, tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt import MqttTransport
@@ -23,12 +29,13 @@ from server import rounds
 from server.fleets.sequential import SequentialFleet
 from server.registry import Database, reports, runs
 from server.rounds import Plan
+from server.wire.entry import entry
 from server.wire.journal import Journal
 from server.wire.link import Link
 from server.wire.roster import Roster
 from server.wire.shared import SharedInbox, Worker
 from server.wire.wants import Wants
-from tests.server.conftest import QUICK, Bench
+from tests.server.conftest import QUICK, Bench, ScriptedDevice
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 IDS = tuple(f"d{number}" for number in range(6))
@@ -140,6 +147,77 @@ def test_a_worker_killed_in_mid_round_costs_nothing(crew, own_mosquitto, url, tm
         dying.stdout.close()
     assert (result.answered, result.attempts) == (IDS, 1)
     assert len(reports.of_run(bench.inbox.journal.db, "t1", 1)) == len(IDS)
+
+
+def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
+    mosquitto_program, new_postgresql_database, tmp_path: Path
+):
+    """Every party by its own certificate and the broker's access list; the workers are the real command."""
+    authority, ids = Authority.make(tmp_path / "home"), tmp_path / "ids"
+    ids.mkdir()
+    names = (*IDS, "worker-1", "worker-2")
+    authority.bake({name: ids / name for name in names})
+    certificates = gate.certificates(authority, "127.0.0.1")
+    settings = gate.in_step(
+        Settings(tmp_path / "broker", port=0, fleet="main", certificates=certificates), authority
+    )
+    url = new_postgresql_database()
+    with Mosquitto(settings, mosquitto_program) as broker, ExitStack() as stack:
+        port, db = broker.settings.port, stack.enter_context(closing(Database.open(url)))
+        connect = entry("127.0.0.1", port, tmp_path / "home" / "server")
+        journal = stack.enter_context(Journal(db))
+        link = Link(connect, "main", workers=True, limits=QUICK)
+        inbox = SharedInbox(link, journal)
+        around = {"roster": Roster(link, journal), "inbox": inbox, "wants": Wants(link)}
+        bench = Bench(connect=connect, topics=link.topics, link=link, **around)
+        link.open()
+        stack.callback(link.close)
+        stack.callback(inbox.stop)
+        workers = [stack.enter_context(_worker(url, port, ids / name)) for name in ("worker-1", "worker-2")]
+        for number, id in enumerate(IDS):
+            endpoint = identity.read(ids / id).endpoint("127.0.0.1", port)
+            device = ScriptedDevice(
+                partial(MqttTransport, endpoint), bench.topics, id, delay_s=2.0 * (number > 2)
+            )
+            bench.devices.append(device)
+        stack.callback(bench.close)
+        bench.wait_for(full=len(IDS))
+        spec = bench.spec("fedavg")
+        found = rounds.run(build_method(spec), bench.fleet(spec, deadline_s=60.0), Plan(1, seed=1))
+        killed = threading.Thread(target=_kill_once_one_counts, args=(workers[0], db), daemon=True)
+        killed.start()
+        stop = _resend(bench.devices)
+        result = next(found)
+        stop()
+        killed.join(10)
+        assert workers[0].wait(10) == -9
+        assert workers[1].poll() is None
+        assert (result.answered, result.attempts) == (IDS, 1)
+        assert len(reports.of_run(db, "t1", 1)) == len(IDS)
+    alone = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
+    assert same(result.shared, next(rounds.run(build_method(spec), alone, Plan(1, seed=1))).shared)
+
+
+@contextmanager
+def _worker(url: str, port: int, folder: Path):
+    """`edge-fl server worker` with an identity, once it takes reports."""
+    there = ("--database", url, "--port", str(port), "--identity", str(folder))
+    command = [sys.executable, "-m", "edge_fl", "server", "worker", *there]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    try:
+        assert process.stderr
+        assert "takes reports" in process.stderr.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def _kill_once_one_counts(worker, db):
+    while not reports.of_run(db, "t1", 1):
+        time.sleep(0.05)
+    worker.kill()
 
 
 def _resend(devices):
