@@ -7,14 +7,10 @@ numbers in another order and agrees to rounding. So `auto` takes it only when it
 from __future__ import annotations
 
 import multiprocessing
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +22,7 @@ from edge_fl.learn.tree import size_bytes, to_device
 from edge_fl.methods import steps
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
-from server.fleets import processes, vector
+from server.fleets import folders, processes, vector
 from server.fleets.fleet import ClientId, Fleet
 from server.fleets.pool import PoolFleet
 from server.fleets.ray import RayFleet
@@ -167,9 +163,9 @@ def _kept(kind: Any, clients: Mapping[ClientId, Client], method: Method) -> Flee
     each = size_bytes(steps.start_own(method, next(iter(clients))))
     if each * len(clients) <= IN_MEMORY_BYTES:
         return kind(clients, method)
-    folder = Path(tempfile.mkdtemp(prefix="edge-fl-personal-"))
+    folder = folders.make()
     fleet = kind(clients, method, folder)
-    weakref.finalize(fleet, shutil.rmtree, folder, ignore_errors=True)
+    folders.until_gone(fleet, folder)
     return fleet
 
 

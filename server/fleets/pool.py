@@ -7,8 +7,6 @@ file; personal parts are one file per client beside it, broadcasts and updates a
 from __future__ import annotations
 
 import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,7 +19,8 @@ from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from server.fleets import processes, schedule, worker
-from server.fleets.fleet import ClientId, Downs
+from server.fleets.fleet import ClientId, Downs, Fleet
+from server.fleets.folders import make, until_gone
 from server.fleets.personal import Personal
 from server.fleets.sequential import Step
 from server.fleets.site import Site
@@ -34,12 +33,13 @@ LEAST_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # what must be free there to be
 SILENCE_S = 3600.0  # a run ends when no client has finished for so long
 
 
-class PoolFleet:
+class PoolFleet(Fleet):
     """The clients of a site, trained by `workers` processes (0: one per core). Its files go when it goes."""
 
     def __init__(self, site: Site, *, workers: int = 0) -> None:
         self._site, self._workers = site, workers or processes.cores()
-        self._folder, self._travelling = _folder(self), _folder(self, _in_memory())
+        self._folder = until_gone(self, make())
+        self._travelling = until_gone(self, make(_in_memory()))
         site.save(self._folder)
         self._personal = Personal(build_method(site.settings.spec), self._folder / worker.PERSONAL)
 
@@ -105,13 +105,6 @@ class PoolFleet:
             up = self._travelling / f"up-{client}.safetensors"
             own = self._folder / f"own-{client}.safetensors"
             yield Job(self._folder, step, round, client, path, up, own)
-
-
-def _folder(owner: object, parent: Path | None = None) -> Path:
-    """A new folder, gone when its owner is."""
-    folder = Path(tempfile.mkdtemp(prefix="edge-fl-pool-", dir=parent))
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def _in_memory() -> Path | None:
