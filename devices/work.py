@@ -21,7 +21,7 @@ from devices.machine.wants import parcel_for
 from devices.store import Store
 from edge_fl.config import InputSpec
 from edge_fl.data.samples import ClientData
-from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
+from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, RunError
 from edge_fl.wire import messages
 from edge_fl.wire.blob import Assembly, Blob
 from edge_fl.wire.egress import Egress
@@ -112,4 +112,6 @@ def _failure(error: Exception) -> Failed:
             return Failed("out_of_memory", detail=str(error))
         case RunError():
             return Failed("diverged", final=True, detail=str(error))
+        case InputError():  # of a task that this device cannot build: a newer server's, or spoilt on its way
+            return Failed("bad_spec", detail=str(error))
     return Failed("error", detail=f"{type(error).__name__}: {error}")

@@ -90,6 +90,9 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
     that and `participation`). `over_select` times as many clients are asked, since some always drop out (not in simulation, where
     nobody does); a round ends with the goal, or at `deadline_s` if `quorum` of the goal is there. Otherwise it is abandoned and
     asked anew, `attempts` times in all. A round waits up to `wait_s` for `min_devices` before it starts.
+
+    With a `buffer_size` above 0 aggregation is asynchronous (FedBuff): so many updates end a round, whichever round they began in, at
+    most `max_staleness` ago; the others stay at work, and as many are asked anew as the cohort then lacks.
     """
 
     participation: Fraction = 1.0
@@ -100,6 +103,8 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
     attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     min_devices: Annotated[int, Meta(ge=1)] = 1
     wait_s: Annotated[float, Meta(gt=0)] = 120.0
+    buffer_size: Annotated[int, Meta(ge=0)] = 0
+    max_staleness: Annotated[int, Meta(ge=0, le=1000)] = 10
 
 
 class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):

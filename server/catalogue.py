@@ -58,6 +58,7 @@ def describe(name: str, model: str = "cnn2") -> str:
         f"BatchNorm: {method.batch_norm.value}",
         f"down per client and round with {model}: {size_bytes(down):,} bytes ({', '.join(down) or 'nothing'})",
         f"exported for devices: {' + '.join(method.exports) or 'nothing'}",
+        f"late updates (cohort.buffer_size): {'join' if method.averages() else 'refused'}",
         *_egress(method),
         f"deviations: {method.deviations or 'none known'}",
         "",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import floor
 
-from edge_fl.config import CohortConfig
+from edge_fl.config import CohortConfig, Source
+from edge_fl.errors import ConfigError
+from edge_fl.methods.method import Method
 from edge_fl.seeds import generator
 
 
 def goal(clients: int, cohort: CohortConfig, seed: int, round: int) -> int:
-    """How many updates end a round: max(floor(participation * N), 1) of N clients (METHODS.md G12).
+    """How many updates end a round without a buffer: max(floor(participation * N), 1) of N clients (METHODS.md G12).
 
     With `participation_from` the number is drawn anew for every round, from that share to `participation`.
     """
@@ -21,18 +23,47 @@ def goal(clients: int, cohort: CohortConfig, seed: int, round: int) -> int:
     return int(generator(seed, "cohort.size", round).integers(least, most, endpoint=True))
 
 
-def draw(clients: Sequence[str], cohort: CohortConfig, seed: int, round: int) -> list[str]:
-    """As many clients as the goal, times `over_select`, without replacement, ascending."""
-    asked = min(len(clients), round_up(goal(len(clients), cohort, seed, round) * cohort.over_select))
-    if asked == len(clients):
-        return sorted(clients)
-    picked = generator(seed, "cohort", round).choice(len(clients), size=asked, replace=False)
-    return sorted(clients[i] for i in picked)
+def draw(
+    clients: Sequence[str],
+    cohort: CohortConfig,
+    seed: int,
+    round: int,
+    *,
+    may_drop_out: bool = False,
+    at_work: Collection[str] = (),
+) -> list[str]:
+    """As many clients as the goal, without replacement, ascending; `over_select` times as many where they may drop out.
+
+    Those `at_work` on earlier rounds are among them already, and only the rest is drawn.
+    """
+    spare = cohort.over_select if may_drop_out else 1.0
+    idle = [client for client in clients if client not in at_work]
+    wanted = round_up(goal(len(clients), cohort, seed, round) * spare) - (len(clients) - len(idle))
+    if wanted >= len(idle):
+        return sorted(idle)
+    picked = generator(seed, "cohort", round).choice(len(idle), size=max(wanted, 0), replace=False)
+    return sorted(idle[i] for i in picked)
 
 
 def quorum(goal: int, cohort: CohortConfig) -> int:
     """How many updates a round needs at least."""
     return max(round_up(goal * cohort.quorum), 1)
+
+
+def require_bufferable(cohort: CohortConfig, method: Method, source: Source) -> None:
+    """Raises ConfigError where updates of earlier rounds are asked for that could not be joined."""
+    if not cohort.buffer_size:
+        return
+    asked = f"cohort.buffer_size = {cohort.buffer_size}"
+    if not method.averages():
+        raise ConfigError(
+            f"{asked}: {method.title} sends more than networks that all clients start from alike, so that late updates cannot be"
+            " moved to newer ones; expected buffer_size = 0, or a method that averages, such as fedavg; nothing was started"
+        )
+    if source == "hybrid":
+        raise ConfigError(
+            f"{asked}: source hybrid, expected simulated or fleet (simulated clients are late in a time of their own); nothing was started"
+        )
 
 
 def round_up(value: float) -> int:

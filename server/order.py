@@ -11,6 +11,7 @@ from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
+from server import cohort as cohorts
 from server import simulate
 from server.registry import database
 from server.release import export
@@ -65,6 +66,7 @@ def prepare(recipe: Recipe) -> Work:
     device = "cpu" if recipe.device == "auto" and study is None else simulate.torch_device(recipe.device)
     method = build_method(spec)
     method.net.to(device)
+    cohorts.require_bufferable(recipe.cohort, method, recipe.source)
     if recipe.release.heads:
         export.require_exportable(method)
     return Work(recipe, dataset, study, spec, method, device)

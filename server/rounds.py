@@ -2,7 +2,9 @@
 
     draw a cohort -> broadcast -> fleet.train -> put updates in order -> aggregate -> evaluate -> remember
 
-Whether the fleet is simulated here or made of devices behind a broker makes no difference to this module.
+Whether the fleet is simulated here or made of devices behind a broker makes no difference to this module. Nor does it much matter
+whether a round ends with its cohort or with a buffer of updates: then some of them began in earlier rounds, and are moved to the newest
+parts before the method sees them.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from edge_fl import logs
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
+from edge_fl.learn import late
 from edge_fl.learn.mean import Update
 from edge_fl.learn.robust import Robust, robust
 from edge_fl.learn.tree import Parts, size_bytes
@@ -43,7 +47,8 @@ class Plan:
 class RoundResult:
     """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated.
 
-    `beside` are devices of no cohort whose parts joined; `attempts` is how often it was asked.
+    Asked are those whose update could count, also if they were asked in an earlier round; `staleness` says of such an answer how many
+    rounds ago. `beside` are devices of no cohort whose parts joined; `attempts` is how often it was asked.
     `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the
     cohort together, without any framing.
     """
@@ -58,6 +63,7 @@ class RoundResult:
     bytes_up: int = 0
     beside: tuple[ClientId, ...] = ()
     attempts: int = 1
+    staleness: Mapping[ClientId, int] = field(default_factory=dict)
 
 
 Beside = Callable[[], Sequence[Update]]
@@ -126,6 +132,7 @@ def run(
             sum(answered.values()),
             attempt.beside,
             attempt.number,
+            attempt.staleness,
         )
 
 
@@ -140,6 +147,7 @@ class _Attempt:
     answered: dict[ClientId, int]
     bytes_down: int
     beside: tuple[ClientId, ...]
+    staleness: dict[ClientId, int]
 
 
 def _attempt(
@@ -181,27 +189,43 @@ def _ask(
     beside: Beside,
     watch: Watch,
 ) -> _Attempt:
-    clients = fleet.clients()
-    everyone = method.trains_everyone
-    cohort = list(clients) if everyone else cohorts.draw(clients, plan.cohort, plan.seed, round)
-    goal = len(clients) if everyone else cohorts.goal(len(clients), plan.cohort, plan.seed, round)
-    downs = Broadcasts(method, shared, cohort)
+    asked, cohort, goal = _cohort(method, fleet, plan, round)
+    downs = Broadcasts(method, shared, asked)
     answered: dict[ClientId, int] = {}
+    staleness: dict[ClientId, int] = {}
     first_come = _counted(_first(fleet.train(round, method, downs), goal), "clients", goal, watch)
-    updates = _noting(in_order(first_come, cohort), answered)
+    updates = _noting(in_order(first_come, cohort), answered, staleness)
+    updates = map(partial(late.moved, shared=shared), updates)
     others: list[ClientId] = []
     updates = _joined(robust(updates, shared, plan.robust), beside, others)
     shared = steps.aggregate(method, shared, updates)
     for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
         pass
-    return _Attempt(number, shared, tuple(cohort), goal, answered, sum(downs.bytes.values()), tuple(others))
+    bytes_down = sum(downs.bytes.values())
+    return _Attempt(number, shared, tuple(cohort), goal, answered, bytes_down, tuple(others), staleness)
+
+
+def _cohort(
+    method: Method, fleet: Fleet, plan: Plan, round: int
+) -> tuple[list[ClientId], list[ClientId], int]:
+    """(who is asked now, everybody whose update can count, how many of these end the round)."""
+    clients, at_work, how = fleet.clients(), fleet.at_work(), plan.cohort
+    if method.trains_everyone:
+        return list(clients), list(clients), len(clients)
+    drops = fleet.may_drop_out
+    asked = cohorts.draw(clients, how, plan.seed, round, may_drop_out=drops, at_work=at_work)
+    cohort = sorted({*asked, *at_work})
+    if how.buffer_size:
+        return asked, cohort, min(how.buffer_size, len(cohort))
+    return asked, cohort, cohorts.goal(len(clients), how, plan.seed, round)
 
 
 def evaluate(
     method: Method, fleet: Fleet, shared: Parts, round: int, watch: Watch = unwatched
 ) -> dict[ClientId, Mapping[str, float]]:
-    """Metrics of every client with the just-aggregated parts (`post_agg`, METHODS.md G13)."""
-    clients = fleet.clients()
+    """Metrics of every client that is not at work with the just-aggregated parts (`post_agg`, METHODS.md G13)."""
+    at_work = fleet.at_work()
+    clients = [client for client in fleet.clients() if client not in at_work]
     updates = fleet.evaluate(round, method, Broadcasts(method, shared, clients))
     counted = _counted(updates, "evaluations", len(clients), watch)
     return {update.client: update.metrics for update in in_order(counted, clients)}
@@ -281,8 +305,12 @@ def _joined(updates: Iterator[Update], beside: Beside, noted: list[ClientId]) ->
         yield update
 
 
-def _noting(updates: Iterator[Update], answered: dict[ClientId, int]) -> Iterator[Update]:
-    """The updates, noting who sent how many bytes."""
+def _noting(
+    updates: Iterator[Update], answered: dict[ClientId, int], staleness: dict[ClientId, int]
+) -> Iterator[Update]:
+    """The updates, noting who sent how many bytes, and who was how late."""
     for update in updates:
         answered[update.client] = size_bytes(update.parts)
+        if update.staleness:
+            staleness[update.client] = update.staleness
         yield update

@@ -20,8 +20,10 @@ from edge_fl.methods import build_method, steps
 from edge_fl.methods.method import Method
 from edge_fl.metrics import Summary
 from edge_fl.progress import Watch, unwatched
+from server import cohort as cohorts
 from server import newclients, rounds
 from server.fleets import engines
+from server.fleets.delayed import DelayedFleet
 from server.fleets.fleet import Fleet
 from server.fleets.site import Site
 from server.rounds import Plan, RoundResult
@@ -110,8 +112,12 @@ def task_spec(recipe: Recipe, dataset: Dataset) -> TaskSpec:
 
 def fleet(study: Study, method: Method, device: str, say: Callable[[str], None] = lambda line: None) -> Fleet:
     """The study's clients, simulated here by the recipe's engine; `say` hears which one was chosen, and why."""
-    effort = engines.Effort(study.recipe.rounds, study.recipe.cohort)
-    return engines.build(study.recipe.engine, Site.of(study, device), method, effort, say)
+    recipe, cohort = study.recipe, study.recipe.cohort
+    effort = engines.Effort(recipe.rounds, cohort)
+    clients = engines.build(recipe.engine, Site.of(study, device), method, effort, say)
+    if not (size := cohort.buffer_size):
+        return clients
+    return DelayedFleet(clients, method, recipe.seed, buffer_size=size, max_staleness=cohort.max_staleness)
 
 
 def run(
@@ -127,6 +133,7 @@ def run(
     """
     device = torch_device(study.recipe.device)
     method = build_method(study.spec)
+    cohorts.require_bufferable(study.recipe.cohort, method, "simulated")
     method.net.to(device)
     clients = fleet(study, method, device, say)
     shared, evaluated, trained = to_device(steps.start(method), device), {}, set[str]()
@@ -152,14 +159,12 @@ def _meet_unseen(study: Study, method: Method, shared: Parts, clients: Fleet, tr
 
 
 def plan(recipe: Recipe) -> Plan:
-    """The part of a recipe that the round loop needs. In simulation nobody drops out, so nobody is asked beyond the goal."""
-    simulated = recipe.source == "simulated"
-    cohort = msgspec.structs.replace(recipe.cohort, over_select=1.0) if simulated else recipe.cohort
+    """The part of a recipe that the round loop needs."""
     judge = recipe.judge
     return Plan(
         recipe.rounds,
         recipe.seed,
-        cohort,
+        recipe.cohort,
         recipe.evaluate_every,
         Robust(judge.centre, judge.trim, judge.clip),
     )

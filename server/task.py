@@ -143,7 +143,9 @@ def _run(
     else:
         progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
         Refusal(server.roster, server.wants, task, work.method.title)
-    limits = Limits(deadline_s=recipe.cohort.deadline_s, max_growth=recipe.judge.max_growth)
+    cohort = recipe.cohort
+    late = cohort.max_staleness if cohort.buffer_size else None
+    limits = Limits(cohort.deadline_s, max_growth=recipe.judge.max_growth, max_staleness=late)
     devices = MqttFleet(
         server.link,
         server.roster,
@@ -360,6 +362,8 @@ def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[st
         "answered": len(result.answered),
         "heads": len(result.beside),
         "attempts": result.attempts,
+        "late": len(result.staleness),
+        "staleness": max(result.staleness.values(), default=0),
         "refused": refused,
         "seconds": round(result.seconds, 3),
         "bytes_down": result.bytes_down,

@@ -21,12 +21,17 @@ PROTOTYPES = "prototypes"  # the part that holds class means, {"mean": [C, d], "
 
 @dataclass(frozen=True)
 class Update:
-    """One client's upload of one round: its parts, its number of training samples, and what it measured."""
+    """One client's upload of one round: its parts, its number of training samples, and what it measured.
+
+    A late one began `staleness` rounds ago, from `start`, which the server has replaced since (`edge_fl.learn.late`).
+    """
 
     client: str
     samples: int
     parts: Parts
     metrics: dict[str, float] = field(default_factory=dict)
+    start: Parts | None = None
+    staleness: int = 0
 
 
 class Mean:

@@ -84,6 +84,9 @@ class FineTuned(Method):
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         return self.inner.aggregate(shared, updates)
 
+    def averages(self) -> bool:
+        return self.inner.averages()
+
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         optimiser = Sgd(self.ft_lr, momentum=0.9)
         if self.ft_scope == "full":

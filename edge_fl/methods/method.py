@@ -203,6 +203,13 @@ class Method(ABC):
         """Names of the parts that a client may send."""
         return self.sends or self.travelling()
 
+    def averages(self) -> bool:
+        """Whether clients send networks that all of them were sent alike, so that a late change can be moved to newer ones (FedBuff)."""
+        sent, alike = self.sent(), type(self).broadcast is Method.broadcast
+        return (
+            bool(sent) and alike and not self.trains_everyone and all(name in self.net.parts for name in sent)
+        )
+
     def resumed(self, kept: Params, w: Parts) -> Any:
         """The state of an optimiser of w, from how a client keeps it."""
         return tree.shaped(kept, self.optimiser.init(tree.parameters(w)))

@@ -1,12 +1,13 @@
-"""The protocol of a fleet. The round loop knows nothing else of where clients are: in this process, in a pool, or on devices.
+"""What a fleet is. The round loop knows nothing else of where clients are: in this process, in a pool, or on devices.
 
 Updates may come in any order; the round loop puts them into ascending client id before a method sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
@@ -16,29 +17,37 @@ ClientId = str
 Downs = Mapping[ClientId, Parts]  # what each client of a cohort receives, computed when asked for
 
 
-class Fleet(Protocol):
-    """All clients of a run. The keys of `downs` are the cohort; a client that does not answer in time is simply missing."""
+class Fleet(ABC):
+    """All clients of a run. The keys of `downs` are the cohort; a client that does not answer in time is simply missing.
 
+    Where `may_drop_out`, more clients are asked than are needed (`CohortConfig.over_select`).
+    """
+
+    may_drop_out: ClassVar[bool] = False
+
+    @abstractmethod
     def clients(self) -> Sequence[ClientId]:
         """Every client that can take part now, ascending."""
-        ...
 
+    @abstractmethod
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """One local update of each client of the cohort."""
-        ...
+        """One local update of each client of the cohort; with a buffer, late ones of earlier rounds too."""
 
+    @abstractmethod
     def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """The closing step of each client, with its metrics before and after."""
-        ...
+        """The closing step of each client, with its metrics before and after. Whoever is still at work is told to stop."""
 
+    @abstractmethod
     def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Metrics of each client with the given broadcast; the updates carry no parts."""
-        ...
+
+    def at_work(self) -> Collection[ClientId]:
+        """Clients whose answer to an earlier round would still count; there are none without a buffer."""
+        return ()
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        """Personal parts of the clients that live in this process, for checkpoints; devices keep their own and give none."""
-        ...
+        """What the clients that live in this process remember, for checkpoints; devices keep it themselves, and give none."""
+        return iter(())
 
-    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
-        """Puts personal parts back, after `personal_state`."""
-        ...
+    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:  # noqa: B027
+        """Puts it back, after `personal_state`."""

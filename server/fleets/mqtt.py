@@ -2,7 +2,7 @@
 
 What `SequentialFleet` does in a loop happens here on the devices, with the same functions and the same seeds, so the results are equal to
 the bit. A round ends when every member has answered, when the rest are gone for good, or at its deadline; who has not answered by
-then is simply missing.
+then is simply missing. Where late updates count, the members of earlier rounds stay at work, and what they send joins the round that is on.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 
 from edge_fl.config import TaskSpec
 from edge_fl.learn.mean import Update
-from edge_fl.learn.tree import Parts, to_arrays, to_device
+from edge_fl.learn.tree import to_device
 from edge_fl.methods.method import Method
-from edge_fl.wire import tensors
-from edge_fl.wire.blob import Blob, describe
 from edge_fl.wire.messages import Mode, Report, Request, Round
-from edge_fl.wire.transport import SAFETENSORS
-from server.fleets.fleet import ClientId, Downs
+from server.fleets.fleet import ClientId, Downs, Fleet
 from server.registry.records import TaskWord
-from server.release.publish import clear_chunks, send_chunks
+from server.wire.broadcasts import Broadcasts
 from server.wire.exchange import Answer, Exchange
 from server.wire.inbox import Inbox
 from server.wire.judge import Terms, expected_of, flaw_of, length
@@ -35,84 +34,40 @@ from server.wire.wants import Wants
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+MAX_DEADLINE_S = 86400.0  # that a message may name
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`lost_s`: how long a round waits for a member that has left, in case it comes back; `max_growth` as in `JudgeConfig`."""
+    """`lost_s`: how long a round waits for a member that has left, in case it comes back; `max_growth` as in `JudgeConfig`.
+
+    `max_staleness`: for how many rounds after its own an update still counts. None: for none, and whoever is late is told to rest.
+    """
 
     deadline_s: float = 120.0
     lost_s: float = 5.0
     max_growth: float = 1000.0
-
-
-class Broadcasts:
-    """What travels down in one exchange: one blob for all clients that receive the same, sent once and kept until the end."""
-
-    def __init__(self, link: Link, expiry_s: float) -> None:
-        self._link, self._expiry_s = link, expiry_s
-        self._packed: dict[frozenset[tuple[str, str, int]], tuple[Parts, Blob]] = {}
-        self._payloads: dict[str, tuple[Blob, bytes]] = {}
-
-    def send(self, parts: Parts) -> Blob | None:
-        """The descriptor of `parts`, whose chunks are now retained; None when there is nothing to send."""
-        if not parts:
-            return None
-        # Clients of one round mostly receive the same tensors: pack and hash them once. The parts are kept so that ids stay theirs.
-        key = frozenset(
-            (part, name, id(t)) for part, params in parts.items() for name, t in [("", None), *params.items()]
-        )
-        if key not in self._packed:
-            payload = tensors.pack(to_arrays(parts))
-            blob = describe(payload)
-            self._packed[key] = parts, blob
-            if blob.sha256 not in self._payloads:
-                self._payloads[blob.sha256] = blob, payload
-                self.send_again(blob.sha256)
-        return self._packed[key][1]
-
-    def send_again(self, sha256: str, only: Sequence[int] | None = None) -> None:
-        """Retains the chunks of one blob anew, or `only` these; does nothing for a blob that is not ours."""
-        if (known := self._payloads.get(sha256)) and (transport := self._link.transport):
-            blob, payload = known
-            chunks = None if only is None else [index for index in only if index < len(blob.chunks)]
-            send_chunks(
-                transport,
-                self._link.topics,
-                blob,
-                payload,
-                SAFETENSORS,
-                max(1, round(self._expiry_s)),
-                only=chunks,
-            )
-
-    def send_all_again(self) -> None:
-        """Retains everything anew, for a broker that has forgotten it."""
-        for sha256 in list(self._payloads):
-            self.send_again(sha256)
-
-    def clear(self) -> None:
-        """Nothing of it stays retained."""
-        for blob, _ in self._payloads.values():
-            if transport := self._link.transport:
-                clear_chunks(transport, self._link.topics, blob)
-        self._payloads, self._packed = {}, {}
+    max_staleness: int | None = None
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked now: its answers so far, its broadcasts, and the announcement of its round."""
+    """What a cohort was asked, while answers to it count: what was sent to whom, and who has not been heard yet."""
 
     exchange: Exchange
     broadcasts: Broadcasts
-    round: Round
+    downs: Downs
+    deadline_s: float
+    waiting: set[ClientId]
 
 
-class MqttFleet:
+class MqttFleet(Fleet):
     """Full devices behind a broker. `heard` sees every report that counts; `close` withdraws whatever is still asked.
 
     Updates are handed over with their tensors on the torch device `device`.
     """
+
+    may_drop_out = True
 
     def __init__(
         self,
@@ -129,7 +84,9 @@ class MqttFleet:
         self._link, self._roster, self._inbox, self._wants, self._device = link, roster, inbox, wants, device
         self._task, self._spec, self._limits, self._heard = task, spec, limits, heard
         self._attempt = 0
-        self._question: Question | None = None
+        self._questions: dict[str, Question] = {}  # open ones by id, the newest last
+        self._answers: SimpleQueue[Answer] = SimpleQueue()  # to all rounds of training that are open
+        self._come: deque[tuple[Question, Answer]] = deque()  # between rounds
         roster.on_change(self._reborn)
         link.on("req", self._asked)
         link.on_return(lambda _: self._say_again())
@@ -146,105 +103,164 @@ class MqttFleet:
     def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._ask("evaluate", round, method, downs)
 
-    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        """Devices keep their own."""
-        return iter(())
-
-    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
-        """Devices have kept their own."""
+    def at_work(self) -> Collection[ClientId]:
+        """Members of rounds that are not over for them, and those whose answers have not been looked at."""
+        if not self._late:
+            return ()
+        waiting = (client for question in self._questions.values() for client in question.waiting)
+        return {*waiting, *(answer.device for _, answer in self._come)}
 
     def close(self) -> None:
-        """Withdraws the open question, the wants to train, and the announcement of the round."""
-        self._end()
+        """Withdraws the open questions, the wants to train, and the announcement of the round."""
+        self._end(list(self._questions.values()))
         self._wants.withdraw_passing()
         self._link.forget(self._link.topics.round(self._task))
 
+    @property
+    def _late(self) -> bool:
+        """Whether late updates count."""
+        return self._limits.max_staleness is not None
+
     def _ask(self, mode: Mode, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Asks at once, so that devices work while whoever asked does something else; the iterator waits for the answers."""
-        self._end()
+        self._leave_behind(mode, round)
+        question = self._question(mode, round, method, downs)
+        exchange, limit_s = question.exchange, question.deadline_s
+        until = time.monotonic() + self._limits.deadline_s
+        self._announce()
+        self._inbox.journal.ask(downs, self._task, round, mode, exchange.id)
+        for client in downs:
+            down = question.broadcasts.send(downs[client])
+            place = {"task": self._task, "round": round, "id": exchange.id}
+            self._wants.ask(client, mode, **place, down=down, deadline_s=limit_s)
+        return self._collect(question, until)
+
+    def _question(self, mode: Mode, round: int, method: Method, downs: Downs) -> Question:
+        """A question whose answers are taken from now on."""
         self._attempt += 1
-        deadline_s = self._limits.deadline_s
         # The boot keeps a restarted server from taking an old answer for a new one; the attempt keeps the steps of a round apart.
         id = f"{self._task}-{round}-{self._link.boot}-{self._attempt}"
         expected = expected_of(method, whole=mode == "train")
         some = next(iter(downs), None)  # they are all about as long
         lengths = {name: length(part) for name, part in (downs[some] if some else {}).items()}
         terms = Terms(self._spec, lengths, self._limits.max_growth)
-        flaw = flaw_of(method, terms)
-        exchange = Exchange(id, self._task, round, mode, list(downs), expected, self._samples, flaw)
-        broadcasts = Broadcasts(self._link, deadline_s)
-        question = self._question = Question(
-            exchange, broadcasts, Round(self._task, round, deadline_s, self._spec)
-        )
-        until = time.monotonic() + deadline_s
+        flaw, cohort, limit_s = flaw_of(method, terms), list(downs), self._limits.deadline_s
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        if self._late and mode == "train":
+            answers = self._answers
+            limit_s = min(limit_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
+        exchange = Exchange(id, self._task, round, mode, cohort, expected, self._samples, flaw, answers)
+        question = Question(exchange, Broadcasts(self._link, limit_s), downs, limit_s, set(cohort))
+        self._questions[id] = question
         self._inbox.open(exchange, terms)
-        self._announce(question)
-        self._inbox.journal.ask(downs, self._task, round, mode, id)
-        for client in downs:
-            down = broadcasts.send(downs[client])
-            self._wants.ask(
-                client, mode, task=self._task, round=round, id=id, down=down, deadline_s=deadline_s
-            )
-        return self._collect(exchange, until)
+        return question
 
-    def _collect(self, exchange: Exchange, until: float) -> Iterator[Update]:
-        waiting = set(exchange.cohort)
+    def _leave_behind(self, mode: Mode, round: int) -> None:
+        """Ends the questions whose answers count no longer once the next is asked; what has come by then does."""
+        most = self._limits.max_staleness
+        keep = most is not None and mode != "personalise"
+        oldest = round - (most or 0)
+        over = [
+            question
+            for question in self._questions.values()
+            if not keep or question.exchange.mode != "train" or question.exchange.round < oldest
+        ]
+        for question in over:
+            self._inbox.close(question.exchange)
+        while not self._answers.empty():
+            answer = self._answers.get()
+            if asked := self._questions.get(answer.report.id):
+                self._come.append((asked, answer))
+        if not keep:
+            self._come.clear()
+        self._end(over)
+
+    def _collect(self, question: Question, until: float) -> Iterator[Update]:
+        exchange, late = question.exchange, question.exchange.answers is self._answers
         try:
-            while waiting and self._is_open(exchange):
-                self._link.check()
-                left = max(until - time.monotonic(), 0.0)
-                try:
-                    answer = exchange.answers.get(timeout=min(left, POLL_S))
-                except queue.Empty:
-                    if not left:  # and nothing more has come while whoever asked did something else
-                        break
-                    if all(self._roster.gone_for(device) > self._limits.lost_s for device in waiting):
-                        break
-                    continue
-                waiting.remove(answer.device)
+            while come := self._next(exchange, until):
+                asked, answer = come
+                asked.waiting.discard(answer.device)
                 if answer.counts:
                     self._heard(answer.device, answer.report)
-                    parts = to_device(answer.parts, self._device)
-                    yield Update(answer.device, answer.report.samples, parts, dict(answer.report.metrics))
+                    yield self._update(asked, answer, exchange.round)
                 else:
-                    log.warning(
-                        "%s, %s of round %d: %s",
-                        answer.device,
-                        exchange.mode,
-                        exchange.round,
-                        _why(answer),
-                        extra={"device": answer.device},
-                    )
+                    place = f"{answer.device}, {exchange.mode} of round {asked.exchange.round}"
+                    log.warning("%s: %s", place, _why(answer), extra={"device": answer.device})
         except GeneratorExit:  # whoever asked has enough
-            self._end(exchange, "removed", "enough others answered")
+            if not late:
+                self._end([question], "removed", "enough others answered")
             raise
         finally:
-            self._end(exchange)
-        if waiting:
+            if not late:
+                self._end([question])
+        if (waiting := question.waiting) and not late:
             log.warning(
                 "%s of round %d: no answer from %s", exchange.mode, exchange.round, ", ".join(sorted(waiting))
             )
 
-    def _announce(self, question: Question) -> None:
-        topic = self._link.topics.round(self._task)
-        self._link.say(topic, question.round, retain=True, expiry_s=self._limits.deadline_s)
+    def _next(self, exchange: Exchange, until: float) -> tuple[Question, Answer] | None:
+        """The next answer where those to `exchange` come; None once nobody is left to wait for, at the deadline, or when it was ended."""
+        while exchange.id in self._questions:
+            self._link.check()
+            if self._come and exchange.answers is self._answers:
+                return self._come.popleft()
+            left, waiting = max(until - time.monotonic(), 0.0), self._waiting(exchange)
+            if not waiting:
+                return None
+            try:
+                answer = exchange.answers.get(timeout=min(left, POLL_S))
+            except queue.Empty:
+                gone = all(self._roster.gone_for(device) > self._limits.lost_s for device in waiting)
+                if gone or not left:  # and nothing more has come while whoever asked did something else
+                    return None
+                continue
+            if asked := self._questions.get(answer.report.id):  # else a worker was too late with its verdict
+                return asked, answer
+        return None
 
-    def _is_open(self, exchange: Exchange) -> bool:
-        return self._question is not None and self._question.exchange is exchange
+    def _update(self, asked: Question, answer: Answer, round: int) -> Update:
+        staleness = round - asked.exchange.round
+        return Update(
+            answer.device,
+            answer.report.samples,
+            to_device(answer.parts, self._device),
+            dict(answer.report.metrics),
+            start=asked.downs[answer.device] if staleness else None,
+            staleness=staleness,
+        )
+
+    def _waiting(self, exchange: Exchange) -> set[ClientId]:
+        """Who may still answer where these answers come."""
+        asked = (q for q in self._questions.values() if q.exchange.answers is exchange.answers)
+        return {client for question in asked for client in question.waiting}
+
+    def _announce(self) -> None:
+        """The spec of the task, and the first round whose answers count."""
+        asked = list(self._questions.values())
+        if not asked:
+            return
+        round = min(question.exchange.round for question in asked)
+        limit_s = max(question.deadline_s for question in asked)
+        announced = Round(self._task, round, limit_s, self._spec)
+        self._link.say(self._link.topics.round(self._task), announced, retain=True, expiry_s=limit_s)
 
     def _end(
-        self, exchange: Exchange | None = None, state: TaskWord = "timed_out", reason: str = "deadline"
+        self, questions: Sequence[Question], state: TaskWord = "timed_out", reason: str = "deadline"
     ) -> None:
-        """Ends the open question (or only that of `exchange`): late answers are refused, chunks cleared, the cohort put to rest."""
-        if self._question is None or (exchange and not self._is_open(exchange)):
-            return
-        question, self._question = self._question, None
-        asked = question.exchange
-        self._inbox.close(asked)
-        self._inbox.journal.settle(asked.id, state, reason)
-        question.broadcasts.clear()
-        for device in sorted(asked.cohort):
-            self._wants.ask(device, "rest", task=asked.task, round=asked.round, id=f"{asked.id}-rest")
+        """Ends these, where they are open: answers are refused as late, chunks cleared, and whoever is at it is put to rest."""
+        for question in questions:
+            asked = question.exchange
+            if self._questions.pop(asked.id, None) is None:
+                continue
+            self._inbox.close(asked)
+            self._inbox.journal.settle(asked.id, state, reason)
+            question.broadcasts.clear(other.broadcasts for other in self._questions.values())
+            for device in sorted(asked.cohort):
+                want = self._wants.current(device)
+                if want and want.id == asked.id:
+                    rest = f"{asked.id}-rest"
+                    self._wants.ask(device, "rest", task=asked.task, round=asked.round, id=rest)
 
     def _samples(self, device: ClientId) -> int:
         known = self._roster.get(device)
@@ -252,27 +268,22 @@ class MqttFleet:
 
     def _reborn(self, before: Device | None, now: Device) -> None:
         """A member that started anew in mid-round is told again what is wanted."""
-        question = self._question
-        if (
-            question
-            and now.ready
-            and before
-            and before.boot != now.boot
-            and now.id in question.exchange.cohort
-        ):
+        asked = any(now.id in question.exchange.cohort for question in list(self._questions.values()))
+        if asked and now.ready and before and before.boot != now.boot:
             self._wants.again(now.id)
 
     def _asked(self, heard: Heard) -> None:
-        request, question = heard.message, self._question
-        if not (question and isinstance(request, Request) and request.ask == "chunks"):
+        request = heard.message
+        if not (isinstance(request, Request) and request.ask == "chunks"):
             return
-        if heard.address.device in question.exchange.cohort:
-            again = partial(question.broadcasts.send_again, request.sha256, request.missing)
-            self._link.aside(f"chunks {request.sha256}", again)
+        for question in list(self._questions.values()):
+            if heard.address.device in question.exchange.cohort:
+                again = partial(question.broadcasts.send_again, request.sha256, request.missing)
+                self._link.aside(f"chunks {request.sha256}", again)
 
     def _say_again(self) -> None:
-        if question := self._question:
-            self._announce(question)
+        self._announce()
+        for question in list(self._questions.values()):
             question.broadcasts.send_all_again()
 
 

@@ -22,7 +22,7 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from server.fleets import processes, schedule
-from server.fleets.fleet import ClientId, Downs
+from server.fleets.fleet import ClientId, Downs, Fleet
 from server.fleets.personal import Personal
 from server.fleets.sequential import SequentialFleet, Step
 from server.fleets.site import Site
@@ -36,7 +36,7 @@ CHUNK = 64  # clients that go to a GPU together
 Arrays = dict[str, dict[str, np.ndarray]]
 
 
-class RayFleet:
+class RayFleet(Fleet):
     """The clients of a site on a Ray cluster; `workers` are those to start where there is no cluster yet (0: one per core)."""
 
     def __init__(self, site: Site, method: Method, folder: Path | None = None, *, workers: int = 0) -> None:

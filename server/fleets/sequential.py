@@ -13,7 +13,7 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
-from server.fleets.fleet import ClientId, Downs
+from server.fleets.fleet import ClientId, Downs, Fleet
 from server.fleets.personal import Personal
 
 Step = Literal["train", "personalise", "evaluate"]
@@ -30,7 +30,7 @@ def take_step(
     return Update(client.id, len(client.data.train), {}, client.evaluate(method, down, own)), own
 
 
-class SequentialFleet:
+class SequentialFleet(Fleet):
     """Clients by id; their personal parts exist from the start, in memory or in `folder`."""
 
     def __init__(

@@ -31,8 +31,10 @@ class Share(Mapping[ClientId, Parts]):
         return len(self._clients)
 
 
-class UnionFleet:
+class UnionFleet(Fleet):
     """`devices` beside `simulated`; a device that has the name of a simulated client does not take part."""
+
+    may_drop_out = True
 
     def __init__(self, devices: Fleet, simulated: Fleet) -> None:
         self._devices, self._simulated = devices, simulated

@@ -25,14 +25,14 @@ from edge_fl.methods import steps
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from server.fleets import room, schedule
-from server.fleets.fleet import ClientId, Downs
+from server.fleets.fleet import ClientId, Downs, Fleet
 from server.fleets.room import Room
 from server.fleets.sequential import SequentialFleet
 
 log = logging.getLogger(__name__)
 
 
-class VectorFleet:
+class VectorFleet(Fleet):
     """Simulated clients as in the sequential fleet; `train` is vectorised where the method allows, the rest is the reference's own.
 
     `chunk` is the most clients that are trained as one, 0 for what `Room` finds.

@@ -54,14 +54,19 @@ Judge = Callable[[Report, Mapping[int, bytes]], tuple[LetterWord, str] | None]
 
 
 def ask(db: Database, question: Question) -> None:
-    """From now on answers to this question are taken; what is left of others is thrown away."""
+    """From now on answers to this question are taken."""
+    with db.writing() as connection:
+        row = {"fleet": question.fleet, "id": question.id, "content": msgspec.to_builtins(question)}
+        db.put(connection, questions, [row])
+
+
+def clear(db: Database, fleet: str) -> None:
+    """Throws away the questions that an earlier coordinator left open, and what came of the answers."""
     with db.writing() as connection:
         for table in (pieces, letters):
             passing = ~table.c.id.startswith(HEADS)
-            connection.execute(delete(table).where(table.c.fleet == question.fleet, passing))
-        connection.execute(delete(questions).where(questions.c.fleet == question.fleet))
-        row = {"fleet": question.fleet, "id": question.id, "content": msgspec.to_builtins(question)}
-        db.put(connection, questions, [row])
+            connection.execute(delete(table).where(table.c.fleet == fleet, passing))
+        connection.execute(delete(questions).where(questions.c.fleet == fleet))
 
 
 def close(db: Database, fleet: str, id: str) -> None:

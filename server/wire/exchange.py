@@ -63,7 +63,10 @@ class _Upload:
 
 
 class Exchange:
-    """One question to `cohort`, known by `id`; answers go to `answers`. `samples` tells what a device said to have (0: unknown)."""
+    """One question to `cohort`, known by `id`; answers go to `answers`, a queue of its own or one that several share.
+
+    `samples` tells what a device said to have (0: unknown).
+    """
 
     def __init__(
         self,
@@ -75,10 +78,11 @@ class Exchange:
         expected: Expected,
         samples: Callable[[str], int] = lambda device: 0,
         flaw: Flaw = lambda parts, report: "",
+        answers: queue.SimpleQueue[Answer] | None = None,
     ) -> None:
         self.id, self.task, self.round, self.mode = id, task, round, mode
         self.cohort = frozenset(cohort)
-        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue() if answers is None else answers
         self.settled: dict[str, Verdict] = {}
         self._expected, self._samples, self._flaw = expected, samples, flaw
         self._uploads: dict[str, _Upload] = {}

@@ -164,21 +164,21 @@ class SharedInbox(Inbox):
 
     def __init__(self, link: Link, journal: Journal) -> None:
         super().__init__(link, journal)
-        self._exchange: Exchange | None = None
+        self._exchanges: dict[str, Exchange] = {}
+        post.clear(journal.db, journal.fleet)
         self._closing = threading.Event()
         threading.Thread(target=self._look, name="edge-fl-post", daemon=True).start()
 
     def open(self, exchange: Exchange, terms: Terms) -> None:
         place = (exchange.id, exchange.task, exchange.round, exchange.mode)
         asked = Question(self.journal.fleet, *place, sorted(exchange.cohort), msgspec.to_builtins(terms))
-        self._exchange = exchange
+        self._exchanges[exchange.id] = exchange
         post.ask(self.journal.db, asked)
 
     def close(self, exchange: Exchange) -> None:
         super().close(exchange)
         post.close(self.journal.db, self.journal.fleet, exchange.id)
-        if self._exchange is exchange:
-            self._exchange = None
+        self._exchanges.pop(exchange.id, None)
 
     def stop(self) -> None:
         """Looks no more."""
@@ -194,13 +194,13 @@ class SharedInbox(Inbox):
                 log.warning("%s", error)
 
     def _deliver(self, letter: post.Letter) -> None:
-        exchange, report = self._exchange, letter.report
+        exchange, report = self._exchanges.get(letter.id), letter.report
         if letter.state == "passed":
             self._report(Heard(Address("rpt", letter.device, (letter.run, str(letter.round))), report))
             if letter.payload and report.blob:
                 for index, chunk in enumerate(split(letter.payload, report.blob.chunk_bytes)):
                     self._chunk(Heard(Address("blob", letter.device, (report.id, str(index))), bytes(chunk)))
-        elif exchange and letter.id == exchange.id and letter.device not in exchange.settled:
+        elif exchange and letter.device not in exchange.settled:
             word: Literal["accepted", "rejected"] = "rejected" if letter.reason else "accepted"
             exchange.settled[letter.device] = Verdict(letter.id, word, letter.reason)  # it counts once
             self.counts[letter.reason or letter.state] += 1

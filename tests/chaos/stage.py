@@ -147,10 +147,9 @@ class Stage:
                 task.run(order)
             except EdgeFLError as error:
                 errors.append(error)
-            runs = list((self.folder / "runs").glob("*"))
-            if not self._thrown or not runs:
+            resume = next((self.folder / "runs").glob("*"), None)
+            if resume and not self._thrown:  # without a run it found no broker to begin it on
                 return
-            resume = runs[0]
 
     def _connect(self, client_id: str, *arguments: Any, **options: Any) -> Transport:
         make = partial(InMemoryTransport, self.broker)
@@ -207,7 +206,9 @@ class Stage:
             model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
             # One shares an extractor, which takes a second to export; the other shares its head alone.
             method=MethodConfig("fedavg" if self.heads else "lg-fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
-            cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=5.0, quorum=0.25),
+            cohort=CohortConfig(
+                min_devices=2, wait_s=5.0, deadline_s=5.0, quorum=0.25, buffer_size=2 * (self.seed % 3 == 2)
+            ),
             release=ReleaseConfig(wait_s=3.0),
         )
 

@@ -13,7 +13,7 @@ from server import checkpoint, rounds
 from server.fleets.sequential import SequentialFleet
 from server.rounds import Plan
 
-PLAN = Plan(5, 3, CohortConfig(participation=0.5, over_select=1.0))
+PLAN = Plan(5, 3, CohortConfig(participation=0.5))
 SHARED = {"extractor": {"w": torch.randn(3, 2), "buffer:n": torch.tensor(7)}, "projection": {}}
 OWN = {
     "sim-001": {"head": {"b": torch.tensor([1e-40, -0.0])}},
@@ -77,7 +77,7 @@ def test_without_a_whole_one_nothing_is_resumed(tmp_path):
 
 @pytest.mark.parametrize("name", ["fedrep", "repper"])
 def test_resuming_after_any_round_equals_an_undisturbed_run(stage, tmp_path, name):
-    plan = Plan(3, seed=1, cohort=CohortConfig(participation=0.7, over_select=1.0))
+    plan = Plan(3, seed=1, cohort=CohortConfig(participation=0.7))
 
     def fleet_of(method):
         return SequentialFleet({id: stage.client(id) for id in ("c000", "c001", "c002")}, method)

@@ -75,7 +75,7 @@ def two_rounds(at: Site, fleet: Fleet, nudge: float = 0.0) -> tuple[Method, Part
     """With most clients in each, from parts that a relative `nudge` makes a little different: (method, shared parts)."""
     method = build_method(at.settings.spec)
     start = tree.map(lambda t: t * (1 + nudge) if t.is_floating_point() else t, steps.start(method))
-    plan, shared = Plan(2, seed=3, cohort=CohortConfig(participation=0.8, over_select=1.0)), start
+    plan, shared = Plan(2, seed=3, cohort=CohortConfig(participation=0.8)), start
     for result in rounds.run(method, fleet, plan, start):
         shared = result.shared
     return method, shared

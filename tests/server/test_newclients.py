@@ -156,10 +156,10 @@ def test_a_new_task_that_does_not_fit_is_refused() -> None:
 def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:
     """METHODS.md G12: m is uniform over floor(a N)..floor(rho N), anew in every round."""
     clients = [f"c{n:03d}" for n in range(20)]
-    drawn = config.CohortConfig(participation=1.0, participation_from=0.5, over_select=1.0)
+    drawn = config.CohortConfig(participation=1.0, participation_from=0.5)
     sizes = [len(cohort.draw(clients, drawn, 0, number)) for number in range(1, 301)]
     assert set(sizes) == set(range(10, 21))
     assert np.mean(sizes) == pytest.approx(15, abs=0.6)
-    fixed = config.CohortConfig(participation=0.5, over_select=1.0)
+    fixed = config.CohortConfig(participation=0.5)
     assert cohort.draw(clients, fixed, 0, 1) == cohort.draw(clients, fixed, 0, 1)
     assert {len(cohort.draw(clients, fixed, 0, number)) for number in range(1, 20)} == {10}

@@ -88,6 +88,47 @@ def closed(name: str) -> tuple[Method, SequentialFleet, Parts, Mapping[str, Mapp
     return method, fleet, shared, metrics
 
 
+AVERAGING = {
+    *(
+        "dualfed",
+        "ditto",
+        "fed-rod",
+        "fedala",
+        "fedavg",
+        "fedavg+ft",
+        "fedbabu",
+        "fedbn",
+        "fedcp",
+        "fedcrc",
+        "fedper",
+    ),
+    *("fedprox", "fedprox+ft", "fedrep", "fedrir", "lg-fedavg", "moon", "per-fedavg", "pfedme", "repper"),
+}
+
+
+@every_method
+def test_late_updates_may_join_where_all_that_is_sent_are_networks(name: str) -> None:
+    """Moving the server's parts and the updates alike moves the aggregate alike: what FedBuff's buffer needs of a method."""
+    method, run = toy.method(name), ran(name)
+    assert method.averages() == (name in AVERAGING)
+    if not method.averages():
+        return
+
+    def moved(parts: Parts) -> Parts:
+        return {
+            part: {key: t + 1.0 if t.is_floating_point() else t for key, t in params.items()}
+            for part, params in parts.items()
+        }
+
+    ups = list(run.updates[-1].values())
+    start = steps.start(method)
+    here = steps.aggregate(method, start, iter(ups))
+    there = steps.aggregate(method, moved(start), iter(replace(u, parts=moved(u.parts)) for u in ups))
+    for part in method.sent():
+        for key, tensor in moved(here)[part].items():
+            assert torch.allclose(there[part][key], tensor, atol=1e-5), (part, key)
+
+
 @every_method
 def test_two_rounds_run_and_leave_every_input_as_it_was(name: str) -> None:
     method = toy.method(name)
