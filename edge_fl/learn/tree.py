@@ -177,6 +177,11 @@ def same(a: Any, b: Any) -> bool:
 def first_not_finite(parts: Parts) -> str | None:
     """The name of the first part and tensor that holds NaN or Infinity, or None."""
     for path, tensor in leaves(parts).items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not _finite(tensor):
             return ".".join(path)
     return None
+
+
+def _finite(tensor: Tensor) -> bool:
+    """A sum is finite only if every term is, and takes a fraction of looking at each; one that is not may also have overflowed."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

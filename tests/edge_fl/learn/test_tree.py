@@ -99,6 +99,8 @@ def test_the_first_nan_is_named() -> None:
     assert tree.first_not_finite(broken) is None
     broken["extractor"]["buffer:mean"] = torch.tensor([torch.inf])
     assert tree.first_not_finite(broken) == "extractor.buffer:mean"
+    assert tree.first_not_finite({"a": {"w": torch.full((9,), 3e38)}}) is None, "only their sum overflows"
+    assert tree.first_not_finite({"a": {"w": torch.tensor([torch.inf, 1, -torch.inf])}}) == "a.w"
 
 
 def test_trees_are_the_same_only_with_equal_names_and_bits() -> None:
