@@ -64,25 +64,30 @@ class Kind(NamedTuple):
 
 
 def links(module: nn.Module) -> tuple[Link, ...] | None:
-    """The layers of a chain, first to last, or None for any other network.
-
-    Anything without tensors may stand before the first layer that has some, for no slope goes back that far.
-    """
-    names = {id(child): f"{path}." if path else "" for path, child in module.named_modules()}
+    """The layers of a chain, first to last; None for a network with any other module, a hook, or a tensor that two layers share."""
+    if any(child._forward_hooks or child._forward_pre_hooks for child in module.modules()):
+        return None
+    names = {id(tensor): name for name, tensor in module.named_parameters()}
     found: list[Link] = []
     for layer in _flat(module):
-        own = list(layer.state_dict()) if isinstance(layer, nn.Module) else []
-        kind = KINDS.get(type(layer))
-        if not (kind and kind.understood(layer)) and (own or any(link.tensors for link in found)):
-            return None
-        found.append(Link(layer, tuple(names[id(layer)] + name for name in own)))
-    trained = [link.tensors for link in found if link.tensors]
-    return tuple(found) if len(set(trained)) == len(trained) else None
+        if isinstance(layer, nn.Module):
+            if type(layer) not in KINDS or not KINDS[type(layer)].understood(layer):
+                return None
+            found.append(Link(layer, tuple(names[id(tensor)] for tensor in layer.parameters())))
+        else:
+            found.append(Link(layer, ()))
+    tensors = [name for link in found for name in link.tensors]
+    return tuple(found) if len(set(tensors)) == len(tensors) else None
 
 
-def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor]) -> Slopes:
-    """d loss / d every tensor that trains; `error` gives d loss / d output [B, C] for the output of the chain, both float32."""
-    first = next(place for place, link in enumerate(chain) if link.paths)
+def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor]) -> Slopes | None:
+    """d loss / d every tensor that trains, where `error` gives d loss / d output [B, C] for the output of the chain, both float32.
+
+    None where nothing trains, or where a function stands behind the first layer that does: there is no way back through it.
+    """
+    first = next((place for place, link in enumerate(chain) if link.paths), len(chain))
+    if first == len(chain) or any(type(link.layer) not in KINDS for link in chain[first:]):
+        return None
     dtype = precision.current()
     kept: list[Any] = []
     rounded: list[tuple[Tensor, ...]] = []

@@ -56,6 +56,17 @@ class Folded(Row):
         return super().forward(x).abs()
 
 
+class Late(Row):
+    """Two layers with a function between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 8), nn.Linear(8, CLASSES)
+
+    def row(self) -> tuple[Callable[[Tensor], Tensor], ...]:
+        return self.first, torch.tanh, self.second
+
+
 def network(build: Callable[[], nn.Module]) -> CrossEntropy:
     extractor = Part("extractor", build, 1)
     width = extractor(extractor.init(), torch.zeros(2, *INPUT.shape)).shape[1]
@@ -143,26 +154,51 @@ def test_every_optimiser_takes_the_same_steps_with_it(optimiser: Optimiser) -> N
     assert apart(ours, params) > 1e-3
 
 
-def test_what_is_no_chain_is_left_to_autograd() -> None:
-    shared = nn.Linear(4, 4)
-    for module in (
-        tiny(INPUT),
-        nn.Sequential(nn.Linear(4, 4), Folded()),
-        nn.Sequential(Own(4, 4)),
-        nn.Sequential(shared, nn.ReLU(), shared),
-        nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)),
-        nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)),
-        nn.Conv2d(2, 2, 3, padding="same"),
-        nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
-        nn.Sequential(nn.Conv2d(2, 2, 3), nn.MaxPool2d(2, return_indices=True)),
-    ):
-        assert links(module) is None, module
-    assert links(nn.Sequential(nn.Dropout(), nn.Linear(4, 4))), "nothing goes back through what comes first"
-    loss = network(lambda: tiny(INPUT))
-    assert loss.gradient(start(loss), batch()) is None
-    more = {**start(network(NETWORKS["hidden"])), "other": {"w": torch.ones(1)}}
-    assert network(NETWORKS["hidden"]).gradient(more, batch()) is None
-    assert gradient(network(NETWORKS["hidden"]), more, batch())["other", "w"] == 0
+def tied() -> nn.Module:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda module, args, output: 2 * output)
+    return nn.Sequential(layer)
+
+
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "normalised": lambda: tiny(INPUT),
+    "a row that does more": lambda: nn.Sequential(nn.Linear(4, 4), Folded()),
+    "a layer of one's own": lambda: nn.Sequential(Own(4, 4)),
+    "a layer twice": lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2),
+    "a shared weight": tied,
+    "a hook": hooked,
+    "dropout": lambda: nn.Sequential(nn.Dropout(), nn.Linear(4, 4)),
+    "the batch flattened": lambda: nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)),
+    "padding by name": lambda: nn.Conv2d(2, 2, 3, padding="same"),
+    "circular padding": lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
+    "places": lambda: nn.MaxPool2d(2, return_indices=True),
+}
+
+
+@pytest.mark.parametrize("build", OTHERS.values(), ids=OTHERS)
+def test_what_is_no_chain_is_left_to_autograd(build: Callable[[], nn.Module]) -> None:
+    assert links(build()) is None
+
+
+def test_a_loss_that_does_not_know_its_gradient_leaves_it_to_autograd() -> None:
+    normalised = network(lambda: tiny(INPUT))
+    assert normalised.gradient(start(normalised), batch()) is None
+    hidden = network(NETWORKS["hidden"])
+    more = {**start(hidden), "other": {"w": torch.ones(1)}}
+    assert hidden.gradient(more, batch()) is None, "a leaf that is not the loss's"
+    assert gradient(hidden, more, batch())["other", "w"] == 0
+    nothing = network(nn.Flatten)
+    under = replace(nothing, frozen={"head": start(nothing)["head"]})
+    assert under.gradient({}, batch()) is None and gradient(under, {}, batch()) == {}
+    late = CrossEntropy({"extractor": Part("extractor", nn.Flatten, 1), "head": Part("head", Late, 2)})
+    assert late.parts["head"].chain and late.gradient(start(late), batch()) is None, "a function on the way"
+    assert apart(gradient(late, start(late), batch()), gradient(by_autograd(late), start(late), batch())) == 0
 
 
 def test_the_gradient_moves_nothing() -> None:
