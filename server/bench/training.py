@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -20,6 +19,7 @@ from server.bench.measure import Times, gemm_peak, products, settle, take_turns
 from server.bench.plain import Model, Plain
 from server.fleets.engines import ENGINES
 from server.fleets.fleet import Fleet
+from server.fleets.processes import threads
 from server.fleets.site import Site
 from server.rounds import Broadcasts, Plan
 from server.simulate import Study
@@ -123,7 +123,7 @@ def linear_heads(turns: int) -> Figure:
     """A4: a hundred linear heads on features that are already there."""
     study = works.heads(method="fedrep", epochs=0, head_epochs=1)
     opponent = Plain(Site.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
-    with one_thread():
+    with threads(1):
         return beside(
             "A4 linear",
             "100 linear heads on 784 features",
@@ -140,7 +140,7 @@ def small_networks(turns: int) -> Figure:
     """A4: a hundred networks with one hidden layer."""
     study = works.heads(hidden=100)
     opponent = Plain(Site.of(study), plain.fedavg)
-    with one_thread():
+    with threads(1):
         return beside(
             "A4 MLP",
             "100 networks of one hidden layer",
@@ -219,14 +219,3 @@ def _accuracy(study: Study) -> float:
         shared = result.shared
     found = rounds.evaluate(ready.method, ready.fleet, shared, ROUNDS)
     return math.fsum(metrics["global.test_acc"] for metrics in found.values()) / len(found)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """For figures that are about one core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

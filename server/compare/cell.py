@@ -7,14 +7,11 @@ FOLDER/cells/<key>.npz     features of test images, for the pictures
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import torch
 from msgspec import Struct
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
@@ -30,6 +27,7 @@ from edge_fl.progress import Watch, unwatched
 from server import simulate
 from server.compare.grid import Cell
 from server.fleets.fleet import Fleet
+from server.fleets.processes import threads
 from server.rounds import RoundResult
 from server.simulate import Outcome, Study
 from server.view.features import Probe, probe
@@ -72,7 +70,8 @@ def run(cell: Cell, folder: Path, commit: str = "", watch: Watch = unwatched) ->
     """Runs a cell in one thread and writes its file. An error of the run is a result too; only the keyboard and the disk get through."""
     started = time.monotonic()
     try:
-        with _one_thread():
+        # sums depend on the number of threads, and a table should not depend on how many cells ran at a time
+        with threads(1), threadpool_limits(1):
             measured = _measure(cell, folder, commit, watch)
     except EdgeFLError as error:
         measured = Measured(cell.key, cell.label, cell.recipe, commit, failure=str(error))
@@ -190,15 +189,3 @@ def _dataset(name: str, data_dir: Path) -> Dataset:
 @lru_cache(maxsize=1)
 def _fingerprint(dataset: Dataset) -> str:
     return dataset.samples.fingerprint()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums depend on the number of threads, and a table should not depend on how many cells ran at a time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from edge_fl.config import CohortConfig, Engine
 from edge_fl.errors import ConfigError
@@ -84,7 +82,7 @@ def choose(site: Site, method: Method, effort: Effort) -> tuple[Engine, str]:
 
 def _pooled(site: Site, method: Method, effort: Effort, probe: Mapping[ClientId, Client]) -> float:
     """Seconds of the pool: its workers have one thread each, and no round is shorter than its longest client."""
-    with _threads(1):
+    with processes.threads(1):
         each = _seconds(SequentialFleet(probe, method), method, probe)
     share = effort.samples(site) / processes.cores()
     longest = effort.rounds * max(map(site.samples, site))
@@ -126,16 +124,6 @@ def _seconds(fleet: Fleet, method: Method, clients: Mapping[ClientId, Client]) -
 
 def _about(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _sequential(site: Site, method: Method) -> Fleet:

@@ -63,6 +63,12 @@ class PoolFleet(Fleet):
 
     def _spread(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
         """Updates as they come, with a bounded number of clients under way; the work of a worker that died is done again."""
+        with processes.threads(1):  # whoever takes the updates works beside workers that have all cores
+            yield from self._finished(step, round, downs)
+        for path in self._travelling.glob(f"down-{step}-{round}-*"):
+            path.unlink()
+
+    def _finished(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
         jobs = self._jobs(step, round, downs)
         running: dict[Future[Done], tuple[Job, int]] = {}
         while True:
@@ -82,8 +88,6 @@ class PoolFleet(Fleet):
                         message = f"round {round}, client {job.client}: its worker died {TRIES} times ({error}); the run stops"
                         raise RunError(message) from error
                     running[self._submit(job)] = (job, tries + 1)
-        for path in self._travelling.glob(f"down-{step}-{round}-*"):
-            path.unlink()
 
     def _submit(self, job: Job) -> Future[Done]:
         try:

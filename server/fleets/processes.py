@@ -63,6 +63,19 @@ def _keep_memory() -> None:
 
 
 @contextmanager
+def threads(number: int) -> Iterator[None]:
+    """In the block this process computes on so many threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def one_thread_each() -> Iterator[None]:
     """Processes that begin in the block compute on one thread: they inherit these, and libraries read them once, when they are loaded."""
     before = {name: os.environ.get(name) for name in THREADS}

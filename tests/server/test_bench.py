@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from broker.find import Program
 from server.bench import cli, cohort, gpu, messages, picture, plain, releasing, table, training, works
@@ -63,13 +62,6 @@ def test_sides_that_computed_something_else_are_not_comparable() -> None:
     assert found.verdict == "not comparable"
     row = table.row(found)
     assert "not comparable" in row and row[2] == "-" and row[5] == "", "a number could be quoted"
-
-
-def test_one_thread_gives_back_the_threads_it_took() -> None:
-    before = torch.get_num_threads()
-    with training.one_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
 
 
 def test_the_table_names_the_machine_and_every_figure() -> None:

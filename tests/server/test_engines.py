@@ -26,7 +26,7 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import METHODS, build_method, names, steps
 from edge_fl.methods.method import Method
 from server import rounds
-from server.fleets import engines
+from server.fleets import engines, processes
 from server.fleets.engines import Effort
 from server.fleets.fleet import Fleet
 from server.fleets.pool import PoolFleet
@@ -181,6 +181,18 @@ def test_personal_parts_in_files_are_those_in_memory(kind: Any, tmp_path: Path) 
     in_files = outcome(site("ditto"), lambda at: kind(at, build_method(at.settings.spec), tmp_path))[0]
     assert difference(in_files, in_memory) == 0
     assert {path.stem for path in tmp_path.iterdir()} == set(toy.clients())
+
+
+def test_updates_of_the_pool_are_taken_on_one_thread_and_the_others_given_back() -> None:
+    at = site("fedavg")
+    method, fleet = build_method(at.settings.spec), pooled(at)
+    downs = dict.fromkeys(fleet.clients(), steps.start(method))
+    with processes.threads(2):
+        updates = fleet.train(1, method, downs)
+        next(updates)
+        assert torch.get_num_threads() == 1
+        updates.close()  # type: ignore[attr-defined]
+        assert torch.get_num_threads() == 2
 
 
 def test_a_worker_that_dies_in_mid_round_changes_nothing(tmp_path: Path) -> None:
