@@ -48,8 +48,9 @@ class Turn:
         self.publish(state.topics.state(state.device), status, retain=True)
 
     def log(self, level: Literal["info", "warning"], text: str) -> None:
-        """A line for whoever watches the fleet; only what happens seldom is worth one."""
-        self.publish(self.state.topics.log(self.state.device), Log(level, text), expiry_s=LOG_EXPIRY_S)
+        """A line for whoever watches the fleet, if there is a link; only what happens seldom is worth one."""
+        if self.state.connected:
+            self.publish(self.state.topics.log(self.state.device), Log(level, text), expiry_s=LOG_EXPIRY_S)
 
     def remember(self, **changes: Any) -> None:
         """Changes what survives a restart."""

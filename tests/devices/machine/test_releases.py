@@ -13,6 +13,7 @@ from edge_fl.wire.messages import (
     Command,
     DeviceState,
 )
+from edge_fl.wire.transport import Connected, Disconnected
 from tests.devices.machine.agents import (
     MANIFEST,
     ONNX,
@@ -86,6 +87,16 @@ def test_a_release_is_tried_for_as_long_as_it_is_wanted_with_growing_pauses() ->
         assert not none_of(effects.Refresh, device.sleep_until_woken())
         pauses.append(device.now_s - before_s)
     assert 1.5 <= pauses[0] <= 2.5 and 225 <= pauses[-1] <= 375
+
+
+def test_a_failure_without_a_link_is_told_by_the_status_once_there_is_one() -> None:
+    device = Agent().up()
+    device.hear(serve())
+    device.on(Disconnected("gone"))
+    assert device.on(events.Failed("deadline")) == ()
+    device.on(Connected(session_present=True))
+    device.on(events.Tick(), after_s=1.0)
+    assert device.said()[-1] == "alert" and device.state.reason == "deadline"
 
 
 def test_a_release_that_failed_its_canary_is_reported_and_not_tried_again() -> None:
