@@ -16,16 +16,21 @@ from typing import BinaryIO
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to stream into; it becomes `path` when the block ends well and vanishes when it raises. Raises OSError."""
+def writing(path: Path, *, flush: bool = True) -> Iterator[BinaryIO]:
+    """A binary file to stream into; it becomes `path` when the block ends well and vanishes when it raises. Raises OSError.
+
+    Without `flush` a power cut may leave an empty file: for what is written often and may be lost, so that a card lasts longer.
+    """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(part, path)
-        _flush_folder(path.parent)
+        if flush:
+            _flush_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -46,9 +51,9 @@ def link(source: Path, path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def write(path: Path, content: bytes | str) -> None:
-    """Puts `content` (text as UTF-8) at `path`. Raises OSError; the old file then stands as it was."""
-    with writing(path) as file:
+def write(path: Path, content: bytes | str, *, flush: bool = True) -> None:
+    """Puts `content` (text as UTF-8) at `path`, with `flush` as in `writing`. Raises OSError; the old file then stands as it was."""
+    with writing(path, flush=flush) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 

@@ -105,6 +105,13 @@ class App:
             group.info.help = help
         return group
 
+    def narrow(self, arguments: Sequence[str]) -> None:
+        """Leaves only the group that `arguments` name, if they name one: typer builds every command that it knows, at every start."""
+        name = next((argument for argument in arguments if argument != "--quiet"), "")
+        if name in self._groups:
+            self.root.registered_commands = []
+            self.root.registered_groups = [info for info in self.root.registered_groups if info.name == name]
+
 
 def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
     """An App with every entry point's commands; one that cannot be imported is noted in `unavailable` and hinders no other."""
@@ -129,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(app: App, arguments: list[str]) -> int:
+    app.narrow(arguments)
     try:
         code = app.root(arguments, prog_name="edge-fl", standalone_mode=False)
         return code if isinstance(code, int) else 0

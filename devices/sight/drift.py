@@ -75,8 +75,8 @@ def remember_fit(folder: Path, found: Moments) -> None:
 
 
 def remember_seen(folder: Path, found: Moments) -> None:
-    """More was seen. Nothing happens where the folder cannot be written."""
-    _write(folder / "drift" / SEEN, joined(_read(folder / "drift" / SEEN), found))
+    """More was seen; a power cut may forget it. Nothing happens where the folder cannot be written."""
+    _write(folder / "drift" / SEEN, joined(_read(folder / "drift" / SEEN), found), flush=False)
 
 
 def measured(folder: Path) -> float:
@@ -93,7 +93,7 @@ def _read(path: Path) -> Any:
         return None
 
 
-def _write(path: Path, found: Moments) -> None:
+def _write(path: Path, found: Moments, *, flush: bool = True) -> None:
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic.write(path, msgspec.json.encode(found))
+        atomic.write(path, msgspec.json.encode(found), flush=flush)

@@ -7,6 +7,7 @@ never meets old features.
 from __future__ import annotations
 
 import os
+from bisect import bisect
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +38,8 @@ Images = NDArray[np.uint8]
 @cache
 def runtime() -> Runtime:
     """The runtime of this process."""
-    return Runtime(str(onnxruntime.__version__), next((o for o in reversed(OPSETS) if _loads(o)), 0))
+    known = bisect(OPSETS, 0, key=lambda opset: not _loads(opset))  # it loads every opset up to its newest
+    return Runtime(str(onnxruntime.__version__), OPSETS[known - 1] if known else 0)
 
 
 class Extractor:

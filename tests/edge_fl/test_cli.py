@@ -73,6 +73,15 @@ def test_an_interrupt_is_130() -> None:
     assert cli._run(app_with(raising(KeyboardInterrupt())), ["go"]) == 130
 
 
+def test_of_a_group_only_its_commands_are_built() -> None:
+    app = App()
+    for group in ("device", "fleet"):
+        app.group(group).command("list")(raising(RunError("here")))
+    for arguments, built in ((["--help"], {"device", "fleet"}), (["--quiet", "fleet", "list"], {"fleet"})):
+        app.narrow(arguments)
+        assert set(typer.main.get_command(app.root).commands) == built  # type: ignore[attr-defined]
+
+
 def test_a_declined_question_is_no_success() -> None:
     assert cli._run(app_with(raising(typer.Abort())), ["go"]) == 1
 
