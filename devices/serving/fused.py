@@ -17,7 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from devices.predict import Predictor
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError, InputError
-from edge_fl.heads import Constant, Head, Mlp
+from edge_fl.heads import Constant, Ensemble, Gated, Head, Mlp
+from edge_fl.heads.ensemble import TINY
+from edge_fl.heads.gated import EPSILON
 from edge_fl.heads.head import Array
 from edge_fl.heads.linear import Linear
 
@@ -26,15 +28,16 @@ PREFIX = "edge_fl_"
 
 
 class Graph:
-    """A graph that grows at its end: every method takes the name of a value and gives the name of the next."""
+    """A graph that grows at its end: every method takes the names of values and gives the name of the next."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model, self._count = model, 0
 
-    def constant(self, value: Array) -> str:
-        """A tensor of its own."""
-        name = self._name()
-        self.model.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+    def constant(self, value: Array | float) -> str:
+        """A tensor of its own, float32 unless it holds int64."""
+        array = np.asarray(value)
+        name, kind = self._name(), np.int64 if array.dtype == np.int64 else np.float32
+        self.model.graph.initializer.append(numpy_helper.from_array(array.astype(kind), name))
         return name
 
     def node(self, kind: str, *inputs: str, to: str = "", **attributes: Any) -> str:
@@ -43,55 +46,99 @@ class Graph:
         self.model.graph.node.append(helper.make_node(kind, inputs, [name], **attributes))
         return name
 
-    def affine(self, value: str, weights: Array, bias: Array, to: str = "") -> str:
+    def affine(self, value: str, weights: Array, bias: Array) -> str:
         """value @ weights.T + bias."""
-        product = self.node("MatMul", value, self.constant(weights.T))
-        return self.node("Add", product, self.constant(bias), to=to)
+        return self.node("Add", self.node("MatMul", value, self.constant(weights.T)), self.constant(bias))
 
     def standardised(self, value: str, mean: Array, std: Array) -> str:
         """(value - mean) / std."""
         return self.node("Div", self.node("Sub", value, self.constant(mean)), self.constant(std))
+
+    def normalised(self, value: str, size: int, epsilon: float) -> str:
+        """Each row [size] with mean 0 and variance 1; as products, because ReduceMean changed between opsets."""
+        share = self.constant(np.full((size, 1), 1 / size))
+        apart = self.node("Sub", value, self.node("MatMul", value, share))
+        variance = self.node("MatMul", self.node("Mul", apart, apart), share)
+        return self.node("Div", apart, self.node("Sqrt", self.node("Add", variance, self.constant(epsilon))))
+
+    def columns(self, value: str, start: int, end: int) -> str:
+        """value[:, start:end]."""
+        return self.node("Slice", value, *(self.constant(np.array([at])) for at in (start, end, 1)))
 
     def _name(self) -> str:
         self._count += 1
         return f"{PREFIX}{self._count}"
 
 
-def _linear(graph: Graph, head: Linear, z: str) -> None:
+def _linear(graph: Graph, head: Linear, z: str) -> str:
     weights = np.zeros((head.classes, len(head.mean)), np.float32)
     bias = np.full(head.classes, -np.inf, np.float32)
     weights[head.present], bias[head.present] = head.weights, head.bias
-    graph.affine(graph.standardised(z, head.mean, head.std), weights, bias, to="logits")
+    return graph.affine(graph.standardised(z, head.mean, head.std), weights, bias)
 
 
-def _mlp(graph: Graph, head: Mlp, z: str) -> None:
+def _mlp(graph: Graph, head: Mlp, z: str) -> str:
     u = graph.standardised(z, head.mean, head.std)
     hidden = graph.node("Relu", graph.affine(u, head.hidden_weights, head.hidden_bias))
-    graph.affine(hidden, head.weights, head.bias, to="logits")
+    return graph.affine(hidden, head.weights, head.bias)
 
 
-def _constant(graph: Graph, head: Constant, z: str, dim: int) -> None:
+def _constant(graph: Graph, head: Constant, z: str, dim: int) -> str:
     bias = np.full(head.classes, -np.inf, np.float32)
     bias[head.present] = 0
-    graph.affine(z, np.zeros((head.classes, dim), np.float32), bias, to="logits")
+    return graph.affine(z, np.zeros((head.classes, dim), np.float32), bias)
+
+
+def _gated(graph: Graph, head: Gated, z: str) -> str:
+    dim = len(head.context)
+    seen = graph.node(
+        "Mul", z, graph.constant(head.context / max(float(np.linalg.norm(head.context)), 1e-12))
+    )
+    x = graph.normalised(graph.affine(seen, head.inner, head.inner_bias), 2 * dim, EPSILON)
+    x = graph.node("Add", graph.node("Mul", x, graph.constant(head.gain)), graph.constant(head.shift))
+    x = graph.node("Relu", x)
+    ours, rest = graph.columns(x, 0, dim), graph.columns(x, dim, 2 * dim)
+
+    def through(share: str, other: str, weights: Array, bias: Array) -> str:
+        gate = graph.node("Sigmoid", graph.node("Sub", share, other))  # softmax over the two
+        return graph.affine(graph.node("Mul", gate, z), weights, bias)
+
+    personal = through(ours, rest, head.weights, head.bias)
+    return graph.node("Add", personal, through(rest, ours, head.theirs, head.theirs_bias))
+
+
+def _ensemble(graph: Graph, head: Ensemble, z: str) -> str:
+    votes = (_mlp(graph, head.mlp, z), graph.affine(z, head.theirs, head.theirs_bias))
+    both = graph.node("Add", *(graph.node("Softmax", vote, axis=1) for vote in votes))
+    mean = graph.node("Mul", both, graph.constant(0.5))
+    return graph.node("Log", graph.node("Add", mean, graph.constant(TINY)))
+
+
+def _head(graph: Graph, head: Head, z: str, dim: int) -> str:
+    """The head's logits; a head from another package may be of none of these kinds."""
+    match head:
+        case Linear():
+            return _linear(graph, head, z)
+        case Mlp():
+            return _mlp(graph, head, z)
+        case Constant():
+            return _constant(graph, head, z, dim)
+        case Gated():
+            return _gated(graph, head, z)
+        case Ensemble():
+            return _ensemble(graph, head, z)
+    raise InputError(
+        f"a {head.kind} head cannot be exported: there is no ONNX for it, expected"
+        " a linear, MLP, constant, gated or ensemble head; nothing was written"
+    )
 
 
 def fuse(predictor: Predictor) -> bytes:
     """The pair as one model, checked against the pair. Raises InputError for a kind of head that cannot be written down."""
     model = onnx.load(predictor.extractor_path)
     graph, head = Graph(model), predictor.head
-    z = model.graph.output[0].name
-    match head:
-        case Linear():
-            _linear(graph, head, z)
-        case Mlp():
-            _mlp(graph, head, z)
-        case Constant():
-            _constant(graph, head, z, predictor.manifest.feature_dim)
-        case _:
-            raise InputError(
-                f"a {head.kind} head cannot be exported, expected a linear one or an MLP; nothing was written"
-            )
+    logits = _head(graph, head, model.graph.output[0].name, predictor.manifest.feature_dim)
+    graph.node("Identity", logits, to="logits")
     graph.node("Softmax", "logits", to="probabilities", axis=1)
     del model.graph.output[:]
     model.graph.output.extend(

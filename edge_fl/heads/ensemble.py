@@ -15,6 +15,9 @@ from edge_fl.heads.descent import probabilities, received
 from edge_fl.heads.head import Features, Head, Lesson
 from edge_fl.heads.mlp import Mlp
 
+TINY = np.float32(1e-30)
+"""Keeps the logarithm of a class that nobody votes for finite."""
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -57,5 +60,5 @@ class Ensemble(Head):
     def logits(self, z: Features) -> Features:
         """Logarithms of the mean of both probabilities."""
         ours, theirs = probabilities(self.mlp.logits(z)), probabilities(z @ self.theirs.T + self.theirs_bias)
-        logits: Features = np.log((ours + theirs) / 2 + np.float32(1e-30))
+        logits: Features = np.log((ours + theirs) / 2 + TINY)
         return logits

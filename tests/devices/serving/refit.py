@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,9 @@ from tests.devices import graphs
 from tests.devices.images import X, Y
 
 
-def refit(folder: Path, kind: str, y: np.ndarray = Y) -> None:
-    """Another head in the place of the one that serves."""
+def refit(folder: Path, kind: str, y: np.ndarray = Y, **plan: Any) -> None:
+    """Fits it on the images' features; `plan` and `extras` are those of a release."""
     (stored,) = Store(folder).heads()
     z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
-    head = heads.fit(kind, z, y, 2, unit_norm=False, extractor=stored.head.extractor)
+    head = heads.fit(kind, z, y, 2, unit_norm=False, extractor=stored.head.extractor, **plan)
     Store(folder).keep_head(StoredHead(head, 1, stored.parcel))

@@ -13,26 +13,43 @@ from devices.predict import Predictor
 from devices.serving.fused import fuse
 from edge_fl.cli import main
 from edge_fl.errors import InputError
+from edge_fl.heads import HeadPlan
 from edge_fl.release.manifest import scale
+from tests.devices import graphs
 from tests.devices.images import X, Y
 from tests.devices.serving.refit import refit
 
+D = graphs.DIM
+RNG = np.random.default_rng(7)
+EXTRAS = {
+    "head": {"weight": RNG.normal(size=(2, D)), "bias": RNG.normal(size=2)},
+    "policy": {
+        "0.weight": RNG.normal(size=(2 * D, D)),
+        "0.bias": RNG.normal(size=2 * D),
+        "1.weight": RNG.normal(size=2 * D),
+        "1.bias": RNG.normal(size=2 * D),
+    },
+}
+OWN = ("logistic", "svm", "nearest", "mlp", "constant")
 
-@pytest.mark.parametrize("kind", ["logistic", "svm", "nearest", "mlp", "constant"])
-def test_the_exported_model_answers_as_the_pair_does(
-    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refit(folder, kind, np.ones_like(Y) if kind == "constant" else Y)
-    file = tmp_path / "fused.onnx"
+
+@pytest.mark.parametrize("kind", [*OWN, "tuned", "gated", "ensemble"])
+def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tmp_path: Path) -> None:
+    if kind in OWN:
+        refit(folder, kind, np.ones_like(Y) if kind == "constant" else Y)
+    else:  # found as the release's method finds it
+        refit(folder, "logistic", plan=HeadPlan(kind, "head"), extras=EXTRAS)
+    predictor, file = Predictor(folder), tmp_path / "fused.onnx"
+    assert predictor.head.kind == kind
     assert main(["device", "predict", "--export", str(file), "--dir", str(folder)]) == 0
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     (found,) = session.run(["probabilities"], {"image": scale(X)})
-    np.testing.assert_allclose(found, Predictor(folder).probabilities(X), atol=1e-5)
+    np.testing.assert_allclose(found, predictor.probabilities(X), atol=1e-5)
     assert session.get_modelmeta().custom_metadata_map["edge_fl.classes"] == "a,b"
 
 
 def test_a_head_that_cannot_be_written_down_is_refused_by_name(folder: Path) -> None:
     predictor = Predictor(folder)
-    predictor.head = SimpleNamespace(kind="gated")  # type: ignore[assignment]
-    with pytest.raises(InputError, match="gated head cannot be exported"):
+    predictor.head = SimpleNamespace(kind="forest")  # type: ignore[assignment]
+    with pytest.raises(InputError, match="forest head cannot be exported"):
         fuse(predictor)
