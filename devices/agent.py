@@ -107,8 +107,10 @@ def _rationed(turn: Turn, event: events.Rationed) -> None:
 
 
 def _drifted(turn: Turn, event: events.Drifted) -> None:
+    """The data are looked at once more, and a head fitted if there are new labels among them."""
     can = turn.state.capability
     if event.score and not can.drift:
+        turn.set(refit=True)
         turn.log("warning", f"drift: features moved by {event.score:.2f} standard deviations since the fit")
     turn.set(capability=replace(can, drift=event.score))
     if turn.state.connected:

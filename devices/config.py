@@ -14,7 +14,7 @@ from edge_fl import heads
 from edge_fl.errors import ConfigError
 from edge_fl.heads.auto import AUTO
 from edge_fl.wire import identity
-from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 
 FOLDER = "device"
 
@@ -26,6 +26,11 @@ class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
     identity: str = ""
+
+    @property
+    def address(self) -> Endpoint:
+        """Where it listens, without what it takes to be let in."""
+        return Endpoint(self.host, self.port or (TLS_PORT if self.identity else PORT))
 
     @property
     def endpoint(self) -> Endpoint:

@@ -104,12 +104,13 @@ def measure(config: DeviceConfig, look: ChildLook, say: Say) -> Capability:
         onnxruntime=seen.runtime.version,
         max_opset=seen.runtime.max_opset,
         gflops=seen.speed.gflops,
+        torch_s=seen.speed.torch_s,
     )
     if config.tier == "full" and can.tier != "full":
         raise ConfigError(
             f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory; nothing was started"
         )
-    return replace(can, notes=[*can.notes, str(seen.speed), *(seen.report.notes if seen.report else [])])
+    return replace(can, notes=[*can.notes, *seen.notes])
 
 
 def _worker(

@@ -116,7 +116,7 @@ def inspector(config: DeviceConfig, device: Device, look: ChildLook) -> Callable
             can,
             samples=sum(counts),
             samples_per_class=counts,
-            notes=[*can.notes[:1], str(seen.speed), *seen.report.notes],
+            notes=[*can.notes[:1], *seen.notes],
         )
 
     return inspect

@@ -7,7 +7,6 @@ everything else is head-only. A person may limit a device to head-only, never li
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import math
 import os
 import platform
@@ -43,16 +42,16 @@ def measure(
     onnxruntime: str = "",
     max_opset: int = 0,
     gflops: float = math.inf,
-    memory_mb: int | None = None,
+    torch_s: float = math.inf,
 ) -> Capability:
-    """The machine as it is now. `limit` is the highest tier its owner allows; `memory_mb` replaces the measured memory."""
-    memory = total_memory_mb() if memory_mb is None else memory_mb
-    chosen, why = tier(memory, torch=_is_importable("torch"), limit=limit, gflops=gflops)
+    """The machine as it is now. `limit` is the highest tier its owner allows; `gflops` and `torch_s` are what a benchmark found, if any."""
+    memory, torch = total_memory_mb(), bool(version("torch"))
+    chosen, why = tier(memory, torch=torch, starts=torch_s > 0, limit=limit, gflops=gflops)
     return Capability(
         tier=chosen.value,
         machine=platform.machine(),
         python=platform.python_version(),
-        onnxruntime=onnxruntime or _version("onnxruntime"),
+        onnxruntime=onnxruntime or version("onnxruntime"),
         max_opset=max_opset,
         memory_mb=memory,
         disk_free_mb=free_disk_mb(folder),
@@ -65,13 +64,20 @@ def measure(
 
 
 def tier(
-    memory_mb: int, *, torch: bool, limit: Tier | None = None, gflops: float = math.inf
+    memory_mb: int,
+    *,
+    torch: bool,
+    starts: bool = True,
+    limit: Tier | None = None,
+    gflops: float = math.inf,
 ) -> tuple[Tier, str]:
-    """The tier of a machine with `memory_mb` of memory and so fast a core, and why, in words for a person."""
+    """The tier of a machine with `memory_mb` of memory, a torch that `starts` and so fast a core, and why, in words for a person."""
     if limit is Tier.HEAD:
         return Tier.HEAD, "head: limited by its owner"
     if not torch:
         return Tier.HEAD, "head: torch is not installed"
+    if not starts:
+        return Tier.HEAD, "head: torch did not start"
     if memory_mb < FULL_MIN_MEMORY_MB:
         return Tier.HEAD, f"head: {memory_mb} MB of memory, full needs {FULL_MIN_MEMORY_MB}"
     if gflops < FULL_MIN_GFLOPS:
@@ -95,15 +101,8 @@ def free_disk_mb(folder: Path) -> int:
     return shutil.disk_usage(there).free >> 20
 
 
-def _is_importable(module: str) -> bool:
-    """Without importing it, which would take seconds and 200 MB."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """Of an installed package, found without importing it; empty if there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -19,6 +19,7 @@ COLUMNS = {
     "machine": "machine",
     "activity": "activity",
     "why": "why",
+    "measured": "measured",
 }
 
 
@@ -52,4 +53,5 @@ def _row(device: Device) -> dict[str, object]:
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",
+        "measured": "; ".join(capability.notes) if capability else "",
     }

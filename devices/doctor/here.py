@@ -125,7 +125,7 @@ def clock(config: DeviceConfig) -> Iterator[Finding]:
 
 
 def data(config: DeviceConfig) -> Iterator[Finding]:
-    """The data source, counted."""
+    """The self-benchmark, and the data source, counted."""
     seen = ChildLook(config).inspect()
     if seen.report is None:
         yield Finding(
@@ -135,7 +135,7 @@ def data(config: DeviceConfig) -> Iterator[Finding]:
             "one folder per class with pictures in it, or an .npz with x and y",
         )
         return
-    yield Finding("speed", "ok", str(seen.speed))
+    yield Finding("speed", "ok", str(seen.speed).removeprefix("measured: "))
     counts = ", ".join(
         f"{name} {count}"
         for name, count in zip(seen.report.classes, seen.report.samples_per_class, strict=True)

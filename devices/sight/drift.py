@@ -68,7 +68,9 @@ def score(fitted: Moments, seen: Moments) -> float:
 
 
 def remember_fit(folder: Path, found: Moments) -> None:
-    """A head was fitted on these: what was seen before it no longer counts."""
+    """A head was fitted on these: what was seen before it no longer counts, unless it is the same fit again."""
+    if _read(folder / "drift" / FITTED) == found:
+        return
     _write(folder / "drift" / FITTED, found)
     with suppress(OSError):
         (folder / "drift" / SEEN).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 import edge_fl
 from devices import child, data
@@ -82,13 +83,19 @@ def _require_usable(data: ClientData, manifest: Manifest) -> None:
 
 def inspect(order: Order) -> Inspection:
     """What there is, as far as it can be told."""
-    folder, can = Path(order.config.folder), runtime()
+    config, can = order.config, runtime()
+    folder = Path(config.folder)
     setup = f"{platform.machine()} {platform.python_version()} {can.version} {np.__version__} {edge_fl.__version__}"
-    speed = benchmark.speed(folder, setup, Slots(folder / "release").current(), _see_nothing)
+    installed, training = Slots(folder / "release").current(), config.tier != "head"
+    found = Inspection(
+        can,
+        speed=benchmark.speed(folder, setup, installed, _see_nothing, training=training),
+        reach_ms=benchmark.reach_ms(config.broker.address),
+    )
     try:
-        return Inspection(can, data.load_for(order.config, data.Need())[1], speed=speed)
+        return replace(found, report=data.load_for(config, data.Need())[1])
     except DataError as error:
-        return Inspection(can, None, str(error), speed)
+        return replace(found, trouble=str(error))
 
 
 def _see_nothing(installed: Installed, images: int) -> None:

@@ -71,12 +71,22 @@ class Order(Struct, frozen=True):
 
 
 class Inspection(Struct, frozen=True):
-    """What is there before any release says what it needs; `report` is None when that cannot be told yet, `trouble` says why."""
+    """What is there before any release says what it needs; `report` is None when that cannot be told yet, `trouble` says why.
+
+    `reach_ms` is the way to the broker, 0 if it did not answer.
+    """
 
     runtime: Runtime
     report: DataReport | None = None
     trouble: str = ""
     speed: Speed = Speed()
+    reach_ms: float = 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was measured and what is odd about the data, for whoever looks after the fleet."""
+        reach = f", the broker {self.reach_ms:.1f} ms away" if self.reach_ms else ""
+        return [f"{self.speed}{reach}", *(self.report.notes if self.report else [])]
 
 
 class ChildLook:

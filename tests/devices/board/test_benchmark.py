@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from devices.board.benchmark import FILE, LIMIT_S, Speed, measure, speed
+from devices.board import benchmark
+from devices.board.benchmark import FILE, LIMIT_S, Speed, measure, reach_ms, speed, steps
 from devices.config import DeviceConfig
 from devices.sight import eyes
 from devices.sight.views import Order
 from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
 from edge_fl.release.artefact import Slots
+from edge_fl.wire.endpoint import Endpoint
 from tests.devices.images import X, Y
 
 
@@ -35,7 +38,7 @@ def test_an_installed_extractor_is_measured_too(folder: Path, tmp_path: Path) ->
 
 def test_what_would_begin_too_late_is_left_out() -> None:
     ticks = count(step=LIMIT_S)
-    found = measure(None, eyes._see_nothing, lambda: float(next(ticks)))
+    found = measure(steps(None, eyes._see_nothing, training=True), lambda: float(next(ticks)))
     assert found == Speed(found.gflops) and found.gflops > 0
 
 
@@ -43,3 +46,22 @@ def test_a_slow_board_is_head_only_however_much_memory_it_has() -> None:
     assert tier(8000, torch=True, gflops=FULL_MIN_GFLOPS / 2)[0] is Tier.HEAD
     assert "GFLOP/s" in tier(8000, torch=True, gflops=1.0)[1]
     assert tier(8000, torch=True, gflops=FULL_MIN_GFLOPS)[0] is Tier.FULL
+
+
+def test_torch_is_started_only_where_training_may_be_asked_for() -> None:
+    assert "torch_s" in steps(None, eyes._see_nothing, training=True)
+    assert "torch_s" not in steps(None, eyes._see_nothing, training=False)
+
+
+def test_a_torch_that_does_not_start_makes_no_full_device() -> None:
+    assert benchmark._torch_s("pass") > 0
+    assert benchmark._torch_s("raise SystemExit(1)") == 0
+    chosen, why = tier(8000, torch=True, starts=False)
+    assert chosen is Tier.HEAD and "did not start" in why
+
+
+def test_the_way_to_the_broker_is_measured_and_its_absence_is_no_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        there = Endpoint("127.0.0.1", broker.getsockname()[1])
+        assert 0 < reach_ms(there) < 1000
+    assert reach_ms(there) == 0

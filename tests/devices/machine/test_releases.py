@@ -149,6 +149,16 @@ def replace_capability(capability: Capability, **changes: Any) -> Capability:
     )
 
 
+def test_drift_has_the_data_looked_at_once_more_within_the_budget() -> None:
+    device = head_device_reporting()
+    device.hear(Ack("rel-3", "accepted"))
+    device.on(events.Rationed("budget: processor"))
+    assert none_of(effects.Fit, device.on(events.Drifted(0.8)))
+    assert the(effects.Fit, device.on(events.Rationed(""))).want.release == 3
+    device.on(events.Finished(report("refit", "head", release=3)))
+    assert none_of(effects.Fit, device.on(events.Drifted(0.9)))
+
+
 def test_a_revoked_head_is_removed() -> None:
     device = head_device_reporting()
     device.hear(Command("c1", "revoke-local-head"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -27,3 +29,12 @@ def test_moments_of_two_parts_are_those_of_the_whole() -> None:
     whole = drift.moments("e", Z)
     np.testing.assert_allclose(parts.mean, whole.mean, atol=1e-5)
     np.testing.assert_allclose(parts.variance, whole.variance, rtol=1e-5)
+
+
+def test_the_same_fit_again_does_not_forget_what_was_seen(tmp_path: Path) -> None:
+    drift.remember_fit(tmp_path, drift.moments("e", Z))
+    drift.remember_seen(tmp_path, drift.moments("e", Z + 30))
+    drift.remember_fit(tmp_path, drift.moments("e", Z))
+    assert drift.measured(tmp_path) > drift.THRESHOLD
+    drift.remember_fit(tmp_path, drift.moments("e", Z + 30))
+    assert drift.measured(tmp_path) == 0.0
