@@ -29,8 +29,6 @@ from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 
 QUICK = Limits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
-
-
 FAST = FetchLimits(stall_s=0.3, bad_chunk_s=0.05, quiet_s=0.05, metadata_s=0.5)
 
 

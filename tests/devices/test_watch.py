@@ -114,8 +114,6 @@ def test_a_used_up_budget_is_told_once_and_its_end_too(tmp_path: Path) -> None:
 
 
 RNG = np.random.default_rng(5)
-
-
 Z = RNG.normal(size=(200, 8)).astype(np.float32) * 3 + 1
 
 

@@ -24,22 +24,12 @@ from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connected
 
 TOPICS = Topics("main")
-
-
 SPEC = TaskSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
-
-
 DOWN = describe(b"broadcast" * 100)
-
-
 ONNX = describe(b"extractor" * 100)
-
-
 MANIFEST = Manifest(
     3, "t", "repper", 5, ONNX, 4, ["a", "b"], SPEC.input, True, "sync", 17, 8, Canary(0, 1, [[0.0]])
 )
-
-
 E = TypeVar("E")
 
 

@@ -27,17 +27,9 @@ LEGAL = {
     "ready": {"ready", "alert", "init", "disconnected"},
     "alert": {"ready", "alert", "init", "disconnected"},
 }
-
-
 JOBS = (effects.Refresh, effects.Fetch, effects.Install, effects.Fit, effects.Train)
-
-
 versions, rounds, modes = st.integers(0, 6), st.integers(1, 3), st.sampled_from(["evaluate", "personalise"])
-
-
 ids = st.sampled_from(["t-1-0", "t-2-1", "t-3-personalise", "rel-1", "rel-2", "rel-3", "rel-9"])
-
-
 heard = st.one_of(
     st.builds(
         ServerState,
@@ -60,8 +52,6 @@ heard = st.one_of(
         Command, st.just("c1"), st.sampled_from(["rebirth", "abort", "revoke-local-head", "log-level"])
     ),
 )
-
-
 moves = st.one_of(
     st.builds(lambda message, retain: ("hear", message, retain), heard, st.booleans()),
     st.sampled_from([("connect", True), ("connect", False), ("drop",), ("wake",), ("metadata",), ("data",)]),

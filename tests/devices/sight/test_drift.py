@@ -10,8 +10,6 @@ import pytest
 from devices.sight import drift
 
 RNG = np.random.default_rng(5)
-
-
 Z = RNG.normal(size=(200, 8)).astype(np.float32) * 3 + 1
 
 

@@ -21,8 +21,6 @@ from edge_fl.wire.transport import Connected, Disconnected, Limits, Packet
 from tests.edge_fl.wire.brokers import FAST, broker_that
 
 MakeRecorder = Callable[[], Any]
-
-
 Issue = Callable[[str], tuple[Path, Path, Path]]
 
 

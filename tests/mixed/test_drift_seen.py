@@ -1,0 +1,91 @@
+"""What a device predicts comes from elsewhere than what it was fitted on: its watch sees it, and the fleet page's row says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from devices.board.usage import Meter
+from devices.config import DeviceConfig
+from devices.device import start
+from devices.machine.effects import Job
+from devices.machine.events import Event
+from devices.predict import Predictor
+from devices.runner import Runner
+from devices.sight import drift
+from devices.store import Store
+from devices.watch import Watch
+from devices.work import Worker
+from edge_fl.release.manifest import scale
+from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from edge_fl.wire.messages import Capability
+from edge_fl.wire.topics import Topics
+from server.registry import Database
+from server.view.dashboard.queries import fleet as fleets
+from server.view.dashboard.queries.fleet import FleetRow, Wish
+from server.wire import link as links
+from server.wire.journal import Journal
+from server.wire.link import Link
+from server.wire.roster import Roster
+from tests.devices import graphs
+from tests.devices.conftest import folder
+from tests.devices.images import X
+from tests.devices.scripted import eventually
+from tests.devices.site import QUICK
+
+__all__ = ["folder"]
+
+
+class Idle(Worker):
+    """Does nothing that it is asked to."""
+
+    def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
+        raise AssertionError(job)
+
+    def revoke(self) -> None:
+        raise AssertionError
+
+
+def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
+    folder: Path, tmp_path: Path
+) -> None:
+    broker, runner = InMemoryBroker(), Runner()
+    connect = partial(InMemoryTransport, broker)
+    device = start(
+        "pi-01", Topics("main"), Capability("head", "test", "3"), Idle("pi-01", Store(folder)), limits=QUICK
+    )
+    config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
+    meter = Meter(folder, lambda: 0)
+    watch = Watch(config, device, partial(runner.deliver, device), meter)
+    link = Link(connect, "main", limits=links.Limits(settle_s=0.05))
+    with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
+        Roster(link, journal)
+        link.open()
+        runner.add(device, connect)
+        thread = threading.Thread(target=partial(runner.run, deadline_s=60), daemon=True)
+        thread.start()
+
+        def row() -> FleetRow | None:
+            found = fleets.page(db, "main", Wish()).rows
+            return found[0] if found and found[0].status == "ready" else None
+
+        predictor = Predictor(folder, remember=True)
+        drift.remember_fit(
+            folder, drift.moments(predictor.head.extractor, scale(X).reshape(12, -1) @ graphs.WEIGHTS)
+        )
+        watch.look()
+        assert eventually(row, 20).drift == 0
+        for _ in range(5):
+            predictor.predict(np.full_like(X, 255))
+        watch.look()
+        shown = eventually(lambda: (found := row()) and found.drift and found, 20)
+        assert shown.why == "drift" and shown.drift > drift.THRESHOLD
+        runner.stop()
+        thread.join(20)
+        link.close()
+    broker.close()
