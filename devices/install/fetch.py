@@ -7,9 +7,12 @@ is verified before it is kept; one that is bad or does not come is asked for aga
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
+from msgspec import Struct
 
 from devices.machine.effects import Effect, Publish, Subscribe, Unsubscribe
 from devices.machine.events import Failed, Fetched
@@ -24,12 +27,14 @@ MAX_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """A group is given up `stall_s` after its last chunk, `tries` times over; `quiet_s` without another file ends the metadata."""
+    """A group is given up `stall_s` after its last chunk, `tries` times over. The metadata end once all that they name is here and nothing
+    more has come for `quiet_s` (a new root is named by nothing), or `metadata_s` after they were asked for.
+    """
 
     stall_s: float = 20.0
     bad_chunk_s: float = 1.0
     tries: int = 3
-    quiet_s: float = 0.3
+    quiet_s: float = 0.1
     metadata_s: float = 10.0
 
 
@@ -172,14 +177,41 @@ class Gathering:
         """Takes a file that arrived; an empty one was cleared."""
         if payload and len(self._files) < MAX_FILES:
             self._files[name] = payload
-        if "timestamp.json" in self._files:
-            self.wake_s = min(self._due_s, now_s + self._limits.quiet_s)
+        self.wake_s = (
+            min(self._due_s, now_s + self._limits.quiet_s) if _complete(self._files) else self._due_s
+        )
 
     def tick(self, now_s: float) -> Iterator[Effect]:
-        """Ends when no more files come."""
+        """Ends when no more files come; whether those that came will do is for the signatures to say."""
         if self.outcome is not None or now_s < self.wake_s:
             return
         self.wake_s = math.inf
         found = "timestamp.json" in self._files
         self.outcome = self._files if found else Failed("missing", detail="no signed metadata retained")
         yield Unsubscribe(self._pattern)
+
+
+class _Version(Struct):
+    version: int
+
+
+class _Signed(Struct):
+    meta: dict[str, _Version]
+
+
+class _Metadata(Struct):
+    signed: _Signed
+
+
+def _complete(files: Mapping[str, bytes]) -> bool:
+    """Whether the snapshot that the timestamp names is here, and the targets that it names; what cannot be read names nothing more."""
+    name = "timestamp.json"
+    for named in ("snapshot", "targets"):
+        if name not in files:
+            return False
+        try:
+            version = msgspec.json.decode(files[name], type=_Metadata).signed.meta[f"{named}.json"].version
+        except (msgspec.DecodeError, KeyError):
+            return True
+        name = f"{version}.{named}.json"
+    return name in files

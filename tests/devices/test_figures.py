@@ -24,6 +24,7 @@ from broker.mosquitto import Mosquitto
 from edge_fl.config import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, canary_images
 from edge_fl.release.repository import Repository
+from edge_fl.wire.blob import describe
 from edge_fl.wire.mqtt import MqttTransport
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
@@ -83,7 +84,12 @@ def manifest_of(payload: bytes) -> Manifest:
     found = session.run(None, {"image": canary_images(question, INPUT)})[0]
     canary = Canary(5, 2, [[float(value) for value in row[:16]] for row in found], tolerance=1e-3)
     return graphs.manifest_for(
-        payload, input=INPUT, feature_dim=DIM, classes=[str(c) for c in range(10)], canary=canary
+        payload,
+        extractor=describe(payload),  # in chunks as a server makes them
+        input=INPUT,
+        feature_dim=DIM,
+        classes=[str(c) for c in range(10)],
+        canary=canary,
     )
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from devices.install.fetch import Download, FetchLimits, Gathering
 from devices.machine.effects import Effect, Publish, Subscribe, Unsubscribe
 from devices.machine.events import Failed, Fetched
 from edge_fl.errors import ArtefactError
+from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import Request
 from edge_fl.wire.topics import Topics
+from tests.devices.graphs import graph, manifest_for
 
 TOPICS = Topics("main")
 LIMITS = FetchLimits(stall_s=10, bad_chunk_s=1, tries=3, quiet_s=0.3, metadata_s=5)
@@ -142,6 +145,20 @@ def test_metadata_are_complete_when_it_is_quiet_after_the_timestamp() -> None:
     assert list(gathering.tick(0.5)) == [] and gathering.outcome is None
     assert [type(e) for e in gathering.tick(0.7)] == [Unsubscribe]
     assert gathering.outcome == {"timestamp.json": b"t", "3.snapshot.json": b"s"}
+
+
+def test_metadata_that_name_what_has_not_come_are_waited_for(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    repository.publish(manifest_for(graph()))
+    files = dict(repository.files())
+    (targets,) = [name for name in files if "targets" in name]
+    gathering = Gathering(3, TOPICS, LIMITS)
+    list(gathering.begin(0.0))
+    for name in files.keys() - {targets}:
+        gathering.file(name, files[name], 0.1)
+    assert gathering.wake_s == 5.0
+    gathering.file(targets, files[targets], 4.0)  # a slow link
+    assert gathering.wake_s == 4.3
 
 
 def test_without_a_timestamp_there_are_no_metadata() -> None:
