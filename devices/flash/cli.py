@@ -32,15 +32,20 @@ def flash(
     out: Annotated[Path | None, typer.Option(help="A folder to carry over by hand.")] = None,
     identity: Annotated[
         Path | None,
-        typer.Option(help="Its identity or claim [runs/identities/devices/NAME, when it is there]."),
+        typer.Option(help="Its identity or claim [runs/identities/devices/NAME]."),
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without an identity: in plaintext, to a broker of your own.")
+    ] = False,
     host: Annotated[str, typer.Option(help="The broker, as the Pi reaches it.")] = "",
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Its port [8883 with TLS, else 1883].")
     ] = None,
     fleet: Annotated[str, typer.Option(help="The fleet's name.")] = "main",
     tier: Annotated[str, typer.Option(help="auto, head or full.")] = "auto",
-    head: Annotated[str, typer.Option(help="The personal head: logistic, svm or mlp.")] = "logistic",
+    head: Annotated[
+        str, typer.Option(help="The personal head: logistic, svm, mlp, nearest or auto.")
+    ] = "logistic",
     root: Annotated[
         Path | None, typer.Option(help="The release root that it trusts [the first it meets].")
     ] = None,
@@ -65,7 +70,7 @@ def flash(
     target = _target(boot, ssh, out, python)
     if identity is None and (IDENTITIES / device).is_dir():
         identity = IDENTITIES / device
-    found = read_identity(identity, device) if identity else {}
+    found = read_identity(identity, device) if identity and not insecure else {}
     broker = {"host": host or "127.0.0.1", "port": port or (8883 if found else 1883), "fleet": fleet}
     tree = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
     trusted = _read(root) if root else b""
@@ -73,6 +78,11 @@ def flash(
     if not host:
         raise ConfigError(
             "flash: --host is missing; expected the broker's address, as the Pi reaches it; nothing was written"
+        )
+    if not found and not insecure:
+        raise ConfigError(
+            f"{IDENTITIES / device}: no identity; expected that 'edge-fl fleet enrol {device}' made one, or --insecure for a broker in"
+            " plaintext; nothing was written"
         )
 
     taken = read_images(images, config) if images else ()

@@ -90,6 +90,7 @@ def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
             "no home or temporary folder",
         ),
         (["--device", "pi-07", "--out", "o", *HOST, "--root", "none"], "none: No such file"),
+        (["--device", "pi-08", "--out", "o", *HOST], "'edge-fl fleet enrol pi-08' made one, or --insecure"),
     ],
 )
 def test_bad_input_ends_with_one_line(
