@@ -75,7 +75,7 @@ def run_device(
                 config,
                 alive,
                 lambda event: runner.deliver(alive, event),
-                Meter(store.folder, lambda: alive.totals["wire_bytes"]),
+                Meter(store.folder, lambda: alive.totals["wire_bytes"], watts=config.budget.watts),
                 inspect=inspector(config, alive, look),
             )
             threading.Thread(target=watch.run, args=(stopped,), daemon=True).start()

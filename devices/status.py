@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from devices.board import usage
-from devices.board.usage import Budget
 from devices.serving.pair import serving
 from devices.sight import drift
 from devices.store import Store
@@ -37,7 +36,7 @@ def read(folder: Path) -> list[dict[str, object]]:
         rows[f"used on {used.day}"] = (
             f"{used.bytes / 1e6:.1f} MB over the wire, {used.cpu_s:.0f} s of processor"
         )
-        rows["energy on that day (estimate)"] = f"{used.energy_kj(Budget()):.2f} kJ"
+        rows["energy on that day (estimate)"] = f"{used.energy_kj:.2f} kJ"
     rows["reports to send"] = len(store.outbox())
     rows["wants done"] = len(memory.done)
     rows["personal parts"] = ", ".join(store.tasks()) or "none"

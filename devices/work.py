@@ -12,6 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from devices.board import usage
 from devices.install.fetch import Sink
 from devices.machine.effects import Job
 from devices.machine.events import Event, Failed, Finished
@@ -68,12 +71,14 @@ class Worker(ABC):
         """The personal head is to be forgotten."""
 
     def finish(self, want: Want, report: Report, blob: bytes | None, egress: Egress) -> Finished:
-        """Puts the report into the outbox on disk, its own size counted; what may not leave the device never gets there."""
+        """Puts the report into the outbox on disk; what may not leave the device never gets there.
+
+        What was used today, as the meter last wrote it down, and the report's own size are added.
+        """
+        if (used := usage.read(self.store.folder)).day == usage.today():
+            report = replace(report, metrics={**report.metrics, **used.numbers})
         egress.require(report, blob)
-        size = len(messages.encode(report)) + (len(blob) if blob else 0)
-        report = Report(
-            **{**{name: getattr(report, name) for name in report.__struct_fields__}, "bytes_up": size}
-        )
+        report = replace(report, bytes_up=len(messages.encode(report)) + (len(blob) if blob else 0))
         self.store.keep(self.parcel(want, report), blob)
         return Finished(report)
 

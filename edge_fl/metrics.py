@@ -36,6 +36,11 @@ LATENCY_AFTER = "latency_ms.after"
 EPSILON = "privacy.epsilon"
 """What a device's updates so far have told of its data at most, in differential privacy's measure."""
 
+USED_BYTES = "used_today.bytes"
+USED_CPU = "used_today.cpu_s"
+USED_ENERGY = "used_today.kilojoules_estimated"
+"""What a device had used that day when it reported: payloads both ways, processor seconds, and an estimate of energy from these."""
+
 COUNTS = frozenset({TEST_SAMPLES, VALIDATION_SAMPLES, TEST_LOST, TEST_GAINED})
 """Names that count samples and are not summed up over the fleet."""
 

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from edge_fl import atomic
+from edge_fl import atomic, metrics
 from edge_fl.errors import EdgeFLError
 
 FILE = "usage.json"
@@ -38,15 +38,26 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Usage(Struct, frozen=True):
-    """One day's sums; `bytes` are payloads in both directions."""
+    """One day's sums; `bytes` are payloads in both directions, `watts` is what a busy core draws."""
 
     day: str = ""
     bytes: int = 0
     cpu_s: float = 0.0
+    watts: float = Budget().watts
 
-    def energy_kj(self, budget: Budget) -> float:
+    @property
+    def energy_kj(self) -> float:
         """An estimate."""
-        return self.cpu_s * budget.watts / 1000
+        return self.cpu_s * self.watts / 1000
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """As a report tells them."""
+        return {
+            metrics.USED_BYTES: float(self.bytes),
+            metrics.USED_CPU: self.cpu_s,
+            metrics.USED_ENERGY: self.energy_kj,
+        }
 
 
 def exceeded(usage: Usage, budget: Budget) -> str:
@@ -54,11 +65,16 @@ def exceeded(usage: Usage, budget: Budget) -> str:
     for name, used, limit, unit in (
         ("bytes", usage.bytes / 1e6, budget.megabytes, "MB"),
         ("processor", usage.cpu_s, budget.cpu_s, "s"),
-        ("energy (estimate)", usage.energy_kj(budget), budget.kilojoules, "kJ"),
+        ("energy (estimate)", usage.energy_kj, budget.kilojoules, "kJ"),
     ):
         if limit and used >= limit:
             return f"budget: {name} {used:.1f} of {limit:g} {unit} today"
     return ""
+
+
+def today() -> str:
+    """The day that is counted, by the wall clock."""
+    return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def read(folder: Path) -> Usage:
@@ -76,10 +92,12 @@ class Meter:
         self,
         folder: Path,
         total_bytes: Callable[[], int],
-        today: Callable[[], str] = lambda: f"{datetime.now(UTC):%Y-%m-%d}",
+        today: Callable[[], str] = today,
         cpu_s: Callable[[], float] = lambda: _cpu_s(),
+        *,
+        watts: float = Budget().watts,
     ) -> None:
-        self._folder, self._today = folder, today
+        self._folder, self._today, self._watts = folder, today, watts
         self._total_bytes, self._cpu_s = total_bytes, cpu_s
         self._usage = read(folder)
         self._bytes_before, self._cpu_before = total_bytes(), 0.0
@@ -93,6 +111,7 @@ class Meter:
             before,
             bytes=before.bytes + sent - self._bytes_before,
             cpu_s=before.cpu_s + cpu_s - self._cpu_before,
+            watts=self._watts,
         )
         self._bytes_before, self._cpu_before = sent, cpu_s
         if time.monotonic() < self._keep_at_s:

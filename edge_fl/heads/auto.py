@@ -19,6 +19,12 @@ AUTO = "auto"
 CANDIDATES = ("nearest", "logistic", "mlp", "svm")
 CURVE_KINDS = ("nearest", "logistic", "mlp")
 CURVE_LABELS = (1, 2, 5, 10, 20)
+NUMBERS = (
+    *(metrics.candidate(kind) for kind in CANDIDATES),
+    *(metrics.at_labels(labels, kind) for labels in CURVE_LABELS for kind in CURVE_KINDS),
+)
+"""The names of all that may be measured on the way."""
+
 MIN_HELD_OUT = 10
 FOLDS = 3
 Labels = NDArray[np.int64]

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from edge_fl import metrics
 from edge_fl.errors import ArtefactError
+from edge_fl.heads import auto
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import MESSAGES, Report, TierName
 
@@ -34,6 +35,9 @@ NUMBERS = (
     metrics.LATENCY_BEFORE,
     metrics.LATENCY_AFTER,
     metrics.EPSILON,
+    metrics.USED_BYTES,
+    metrics.USED_CPU,
+    metrics.USED_ENERGY,
 )
 """The numbers that a report may carry."""
 
@@ -64,4 +68,4 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
 
 def of_head(uploads: Iterable[str]) -> Egress:
     """What may leave a head-only device under a release that asks for these parts."""
-    return Egress("head", {"head": sorted(uploads)})
+    return Egress("head", {"head": sorted(uploads)}, (*NUMBERS, *auto.NUMBERS))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.board import usage
 from devices.machine.events import DataChanged
 from devices.predict import Predictor
 from edge_fl import metrics
@@ -21,7 +22,7 @@ from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.transport import Packet
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
-from tests.devices.site import DATA, Site, big, expected, head_device, site_over
+from tests.devices.site import DATA, Site, big, expected, head_device, samples, site_over
 
 
 @pytest.fixture
@@ -79,6 +80,21 @@ def test_a_head_device_is_born_installs_fits_reports_and_predicts(site: Site) ->
     predictor = Predictor(site.home)
     assert [name for name, _ in predictor.predict(DATA.test.x)] == [manifest.classes[y] for y in DATA.test.y]
     assert predictor.manifest.release == 2
+
+
+def test_auto_reports_what_each_kind_reached_and_what_the_device_used_today(local: Site) -> None:
+    data = ClientData(samples(20, 0), samples(12, 1), samples(10, 2))
+    device = head_device(local.home, data=lambda: data, kind="auto")
+    local.home.mkdir()
+    meter = usage.Meter(local.home, lambda: 0, cpu_s=lambda: 5.0)
+    meter.update()
+    local.serve(local.publish())
+    with running(device, connect=local.connect):
+        report = local.server.wait_for("pi-01", "rpt")
+    assert not report.error
+    curve = {metrics.at_labels(labels, "nearest") for labels in (1, 2, 5, 10)}
+    assert curve | {metrics.candidate("mlp")} <= report.metrics.keys()
+    assert report.metrics[metrics.USED_CPU] == 5.0 and report.metrics[metrics.USED_ENERGY] > 0
 
 
 def test_a_report_reaches_a_server_that_was_away_once_it_is_back(site: Site) -> None:

@@ -130,5 +130,5 @@ def test_what_is_predicted_shows_drift_and_a_new_fit_ends_it(folder: Path) -> No
     (drifted,) = board.look()
     assert isinstance(drifted, events.Drifted) and drifted.score > drift.THRESHOLD
     assert board.device.state.reason == "drift" and board.device.state.capability.drift == drifted.score
-    drift.remember_fit(folder, drift.moments(sha, z))
+    drift.remember_fit(folder, drift.moments(sha, z + 1))
     assert board.look() == [events.Drifted(0.0)] and board.device.state.reason == ""

@@ -31,5 +31,5 @@ def test_what_was_used_today_survives_a_restart_and_not_the_day(tmp_path: Path) 
     ],
 )
 def test_the_budget_that_is_used_up_is_named(budget: Budget, words: str) -> None:
-    found = exceeded(Usage("d", 3_000_000, 100.0), budget)
+    found = exceeded(Usage("d", 3_000_000, 100.0, watts=2.5), budget)
     assert words in found and bool(found) == bool(words)
