@@ -133,6 +133,17 @@ def at_labels(labels: int, kind: str) -> str:
     return f"labels_{labels}.{kind}.validation_acc"
 
 
+def by_labels(found: Mapping[str, float]) -> dict[str, dict[int, float]]:
+    """The curves in a report: kind of head -> labels per class -> held-out accuracy; the inverse of `at_labels`."""
+    curves: dict[str, dict[int, float]] = {}
+    for name, value in found.items():
+        labels, _, rest = name.removeprefix("labels_").partition(".")
+        kind, _, what = rest.partition(".")
+        if labels.isdecimal() and what and name == at_labels(int(labels), kind):
+            curves.setdefault(kind, {})[int(labels)] = value
+    return curves
+
+
 def best_round(validation: Sequence[float]) -> int | None:
     """Position of the highest validation value, the first of equals; None when nothing was measured (all NaN, or empty)."""
     values = np.asarray(validation, np.float64)

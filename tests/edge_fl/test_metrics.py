@@ -61,3 +61,13 @@ def test_the_best_round_is_the_first_of_the_highest() -> None:
     assert metrics.best_round([0.2, math.nan, 0.8, 0.8]) == 2
     assert metrics.best_round([math.nan]) is None
     assert metrics.best_round([]) is None
+
+
+def test_the_curve_by_labels_is_read_from_the_names_it_was_written_under() -> None:
+    told = {
+        metrics.at_labels(2, "svm"): 0.5,
+        metrics.at_labels(10, "svm"): 0.75,
+        metrics.candidate("svm"): 0.8,
+    }
+    assert metrics.by_labels(told) == {"svm": {2: 0.5, 10: 0.75}}
+    assert metrics.by_labels({"labels_x.svm.validation_acc": 1.0, "labels_2.svm.test_acc": 1.0}) == {}

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from edge_fl import metrics
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.wire.messages import Capability
 from server.registry import Database, rollouts, runs
@@ -108,6 +109,15 @@ def test_nothing_that_a_device_says_becomes_markup(db: Database) -> None:
         device.page(db, "main", "pi-x"), "pi-x", NOW
     )
     assert "<script" not in shown and "&lt;script&gt;" in shown
+
+
+def test_a_device_that_chose_its_head_shows_how_many_labels_each_kind_needs(db: Database) -> None:
+    shown = device.page(db, "main", filled.name(0))
+    assert shown is not None and "by labels" not in device_page.body(shown, filled.name(0), NOW)
+    told = {metrics.at_labels(labels, "nearest"): labels / 20 for labels in (1, 5, 10)}
+    chosen = replace(shown.reports[0], metrics=told)
+    body = device_page.body(replace(shown, reports=(chosen,)), filled.name(0), NOW)
+    assert "by labels per class" in body and "nearest, labels per class 5: 25.00 %" in body
 
 
 def test_a_run_shows_its_spread_its_drop_outs_and_what_was_refused(db: Database) -> None:

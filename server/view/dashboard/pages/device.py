@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from edge_fl.metrics import by_labels
 from server.registry.records import ReportRecord
 from server.view import svg
 from server.view.dashboard.pages.parts import empty, facts, plot, table, word
@@ -64,6 +65,7 @@ def body(page: DevicePage | None, device: str, now: datetime) -> str:
             said,
             f'<div class="sheet padded">{main}</div>',
             _history(page.reports),
+            _cold_start(page.reports),
             f"<h2>Samples by class</h2><div class='sheet padded'>{spread}</div>" if spread else "",
             f"<h2>What it is</h2><div class='sheet padded'>{facts(rest)}{notes}</div>",
             _reports(page),
@@ -91,6 +93,22 @@ def _history(reports: tuple[ReportRecord, ...]) -> str:
         return ""
     return "<h2>Accuracy, % by report</h2>" + plot(
         series, height=180, label="Accuracy by report", step="report"
+    )
+
+
+def _cold_start(reports: tuple[ReportRecord, ...]) -> str:
+    """How many labels each kind of head needs here; a device whose head is `auto` measures it at every fit."""
+    newest: dict[str, dict[int, float]] = next(
+        filter(None, (by_labels(report.metrics) for report in reports)), {}
+    )
+    series = [
+        svg.Series(kind, [svg.Point(labels, value) for labels, value in sorted(curve.items())])
+        for kind, curve in newest.items()
+    ]
+    if not series:
+        return ""
+    return "<h2>Held-out accuracy, % by labels per class</h2>" + plot(
+        series, height=180, label="Accuracy by labels per class", step="labels per class"
     )
 
 
