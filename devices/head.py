@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from queue import Empty, LifoQueue
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,29 +55,21 @@ class Order(Struct, frozen=True):
     budget_s: float = 60.0
 
 
-class Fitter(Protocol):
-    """Fits a head on features z float32 [n, d] with class ids y int64 [n]; `extras` came with the release, `held` is judged on.
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Features z float32 [n, d] with class ids y int64 [n] to fit to, the extras that came with the release, and what is judged on."""
 
-    Raises DataError, RunError, DeadlineError or MemoryError.
-    """
-
-    def __call__(
-        self,
-        order: Order,
-        z: NDArray[np.float32],
-        y: NDArray[np.int64],
-        extras: Extras | None = None,
-        held: Held = NOTHING_HELD,
-    ) -> Choice: ...
+    z: NDArray[np.float32]
+    y: NDArray[np.int64]
+    extras: Extras = field(default_factory=dict)
+    held: Held = NOTHING_HELD
 
 
-def fit_here(
-    order: Order,
-    z: NDArray[np.float32],
-    y: NDArray[np.int64],
-    extras: Extras | None = None,
-    held: Held = NOTHING_HELD,
-) -> Choice:
+Fitter = Callable[[Order, Given], Choice]
+"""Fits a head. Raises DataError, RunError, DeadlineError or MemoryError."""
+
+
+def fit_here(order: Order, given: Given) -> Choice:
     """The fit itself, in this process."""
 
     def fit(kind: str, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head:
@@ -90,12 +83,12 @@ def fit_here(
             seed=order.seed,
             balanced=order.balanced,
             plan=order.plan,
-            extras=extras,
+            extras=given.extras,
         )
 
     if order.kind == AUTO:
-        return choose(fit, z, y, held, budget_s=order.budget_s)
-    return Choice(fit(order.kind, z, y))
+        return choose(fit, given.z, given.y, given.held, budget_s=order.budget_s)
+    return Choice(fit(order.kind, given.z, given.y))
 
 
 class ChildFitter:
@@ -105,29 +98,10 @@ class ChildFitter:
         self._limits, self._keep = limits, keep
         self._idle: LifoQueue[Child] = LifoQueue()
 
-    def __call__(
-        self,
-        order: Order,
-        z: NDArray[np.float32],
-        y: NDArray[np.int64],
-        extras: Extras | None = None,
-        held: Held = NOTHING_HELD,
-    ) -> Choice:
-        arrays: dict[str, NDArray[Any]] = {
-            "z": np.ascontiguousarray(z, np.float32),
-            "y": np.ascontiguousarray(y, np.int64),
-            "held_z": np.ascontiguousarray(held.z, np.float32),
-            "held_y": np.ascontiguousarray(held.y, np.int64),
-            **{
-                f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array)
-                for part, held in (extras or {}).items()
-                for name, array in held.items()
-            },
-        }
-        lesson = save(arrays, {"order": msgspec.json.encode(order).decode()})
+    def __call__(self, order: Order, given: Given) -> Choice:
         child = self._child()
         try:
-            answer = child.exchange(lesson, self._limits.deadline_s)
+            answer = child.exchange(_lesson(order, given), self._limits.deadline_s)
         except BaseException:
             child.close()
             raise
@@ -168,15 +142,33 @@ def main(arguments: list[str]) -> int:
 
 def answer(lesson: bytes) -> bytes:
     """A lesson as bytes -> the head as bytes."""
-    arrays, order = load(lesson), msgspec.json.decode(_words(lesson)["order"], type=Order)
-    extras: dict[str, dict[str, NDArray[Any]]] = {}
-    for key in arrays.keys() - {"z", "y", "held_z", "held_y"}:
-        part, _, name = key.partition(SEPARATOR)
-        extras.setdefault(part, {})[name] = arrays[key]
-    held = Held(arrays["held_z"], arrays["held_y"])
-    choice = fit_here(order, arrays["z"], arrays["y"], extras, held)
+    choice = fit_here(*_read(lesson))
     numbers = msgspec.json.encode(choice.numbers).decode()
     return save(choice.head.to_arrays(), {**choice.head.describe(), NUMBERS: numbers})
+
+
+def _lesson(order: Order, given: Given) -> bytes:
+    arrays: dict[str, NDArray[Any]] = {
+        "z": np.ascontiguousarray(given.z, np.float32),
+        "y": np.ascontiguousarray(given.y, np.int64),
+        "held_z": np.ascontiguousarray(given.held.z, np.float32),
+        "held_y": np.ascontiguousarray(given.held.y, np.int64),
+    }
+    for part, held in given.extras.items():
+        arrays |= {f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array) for name, array in held.items()}
+    return save(arrays, {"order": msgspec.json.encode(order).decode()})
+
+
+def _read(lesson: bytes) -> tuple[Order, Given]:
+    """The inverse of `_lesson`."""
+    arrays, order = load(lesson), msgspec.json.decode(_words(lesson)["order"], type=Order)
+    held = Held(arrays.pop("held_z"), arrays.pop("held_y"))
+    z, y = arrays.pop("z"), arrays.pop("y")
+    extras: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in arrays.items():
+        part, _, name = key.partition(SEPARATOR)
+        extras.setdefault(part, {})[name] = array
+    return order, Given(z, y, extras, held)
 
 
 def _choice(payload: bytes) -> Choice:

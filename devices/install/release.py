@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from devices import uploads
-from devices.head import Fitter, Order
+from devices.head import Fitter, Given, Order
 from devices.install import canary
 from devices.install.choice import ALLOWANCE, Allowance, choose
 from devices.install.fetch import Sink
@@ -214,7 +214,7 @@ class HeadWorker(Worker):
         if known and known.lesson == lesson:
             return Choice(known.head), lesson
         held = Held(view.validation.z, view.validation.y)
-        return self._fitter(order, view.train.z, view.train.y, extras, held), lesson
+        return self._fitter(order, Given(view.train.z, view.train.y, extras, held)), lesson
 
     def _keep_old(self, installed: artefact.Installed, pair: Pair) -> Event:
         """The new pair is worse on the held-out images: the old one serves on, and a release that brought it is not tried again."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 
 from devices.predict import Predictor
@@ -33,7 +34,7 @@ class Graph:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model, self._count = model, 0
 
-    def constant(self, value: Array | float) -> str:
+    def constant(self, value: ArrayLike) -> str:
         """A tensor of its own, float32 unless it holds int64."""
         array = np.asarray(value)
         name, kind = self._name(), np.int64 if array.dtype == np.int64 else np.float32

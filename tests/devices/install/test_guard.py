@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from devices.device import Device, start
-from devices.head import Order, fit_here
+from devices.head import Given, Order, fit_here
 from devices.install.release import HeadWorker
 from devices.machine.events import DataChanged
 from devices.predict import Predictor
@@ -40,9 +39,9 @@ class Counting:
     def __init__(self) -> None:
         self.fits: list[str] = []
 
-    def __call__(self, order: Order, *rest: Any) -> Choice:
+    def __call__(self, order: Order, given: Given) -> Choice:
         self.fits.append(order.extractor)
-        return fit_here(order, *rest)
+        return fit_here(order, given)
 
 
 @pytest.fixture
