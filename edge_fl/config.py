@@ -338,9 +338,11 @@ def _explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
         value = value.get(key) if isinstance(value, dict) else None
     came = f" = {reprlib.repr(value)}" if value is not None else ""
     if reason.startswith("Invalid enum value"):
-        reason = f"unknown name{nearest(str(value), get_args(_field(keys, kind)))}"
+        reason = f"unknown name{nearest(str(value), _words(_field(keys, kind)))}"
     if "[a-z0-9-]{1,32}" in reason:
         reason = "expected 1 to 32 of a-z, 0-9 and '-'"
+    if "https?" in reason:
+        reason = "expected an address that begins with http:// or https://"
     return f"{_place(keys)}{came}: {reason[:1].lower()}{reason[1:]}"
 
 
@@ -353,6 +355,11 @@ def _field(keys: list[str], kind: Any) -> Any:
         inside = (part for part in get_args(kind) if isinstance(part, type) and issubclass(part, Struct))
         kind = next(inside, kind)  # of `Struct | None` and of dict[str, Struct], the struct
     return kind
+
+
+def _words(kind: Any) -> list[str]:
+    """The words that a Literal allows, wherever it stands in a type."""
+    return [word for part in get_args(kind) for word in ([part] if isinstance(part, str) else _words(part))]
 
 
 def _place(keys: Sequence[str]) -> str:

@@ -196,6 +196,8 @@ def test_a_device_that_lies_is_no_more_than_one_voice(lies) -> None:
 def test_groups_grow_and_end_with_everybody(groups: str) -> None:
     with pytest.raises(ConfigError):
         config.parse(f"[release.rollout]\ngroups = {groups}")
+    with pytest.raises(ConfigError, match=r"\[release.rollout\] groups = 'careful': unknown name.*auto"):
+        config.parse("[release.rollout]\ngroups = 'careful'")
     assert config.parse("[release.rollout]\ngroups = [0.05, 1]").release.rollout.groups == (0.05, 1.0)
 
 
