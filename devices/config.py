@@ -46,6 +46,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     images it has; with `guard` a new pair that is worse on held-out images than the one that serves does not replace it.
     Of its data it uses the `classes` named, all without, and at most `keep` images, by `policy`. Every `watch_s` it looks for new ones
     (0: never), and fits anew at most every `refit_every_s`.
+    `epsilon` is the most that its updates may ever tell of its data, at delta 1e-5, whatever a task allows (0: what the task says).
     Of a release's extractors `precision` "auto" takes int8 where floats need too much memory, or more than `latency_ms` for one image.
     `mirror` is the web address of an exported repository: a release's bytes come from there first, and the rest from the broker.
     """
@@ -69,6 +70,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     guard: bool = True
     threads: Annotated[int, Meta(ge=1)] = 1
     uploads: bool = True
+    epsilon: Annotated[float, Meta(ge=0)] = 0.0
     budget: Budget = Budget()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0

@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
+import msgspec
 import torch
 
 from devices.machine.effects import Job, Train
@@ -18,16 +20,17 @@ from devices.machine.state import LIMITS, Limits
 from devices.machine.wants import KINDS
 from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
 from devices.work import Data, Worker
-from edge_fl.config import TaskSpec
+from edge_fl.config import PrivacyConfig, TaskSpec
 from edge_fl.data.samples import Samples
-from edge_fl.errors import DataError
+from edge_fl.errors import DataError, PrivacyError
+from edge_fl.learn import private
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods import build_method, egress, steps
+from edge_fl.methods import build_method, egress, steps, transit
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from edge_fl.wire.blob import describe
-from edge_fl.wire.messages import Mode, Report
+from edge_fl.wire.messages import Mode, Report, Want
 from edge_fl.wire.tensors import pack, unpack
 
 STAGES: dict[Mode, int] = {
@@ -41,13 +44,23 @@ _thread = threading.local()
 
 
 class FullWorker(Worker):
-    """Trains, personalises and evaluates as client `device` on the device's data. Torch uses `threads` threads."""
+    """Trains, personalises and evaluates as client `device` on the device's data. Torch uses `threads` threads.
+
+    `epsilon` is the most that its owner lets updates tell, whatever a task's budget is (0: no limit of the owner's).
+    """
 
     def __init__(
-        self, device: str, store: Store, data: Data, *, threads: int = 1, limits: Limits = LIMITS
+        self,
+        device: str,
+        store: Store,
+        data: Data,
+        *,
+        threads: int = 1,
+        epsilon: float = 0.0,
+        limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
-        self._data, self._threads = data, threads
+        self._data, self._threads, self._epsilon = data, threads, epsilon
 
     def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
         if not isinstance(job, Train) or isinstance(material, Mapping):
@@ -55,9 +68,12 @@ class FullWorker(Worker):
         started_s = time.monotonic()
         torch.set_num_threads(self._threads)
         want = job.want
-        update, own = self._run(job, _parts(material))
+        method = _method(job.spec).at(max(want.round, 1))
+        if want.mode != "evaluate":
+            method = self._held_to_limit(method)
+        update, own = self._run(job, method, _parts(material))
         if own is not None:
-            self.store.keep_own(want.task, want.round, STAGES[want.mode], pack(to_arrays(own)))
+            self._keep(want, own)
         blob = pack(to_arrays(update.parts)) if update.parts else None
         report = Report(
             want.id,
@@ -66,28 +82,53 @@ class FullWorker(Worker):
             update.samples,
             dict(update.metrics),
             blob=describe(blob) if blob else None,
+            compression=method.compression.kind if blob else "none",
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        return self.finish(want, report, blob, egress.of_full(_method(job.spec)))
+        return self.finish(want, report, blob, egress.of_full(method))
 
     def revoke(self) -> None:
         """A full device has no head of its own."""
 
-    def _run(self, job: Train, down: Parts) -> tuple[Update, Parts | None]:
+    def _held_to_limit(self, method: Method) -> Method:
+        """The method under the owner's limit too. Raises PrivacyError for one that sends updates without noise."""
+        if not self._epsilon:
+            return method
+        privacy = method.privacy
+        if method.sent() and not privacy.noise_multiplier:
+            raise PrivacyError(
+                f"epsilon = {self._epsilon:g} is this device's limit, the task takes updates without noise; nothing was trained"
+            )
+        budget = min(privacy.budget or self._epsilon, self._epsilon)
+        delta = min(privacy.delta, PrivacyConfig().delta)
+        return replace(method, privacy=msgspec.structs.replace(privacy, budget=budget, delta=delta))
+
+    def _run(self, job: Train, method: Method, down: Parts) -> tuple[Update, Parts | None]:
         """What goes up, and the new personal parts where there are any."""
         want, spec = job.want, job.spec
         data = self._data(tuple(spec.classes), spec.input)
         _require_usable(data.train, spec)
-        method = _method(spec).at(max(want.round, 1))
-        client = Client(self.device, data, len(spec.classes), spec.method.batch_size, spec.seed)
-        kept = self.store.own(want.task, want.round, STAGES[want.mode])
-        own = _parts(kept) if kept else steps.start_own(method, self.device)
+        batch_size, classes = spec.method.batch_size, len(spec.classes)
+        client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)
+        own = self._own(want, method)
         if want.mode == "train":
             return client.train(method, want.round, down, own)
         if want.mode == "personalise":
             return client.personalise(method, want.round, down, own)
         return Update(self.device, len(data.train), {}, client.evaluate(method, down, own)), None
+
+    def _own(self, want: Want, method: Method) -> Parts:
+        """The personal parts as they enter a step. What updates have told counts over all tasks, and attempts at one round: all left."""
+        kept, ledger = self.store.own(want.task, want.round, STAGES[want.mode]), self.store.ledger()
+        own = _parts(kept) if kept else steps.start_own(method, self.device)
+        return {**own, **_parts(ledger)} if transit.LEDGER in own else own
+
+    def _keep(self, want: Want, own: Parts) -> None:
+        """Before anything leaves: an update that a power cut stops has been counted, never the other way round."""
+        if transit.LEDGER in own:
+            self.store.keep_ledger(pack(to_arrays({transit.LEDGER: own[transit.LEDGER]})))
+        self.store.keep_own(want.task, want.round, STAGES[want.mode], pack(to_arrays(own)))
 
 
 def _require_usable(train: Samples, spec: TaskSpec) -> None:

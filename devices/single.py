@@ -141,7 +141,9 @@ def _worker(
         return head
     # read once: a full device trains on its images again and again
     own = functools.lru_cache(1)(data.of(config))
-    return EitherWorker(full_worker()(config.id, store, own, threads=config.threads), head)
+    return EitherWorker(
+        full_worker()(config.id, store, own, threads=config.threads, epsilon=config.epsilon), head
+    )
 
 
 def _read_root(path: Path) -> bytes:

@@ -4,6 +4,7 @@
     FOLDER/outbox/ID.json                 reports not acknowledged yet, each with its
     FOLDER/outbox/ID.safetensors          blob, if it has one; the .json is written last and makes both valid
     FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last three of a task
+    FOLDER/privacy.safetensors            what the device's updates have told of its data, over all tasks
     FOLDER/heads/SHA256.safetensors       the personal head for the extractor of this hash, its release, and the report on its fit
     FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.sight.features` keep
 
@@ -36,6 +37,7 @@ from edge_fl.release.disk import reporting
 T = TypeVar("T")
 KEPT_GENERATIONS = 3
 KEPT_TASKS = 4
+LEDGER = "privacy.safetensors"
 OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 """Stages of a round, in order."""
 
@@ -144,6 +146,18 @@ class Store:
 
     def _generations(self, task: str) -> list[Path]:
         return sorted((self.folder / "own" / task).glob("*.safetensors"))
+
+    # privacy
+
+    def ledger(self) -> bytes | None:
+        """What the device's updates have told; None while they have told nothing."""
+        with suppress(FileNotFoundError):
+            return (self.folder / LEDGER).read_bytes()
+        return None
+
+    def keep_ledger(self, payload: bytes) -> None:
+        """Replaces it. Raises ArtefactError for a full disk."""
+        self._write(LEDGER, payload)
 
     # heads
 

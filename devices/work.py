@@ -24,11 +24,11 @@ from devices.machine.wants import parcel_for
 from devices.store import Store
 from edge_fl.config import InputSpec
 from edge_fl.data.samples import ClientData
-from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, RunError
+from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, PrivacyError, RunError
 from edge_fl.wire import messages
 from edge_fl.wire.blob import Assembly, Blob
 from edge_fl.wire.egress import Egress
-from edge_fl.wire.messages import Report, Want
+from edge_fl.wire.messages import PRIVACY_SPENT, Report, Want
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,14 @@ class MakeWorker(Protocol):
     """Makes the worker of a full device: `devices.full.FullWorker`, handed down from the command line because torch comes with it."""
 
     def __call__(
-        self, device: str, store: Store, data: Data, *, threads: int = 1, limits: Limits = LIMITS
+        self,
+        device: str,
+        store: Store,
+        data: Data,
+        *,
+        threads: int = 1,
+        epsilon: float = 0.0,
+        limits: Limits = LIMITS,
     ) -> Worker: ...
 
 
@@ -115,6 +122,8 @@ def _failure(error: Exception) -> Failed:
             return Failed("enospc", detail=str(error))
         case MemoryError():
             return Failed("out_of_memory", detail=str(error))
+        case PrivacyError():
+            return Failed(PRIVACY_SPENT, final=True, detail=str(error))
         case RunError():
             return Failed("diverged", final=True, detail=str(error))
         case InputError():  # of a task that this device cannot build: a newer server's, or spoilt on its way

@@ -154,6 +154,26 @@ class JudgeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     clip: Annotated[float, Meta(ge=0)] = 0.0
 
 
+class CompressionConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the updates of clients that train are made smaller (`edge_fl.learn.compress`); `keep` is the share of values that topk sends."""
+
+    kind: Literal["none", "fp16", "int8", "topk"] = "none"
+    keep: Fraction = 0.1
+
+
+class PrivacyConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Noise on what clients send (`edge_fl.learn.private`); `noise_multiplier` 0: none.
+
+    An update's change has an L2 norm of `clip` at most and gets Gaussian noise of std `noise_multiplier` * `clip`. A client takes part
+    until its next update would tell more than epsilon `budget` at `delta` (0: for ever).
+    """
+
+    noise_multiplier: Annotated[float, Meta(ge=0)] = 0.0
+    clip: Annotated[float, Meta(gt=0)] = 1.0
+    budget: Annotated[float, Meta(ge=0)] = 0.0
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+
+
 class QuantiseConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether releases come in 8-bit whole numbers too, calibrated on `images` images, and what they must keep of the floats' quality."""
 
@@ -213,6 +233,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     methods: dict[str, MethodChange] = {}
     compare: CompareConfig = CompareConfig()
     cohort: CohortConfig = CohortConfig()
+    compression: CompressionConfig = CompressionConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     judge: JudgeConfig = JudgeConfig()
     release: ReleaseConfig = ReleaseConfig()
     broker: BrokerConfig = BrokerConfig()
@@ -234,13 +256,15 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that rebuilds a method somewhere else: network, input, classes, method and the run's seed."""
+    """All that rebuilds a method somewhere else: network, input, classes, method, the run's seed, and how updates travel."""
 
     model: ModelConfig
     input: InputSpec
     classes: list[str]
     method: MethodConfig
     seed: int
+    compression: CompressionConfig = CompressionConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
 
 
 def load(path: Path) -> Recipe:

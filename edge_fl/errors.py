@@ -2,6 +2,7 @@
 
     EdgeFLError                     1  the run failed
     ├── RunError                    1  a run cannot go on (NaN loss, quorum missed for good)
+    │   ├── PrivacyError            1  an update would tell more of a client's data than it may
     │   └── StoppedError            1  somebody asked it to end
     ├── ArtefactError               1  bytes that are not what their manifest says
     │   └── TrustError              1  release metadata that must not be believed
@@ -34,6 +35,10 @@ class EdgeFLError(Exception):
 
 class RunError(EdgeFLError):
     """A run cannot go on."""
+
+
+class PrivacyError(RunError):
+    """An update would tell more of a client's data than its budget allows."""
 
 
 class StoppedError(RunError):

@@ -233,12 +233,14 @@ def _note(results: Any, result: RoundResult, rounds: int, say: Callable[[str], N
     means = "  ".join(f"{name} {value.mean:.3f}" for name, value in summary.items() if "test" in name)
     say(
         f"round {result.round}/{rounds}  {len(result.answered)}/{len(result.asked)} clients  {result.seconds:.1f} s  {means}"
+        + (f"  privacy budget spent: {', '.join(result.spent)}" if result.spent else "")
     )
     results.append_round({
         "round": result.round,
         "seconds": result.seconds,
         "asked": result.asked,
         "answered": result.answered,
+        "spent": result.spent,
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,
         "metrics": result.metrics,

@@ -48,7 +48,8 @@ class RoundResult:
     """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated.
 
     Asked are those whose update could count, also if they were asked in an earlier round; `staleness` says of such an answer how many
-    rounds ago. `beside` are devices of no cohort whose parts joined; `attempts` is how often it was asked.
+    rounds ago. `beside` are devices of no cohort whose parts joined; `attempts` is how often it was asked. `spent` are clients that
+    train no more, since their privacy budget is spent.
     `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the
     cohort together, without any framing.
     """
@@ -64,6 +65,7 @@ class RoundResult:
     beside: tuple[ClientId, ...] = ()
     attempts: int = 1
     staleness: Mapping[ClientId, int] = field(default_factory=dict)
+    spent: tuple[ClientId, ...] = ()
 
 
 Beside = Callable[[], Sequence[Update]]
@@ -133,6 +135,7 @@ def run(
             attempt.beside,
             attempt.number,
             attempt.staleness,
+            attempt.spent,
         )
 
 
@@ -148,6 +151,7 @@ class _Attempt:
     bytes_down: int
     beside: tuple[ClientId, ...]
     staleness: dict[ClientId, int]
+    spent: tuple[ClientId, ...]
 
 
 def _attempt(
@@ -189,12 +193,13 @@ def _ask(
     beside: Beside,
     watch: Watch,
 ) -> _Attempt:
+    spent = _spent(fleet, round)
     asked, cohort, goal = _cohort(method, fleet, plan, round)
     downs = Broadcasts(method, shared, asked)
     answered: dict[ClientId, int] = {}
     staleness: dict[ClientId, int] = {}
     first_come = _counted(_first(fleet.train(round, method, downs), goal), "clients", goal, watch)
-    updates = _noting(in_order(first_come, cohort), answered, staleness)
+    updates = steps.received(method, _noting(in_order(first_come, cohort), answered, staleness), downs)
     updates = map(partial(late.moved, shared=shared), updates)
     others: list[ClientId] = []
     updates = _joined(robust(updates, shared, plan.robust), beside, others)
@@ -202,14 +207,16 @@ def _ask(
     for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
         pass
     bytes_down = sum(downs.bytes.values())
-    return _Attempt(number, shared, tuple(cohort), goal, answered, bytes_down, tuple(others), staleness)
+    return _Attempt(
+        number, shared, tuple(cohort), goal, answered, bytes_down, tuple(others), staleness, spent
+    )
 
 
 def _cohort(
     method: Method, fleet: Fleet, plan: Plan, round: int
 ) -> tuple[list[ClientId], list[ClientId], int]:
     """(who is asked now, everybody whose update can count, how many of these end the round)."""
-    clients, at_work, how = fleet.clients(), fleet.at_work(), plan.cohort
+    clients, at_work, how = fleet.trainable(), fleet.at_work(), plan.cohort
     if method.trains_everyone:
         return list(clients), list(clients), len(clients)
     drops = fleet.may_drop_out
@@ -218,6 +225,17 @@ def _cohort(
     if how.buffer_size:
         return asked, cohort, min(how.buffer_size, len(cohort))
     return asked, cohort, cohorts.goal(len(clients), how, plan.seed, round)
+
+
+def _spent(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
+    """Whose privacy budget is spent. Raises RunError when that is everybody, and nobody is still at work."""
+    clients = fleet.clients()
+    spent = tuple(sorted(set(clients).difference(fleet.trainable())))
+    if clients and len(spent) == len(clients) and not fleet.at_work():
+        raise RunError(
+            f"round {round}: the privacy budget of all {len(spent)} clients is spent; the run stops with round {round - 1}'s model"
+        )
+    return spent
 
 
 def evaluate(
@@ -241,15 +259,15 @@ def close(
 ) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
     """The closing steps: personalise on every client, then finalise -> (shared parts, metrics before and after both by client)."""
     clients = fleet.clients()
-    metrics: dict[ClientId, Mapping[str, float]] = {}
+    downs, metrics = Broadcasts(method, shared, clients), dict[ClientId, Mapping[str, float]]()
 
     def noted() -> Iterator[Update]:
-        asked = fleet.personalise(round, method, Broadcasts(method, shared, clients))
+        asked = fleet.personalise(round, method, downs)
         for update in in_order(_counted(asked, "closing steps", len(clients), watch), clients):
             metrics[update.client] = update.metrics
             yield update
 
-    updates = noted()
+    updates = steps.received(method, noted(), downs)
     closed = steps.finalise(method, shared, _joined(updates, beside, []))
     for _ in updates:
         pass

@@ -107,7 +107,8 @@ def prepare(recipe: Recipe) -> Study:
 
 def task_spec(recipe: Recipe, dataset: Dataset) -> TaskSpec:
     """All that rebuilds the recipe's method for a dataset."""
-    return TaskSpec(recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed)
+    task = recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed
+    return TaskSpec(*task, recipe.compression, recipe.privacy)
 
 
 def fleet(study: Study, method: Method, device: str, say: Callable[[str], None] = lambda line: None) -> Fleet:

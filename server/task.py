@@ -365,6 +365,7 @@ def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[st
         "late": len(result.staleness),
         "staleness": max(result.staleness.values(), default=0),
         "refused": refused,
+        "spent": list(result.spent),
         "seconds": round(result.seconds, 3),
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -9,7 +10,7 @@ from edge_fl.config import TaskSpec
 from edge_fl.errors import MethodError, nearest
 from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.learn.part import Net
-from edge_fl.methods import hyper, steps
+from edge_fl.methods import hyper, steps, transit
 from edge_fl.methods.ditto import Ditto
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.fedala import FedALA
@@ -112,9 +113,12 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
 
 
 def build_method(spec: TaskSpec) -> Method:
-    """The method of a task, on the server as on a device: equal specs give equal initial values."""
+    """The method of a task, on the server as on a device: equal specs give equal initial values. Raises MethodError."""
     config = spec.method
     net = build_net(spec.model, spec.input, len(spec.classes), spec.seed)
-    return build(
+    method = build(
         config.name, net, epochs=config.epochs, optimiser=optimiser(config.optimiser), **config.options
     )
+    method = replace(method, compression=spec.compression, privacy=spec.privacy)
+    transit.require_possible(method)
+    return method

@@ -17,8 +17,9 @@ from edge_fl.data.samples import ClientData
 from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
 from edge_fl.learn.mean import Update
 from edge_fl.learn.precision import computing_in
+from edge_fl.learn.private import Noise
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import norm, steps
+from edge_fl.methods import norm, steps, transit
 from edge_fl.methods.method import Method
 
 GLOBAL = (metrics.GLOBAL_TEST, metrics.GLOBAL_VALIDATION)
@@ -28,7 +29,10 @@ AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
 
 @dataclass(frozen=True)
 class Client:
-    """A client and where its tensors live; `run` is the run's seed. Results depend on (run, round, id), not on who else takes part."""
+    """A client and where its tensors live; `run` is the run's seed. Results depend on (run, round, id), not on who else takes part.
+
+    `noise` is where privacy's noise comes from; None: the run's seed, too.
+    """
 
     id: str
     data: ClientData
@@ -37,6 +41,7 @@ class Client:
     run: int = 0
     device: str = "cpu"
     precision: str = "fp32"
+    noise: Noise | None = None
 
     def batches(self, round: int) -> Batches:
         """The training data as it is drawn in a round."""
@@ -46,16 +51,17 @@ class Client:
     def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """One local update -> (what goes up, the new personal parts)."""
         with computing_in(self.precision):
-            up, own = steps.train(method, down, own, self.batches(round))
-        return Update(self.id, len(self.data.train), up), own
+            up, own = steps.train(method, down, own, self.batches(round), self.noise)
+        return Update(self.id, len(self.data.train), up, transit.told(method, own)), own
 
     def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """The closing step, with the accuracies before (where the method has a model by then) and after."""
         before = self.evaluate(method, down, own) if method.predicts_early else {}
         with computing_in(self.precision):
-            up, own = steps.personalise(method, down, own, self.batches(round))
+            up, own = steps.personalise(method, down, own, self.batches(round), self.noise)
         after = self.evaluate(method, down, own, personalised=True)
-        return Update(self.id, len(self.data.train), up, {**before, **after}), own
+        found = {**before, **after, **transit.told(method, own)}
+        return Update(self.id, len(self.data.train), up, found), own
 
     def evaluate(
         self, method: Method, down: Parts, own: Parts, *, personalised: bool = False

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from edge_fl.config import OptimiserConfig
+from edge_fl.config import CompressionConfig, OptimiserConfig, PrivacyConfig
 from edge_fl.errors import MethodError
 from edge_fl.heads.plan import Share, Way
 from edge_fl.learn import tree
@@ -81,11 +81,16 @@ class HeadTier:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A method on a net. Fields made with `hyper(...)` are its hyper-parameters; they are checked when the method is built."""
+    """A method on a net. Fields made with `hyper(...)` are its hyper-parameters; they are checked when the method is built.
+
+    How its updates travel (`methods.transit`) is no method's business.
+    """
 
     net: Net = field(repr=False)
     epochs: int = 1
     optimiser: Optimiser = Sgd(0.05)
+    compression: CompressionConfig = field(default=CompressionConfig(), kw_only=True)
+    privacy: PrivacyConfig = field(default=PrivacyConfig(), kw_only=True)
 
     title: ClassVar[str]
     citation: ClassVar[str]
@@ -209,6 +214,10 @@ class Method(ABC):
         return (
             bool(sent) and alike and not self.trains_everyone and all(name in self.net.parts for name in sent)
         )
+
+    def uploads(self) -> Uploads:
+        """What head-only devices may send back; nothing under privacy, whose noise is put on the updates of full ones."""
+        return {} if self.privacy.noise_multiplier else self.head_tier.uploads
 
     def resumed(self, kept: Params, w: Parts) -> Any:
         """The state of an optimiser of w, from how a client keeps it."""

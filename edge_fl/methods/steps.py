@@ -5,16 +5,19 @@ Simulation and devices run exactly these; nothing else calls `local_update` or `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
 from edge_fl.errors import MethodError, RunError
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.mean import Update
+from edge_fl.learn.private import Noise
 from edge_fl.learn.tree import Parts, first_not_finite, merge
-from edge_fl.methods import norm
+from edge_fl.methods import norm, transit
 from edge_fl.methods.method import Method
+from edge_fl.seeds import seed_for
 
 Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
 
@@ -26,7 +29,7 @@ def start(method: Method) -> Parts:
 
 def start_own(method: Method, client: str) -> Parts:
     """A client's personal parts before its first round."""
-    return {**method.init_own(client), **norm.own_at_start(method)}
+    return {**method.init_own(client), **norm.own_at_start(method), **transit.own_at_start(method)}
 
 
 def broadcast(method: Method, shared: Parts, client: str) -> Parts:
@@ -34,23 +37,48 @@ def broadcast(method: Method, shared: Parts, client: str) -> Parts:
     return norm.stripped(method, method.broadcast(shared, client))
 
 
-def train(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """One local update -> (what travels up, the client's new personal parts). Raises RunError when it diverged."""
+def train(
+    method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
+) -> tuple[Parts, Parts]:
+    """One local update -> (what travels up, the client's new personal parts). Raises RunError when it diverged.
+
+    `noise` is privacy's, None for what follows from the run's seed. Raises PrivacyError when a client's budget is spent.
+    """
+    transit.require_budget(method, own)
     up, new = local_update(method, down, own, data)
     require_finite(method, data.client, data.round, up, new)
-    return method.pack(up), new
+    return sent(method, "train", down, up, new, data, noise)
 
 
 def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """`train` without its check and its packing, which look at values: this much runs under vmap."""
+    """`train` without its check and what comes after it, which look at values: this much runs under vmap."""
     return _client_step(method, method.local_update, down, own, data)
 
 
-def personalise(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """The closing step of one client -> (what travels up, its personal parts). Raises RunError when it diverged."""
+def personalise(
+    method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
+) -> tuple[Parts, Parts]:
+    """The closing step of one client -> (what travels up, its personal parts). Raises as `train`."""
     up, new = _client_step(method, method.personalise, down, own, data)
     require_finite(method, data.client, data.round, up, new)
-    return method.pack(up), new
+    return sent(method, "personalise", down, up, new, data, noise)
+
+
+def sent(
+    method: Method, step: str, down: Parts, up: Parts, own: Parts, data: Batches, noise: Noise | None = None
+) -> tuple[Parts, Parts]:
+    """(what a step gave as it travels up, the client's personal parts after that)."""
+    seed = seed_for(data.run, f"transit.{step}", data.round, data.client)
+    return transit.sent(method, down, method.pack(up), own, seed, noise)
+
+
+def received(method: Method, updates: Iterable[Update], downs: Mapping[str, Parts]) -> Iterator[Update]:
+    """Updates as the server's steps take them, from those that came; `downs` are the broadcasts that they answer, those of late ones apart."""
+    for update in updates:
+        if update.parts and method.compression.kind != "none":
+            down = downs[update.client] if update.start is None else update.start
+            update = replace(update, parts=transit.received(method, down, update.parts))
+        yield update
 
 
 def aggregate(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
@@ -93,7 +121,7 @@ def require_finite(method: Method, client: str, round: int, *trees: Parts) -> No
 
 
 def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    kept = {key: params for key, params in own.items() if key.endswith(norm.OWN)}
+    kept = {key: params for key, params in own.items() if key.endswith(norm.OWN) or transit.is_ours(key)}
     up, new = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
     up, own_norm = norm.separated(method, up)
     return up, {**kept, **new, **own_norm}

@@ -25,7 +25,7 @@ def head_plan(method: Method, batch_size: int, *, collect: bool = True) -> HeadP
         "batch_size": batch_size,
         **{name: _number(method, value) for name, value in tier.numbers.items()},
     }
-    uploads = dict(tier.uploads) if collect else {}
+    uploads = dict(method.uploads()) if collect else {}
     start = tier.start if tier.start in tier.extras else ""
     return HeadPlan(way=tier.way, start=start, uploads=uploads, **fields)
 

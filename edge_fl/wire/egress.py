@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from edge_fl import metrics
+from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import auto
 from edge_fl.wire import tensors
@@ -43,20 +44,32 @@ NUMBERS = (
 
 
 class Egress(Struct, frozen=True, forbid_unknown_fields=True):
-    """What may leave a device of one tier: fields by message, numbers in a report, parts by the kind of the report they go with."""
+    """What may leave a device of one tier: fields by message, numbers in a report, parts by the kind of the report they go with.
+
+    The parts travel under `compression`, and under `privacy` with noise on every number and a count of what they have told.
+    """
 
     tier: TierName
     parts: Mapping[str, list[str]]
+    compression: CompressionConfig = CompressionConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     numbers: tuple[str, ...] = NUMBERS
     messages: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {kind: MESSAGES[kind].__struct_fields__ for kind in SAID}
     )
 
     def require(self, report: Report, blob: bytes | None) -> None:
-        """Raises ArtefactError ("refused") for a number or a part that is in no list: then nothing leaves."""
+        """Raises ArtefactError ("refused") for a number or a part that is in no list, or not in its form: then nothing leaves."""
         self._require("number", report.metrics, self.numbers)
-        if blob is not None:
-            self._require("part", tensors.unpack(blob), self.parts.get(report.kind, ()))
+        if blob is None:
+            return
+        self._require("part", tensors.unpack(blob), self.parts.get(report.kind, ()))
+        self._require("compression", [report.compression], [self.compression.kind])
+        if self.privacy.noise_multiplier and metrics.EPSILON not in report.metrics:
+            raise ArtefactError(
+                f"egress: an update without {metrics.EPSILON}, expected noise on it, and that counted; nothing was sent",
+                "refused",
+            )
 
     def _require(self, what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
         if strange := sorted(set(found) - set(allowed)):

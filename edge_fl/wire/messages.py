@@ -19,6 +19,9 @@ from edge_fl.errors import ProtocolError, brief
 from edge_fl.wire.blob import Blob
 
 PROTOCOL = "1.0"
+PRIVACY_SPENT = "privacy_spent"
+"""What a device says for `error` and `why` once its privacy budget is spent."""
+
 MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
 STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -133,7 +136,7 @@ class Report(Struct, frozen=True):
     """up/rpt/TASK/ROUND: numbers, and for an update the descriptor of its blob.
 
     `kind` says what was done: "update" (a local update; `blob` holds the parts), "personal" (after personalise), "evaluation",
-    or "head" (a personal head was fitted on `release`). Metrics use the names of `edge_fl.metrics`.
+    or "head" (a personal head was fitted on `release`). Metrics use the names of `edge_fl.metrics`. `compression` is the blob's.
     """
 
     id: Id
@@ -149,6 +152,7 @@ class Report(Struct, frozen=True):
     bytes_down: Count = 0
     bytes_up: Count = 0
     error: Text = ""
+    compression: Name = "none"
 
 
 class Request(Struct, frozen=True):

@@ -35,6 +35,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
@@ -58,7 +59,7 @@ LIMITS = Limits()
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor in the header: `data_offsets` are [begin, end) behind the header."""
 
-    dtype: Literal["F32", "F16", "I64", "I32", "U8", "BOOL"]
+    dtype: Literal["F32", "F16", "I64", "I32", "I8", "U8", "BOOL"]
     shape: list[Annotated[int, Meta(ge=0)]]
     data_offsets: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
 

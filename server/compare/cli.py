@@ -16,7 +16,9 @@ from server.options import SetOption
 def compare(
     methods: Annotated[
         str,
-        typer.Option(help="Methods, with commas, options behind ':' (fedcrc:tau=0.9); 'all' for every one."),
+        typer.Option(
+            help="Methods, with commas, options behind ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8); 'all' for every one."
+        ),
     ] = "",
     recipe: Annotated[str, typer.Option(help="A recipe by name or path, see 'edge-fl recipes list'.")] = "",
     dataset: Annotated[str, typer.Option(help="Datasets, with commas.")] = "",

@@ -28,6 +28,9 @@ PARTITIONS: dict[str, tuple[str, ...]] = {
 }
 """Kinds of partition, and the key of [data] that a number behind ":" is for."""
 
+TRAVELS = ("compression.", "privacy.")
+"""Tables of a recipe that one method of a comparison may have for itself."""
+
 IRRELEVANT = ("name", "compare", "methods", "release", "broker", "engine")  # for the numbers of one cell
 
 
@@ -63,14 +66,17 @@ def cells(
 ) -> list[Cell]:
     """Every cell, one seed of all methods after the other; without datasets or partitions, the recipe's own.
 
-    A method is a name with options behind it: "fedcrc", "fedcrc:tau=0.9:kl=reverse". Raises MethodError and InputError.
+    A method is a name with options behind it, "fedcrc:tau=0.9:kl=reverse", and with settings of how its updates travel,
+    "fedcrc:compression.kind=int8". Raises MethodError and InputError.
     """
     chosen = [(label, *parse_method(label)) for label in dict.fromkeys([*ALWAYS, *methods])]
     splits = [parse_partition(partition) for partition in partitions] or [[]]
     found = []
     for dataset, split, seed in product(datasets or [base.data.dataset], splits, range(seeds)):
         setting = with_settings(base, [f'data.dataset="{dataset}"', *split, f"seed={base.seed + seed}"])
-        found += [Cell(label, with_method(setting, name, options)) for label, name, options in chosen]
+        for label, name, options in chosen:
+            own = with_settings(setting, parse_settings(label))
+            found.append(Cell(label, with_method(own, name, options)))
     return found
 
 
@@ -78,10 +84,15 @@ def parse_method(label: str) -> tuple[str, dict[str, Option]]:
     """(name, options). Raises MethodError for a name or an option that does not exist, or a value out of range."""
     name, *pairs = label.split(":")
     method = known_methods.find(name)
-    options = dict(_pair(label, pair) for pair in pairs)
+    options = dict(_pair(label, pair) for pair in pairs if not pair.startswith(TRAVELS))
     tuning = hyper.hypers(FineTuned) if name.endswith("+ft") else {}
     hyper.check(name, options, hyper.hypers(method) | tuning)
     return name, options
+
+
+def parse_settings(label: str) -> list[str]:
+    """The settings of how its updates travel that a method has for itself."""
+    return [pair for pair in label.split(":")[1:] if pair.startswith(TRAVELS)]
 
 
 def parse_partition(text: str) -> list[str]:

@@ -57,6 +57,7 @@ COLUMNS = (
     Column("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
     Column("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
     Column("MB to target", UNTIL_BYTES, megabytes, "both, over all rounds until the mean accuracy reaches the target"),
+    Column("epsilon", metrics.EPSILON, plain, "what a client's updates have told of its data at most, mean over clients"),
     Column("seconds", SECONDS, plain, "of the whole run on one thread"),
 )  # fmt: skip
 

@@ -17,7 +17,13 @@ from edge_fl.metrics import Summary
 from server.compare.cell import Measured, Point
 from server.compare.grid import Cell, blocks
 
-METRICS = (metrics.GLOBAL_TEST, metrics.PERSONAL_BEFORE, metrics.PERSONAL_AFTER, metrics.UNSEEN_TEST)
+METRICS = (
+    metrics.GLOBAL_TEST,
+    metrics.PERSONAL_BEFORE,
+    metrics.PERSONAL_AFTER,
+    metrics.UNSEEN_TEST,
+    metrics.EPSILON,
+)
 STATISTICS = ("weighted_mean", "std", "bottom_decile")
 BYTES_DOWN, BYTES_UP = "bytes_down_per_round", "bytes_up_per_round"
 UNTIL_BYTES, UNTIL_ROUNDS = "bytes_until_target", "rounds_until_target"

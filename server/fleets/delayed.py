@@ -45,6 +45,9 @@ class DelayedFleet(Fleet):
     def clients(self) -> Sequence[ClientId]:
         return self._fleet.clients()
 
+    def trainable(self) -> Sequence[ClientId]:
+        return self._fleet.trainable()
+
     def at_work(self) -> Collection[ClientId]:
         return self._tasks.keys()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_fl.config import CohortConfig, Engine
+from edge_fl.config import CohortConfig, Engine, PrivacyConfig
 from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import size_bytes, to_device
 from edge_fl.methods import steps
@@ -62,6 +62,7 @@ def choose(site: Site, method: Method, effort: Effort) -> tuple[Engine, str]:
     """(engine, why) after a few steps of the run's own clients."""
     if multiprocessing.parent_process() is not None:
         return "sequential", "this process is one of several"
+    method = replace(method, privacy=PrivacyConfig())  # a calibration sends nothing
     gpu = site.device != "cpu"
     if gpu and not vector.unable(method):
         return "vector", f"many clients at once on {site.device}"

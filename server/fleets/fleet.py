@@ -29,6 +29,10 @@ class Fleet(ABC):
     def clients(self) -> Sequence[ClientId]:
         """Every client that can take part now, ascending."""
 
+    def trainable(self) -> Sequence[ClientId]:
+        """Those of them that a round may ask to train: all but those whose privacy budget is spent."""
+        return self.clients()
+
     @abstractmethod
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """One local update of each client of the cohort; with a buffer, late ones of earlier rounds too."""

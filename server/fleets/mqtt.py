@@ -20,7 +20,7 @@ from edge_fl.config import TaskSpec
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.method import Method
-from edge_fl.wire.messages import Mode, Report, Request, Round
+from edge_fl.wire.messages import PRIVACY_SPENT, Mode, Report, Request, Round
 from server.fleets.fleet import ClientId, Downs, Fleet
 from server.registry.records import TaskWord
 from server.wire.broadcasts import Broadcasts
@@ -87,12 +87,16 @@ class MqttFleet(Fleet):
         self._questions: dict[str, Question] = {}  # open ones by id, the newest last
         self._answers: SimpleQueue[Answer] = SimpleQueue()  # to all rounds of training that are open
         self._come: deque[tuple[Question, Answer]] = deque()  # between rounds
+        self._spent: set[ClientId] = set()
         roster.on_change(self._reborn)
         link.on("req", self._asked)
         link.on_return(lambda _: self._say_again())
 
     def clients(self) -> Sequence[ClientId]:
         return self._roster.full_devices()
+
+    def trainable(self) -> Sequence[ClientId]:
+        return [device for device in self.clients() if device not in self._spent]
 
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._ask("train", round, method, downs)
@@ -185,6 +189,8 @@ class MqttFleet(Fleet):
                     self._heard(answer.device, answer.report)
                     yield self._update(asked, answer, exchange.round)
                 else:
+                    if answer.report.error == PRIVACY_SPENT:
+                        self._spent.add(answer.device)
                     place = f"{answer.device}, {exchange.mode} of round {asked.exchange.round}"
                     log.warning("%s: %s", place, _why(answer), extra={"device": answer.device})
         except GeneratorExit:  # whoever asked has enough

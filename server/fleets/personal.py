@@ -5,11 +5,11 @@ Kept in memory for a few clients, or one file per client in a folder when there 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods import steps
+from edge_fl.methods import steps, transit
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from server.fleets.fleet import ClientId
@@ -46,6 +46,12 @@ class Personal:
         """Replaces the client's parts by a file that holds them, which is moved."""
         assert self._folder is not None
         file.replace(self._path(self._folder, client))
+
+    def trainable(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
+        """Those whose privacy budget allows another update."""
+        if not self._method.privacy.budget:
+            return clients
+        return [client for client in clients if not transit.is_spent(self._method, self.get(client))]
 
     def everything(self, clients: Iterable[ClientId]) -> Iterator[tuple[ClientId, Parts]]:
         """(client, parts) one after the other, so that the whole never has to fit into memory."""

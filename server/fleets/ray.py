@@ -52,6 +52,9 @@ class RayFleet(Fleet):
     def clients(self) -> Sequence[ClientId]:
         return self._site.settings.clients
 
+    def trainable(self) -> Sequence[ClientId]:
+        return self._personal.trainable(self.clients())
+
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._spread("train", round, downs)
 

@@ -42,6 +42,9 @@ class SequentialFleet(Fleet):
     def clients(self) -> Sequence[ClientId]:
         return self._ids
 
+    def trainable(self) -> Sequence[ClientId]:
+        return self._personal.trainable(self._ids)
+
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._each("train", round, method, downs)
 

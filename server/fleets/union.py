@@ -43,6 +43,10 @@ class UnionFleet(Fleet):
     def clients(self) -> Sequence[ClientId]:
         return sorted(self._ours.union(self._devices.clients()))
 
+    def trainable(self) -> Sequence[ClientId]:
+        devices = (client for client in self._devices.trainable() if client not in self._ours)
+        return sorted([*self._simulated.trainable(), *devices])
+
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._both(self._devices.train, self._simulated.train, round, method, downs)
 

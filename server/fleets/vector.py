@@ -21,7 +21,7 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.precision import computing_in
 from edge_fl.learn.stacked import Stacked, stack
 from edge_fl.learn.tree import Parts, first_not_finite
-from edge_fl.methods import steps
+from edge_fl.methods import steps, transit
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from server.fleets import room, schedule
@@ -55,6 +55,9 @@ class VectorFleet(Fleet):
 
     def clients(self) -> Sequence[ClientId]:
         return self._reference.clients()
+
+    def trainable(self) -> Sequence[ClientId]:
+        return self._reference.trainable()
 
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if self.fallback:
@@ -142,10 +145,11 @@ class VectorFleet(Fleet):
         fine = first_not_finite(up) is first_not_finite(new) is None  # in nearly every chunk
         updates = []
         for place, id in enumerate(chunk):
-            parts, mine = at(up, place), tree.clone(at(new, place))
+            parts, mine, member = at(up, place), tree.clone(at(new, place)), members[place]
             if not fine:
                 steps.require_finite(method, id, round, parts, mine)
-            updates.append((Update(id, len(members[place]), method.pack(parts)), mine))
+            parts, mine = steps.sent(method, "train", downs[id], parts, mine, member)
+            updates.append((Update(id, len(member), parts, transit.told(method, mine)), mine))
         for update, mine in updates:
             self._reference.keep(update.client, mine)
         return [update for update, _ in updates]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Params, Parts, to_device
 from edge_fl.methods.method import Method
@@ -97,7 +98,8 @@ class Contributions:
 
 def expected_from(manifest: Manifest, method: Method) -> Expected:
     """What head-only devices may send under a release: the parts that it names, as full clients would send them."""
-    expected, named = expected_of(method, whole=False), manifest.heads.uploads.keys()
+    plain = replace(method, compression=CompressionConfig(), privacy=PrivacyConfig())  # as these devices send
+    expected, named = expected_of(plain, whole=False), manifest.heads.uploads.keys()
     networks = {name: signature for name, signature in expected.networks.items() if name in named}
     classes, dim = len(manifest.classes), manifest.feature_dim
     numbers = dim * dim + 3 * classes * (dim + 1)  # more than any share holds

@@ -17,8 +17,9 @@ from edge_fl.config import TaskSpec
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Params, Parts, from_arrays, to_arrays
-from edge_fl.methods import norm, steps
+from edge_fl.methods import steps, transit
 from edge_fl.methods.method import Method
+from edge_fl.metrics import EPSILON
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Report
 from edge_fl.wire.tensors import Signature
@@ -53,12 +54,17 @@ Flaw = Callable[[Parts, Report], str]
 
 @dataclass(frozen=True)
 class Expected:
-    """What an upload may hold: the tensors of parts that have a network, the names of those that have none, what must be there."""
+    """What an upload may hold: the tensors of parts that have a network, the names of those that have none, what must be there.
+
+    `compression` is the one that was asked for; under privacy a report counts only if it says what its device's updates have told.
+    """
 
     networks: Mapping[str, Signature]
     statistics: frozenset[str]
     required: frozenset[str]
     max_bytes: int
+    compression: str = "none"
+    private: bool = False
 
 
 class Terms(Struct, frozen=True):
@@ -79,12 +85,9 @@ class RefusedError(EdgeFLError):
 
 def expected_of(method: Method, *, whole: bool) -> Expected:
     """What clients of a method may send; `whole` asks for every exported part, as after a local update."""
-    networks: dict[str, Signature] = {}
-    start = method.init_shared()  # where some layers are personal, not the whole network
-    for part in method.sent():
-        if part in method.net.parts:
-            travels, _ = norm.separated(method, {part: start.get(part, method.net.parts[part].init())})
-            networks |= {name: tensors.signature({name: array}) for name, array in to_arrays(travels).items()}
+    down, up = transit.unlearnt(method)
+    travels, _ = transit.sent(method, down, up, transit.own_at_start(method), seed=0)
+    networks = {name: tensors.signature({name: array}) for name, array in to_arrays(travels).items()}
     statistics = frozenset(method.sent()) - networks.keys()
     size = sum(8 * math.prod(shape) for signature in networks.values() for _, shape in signature.values())
     return Expected(
@@ -92,6 +95,8 @@ def expected_of(method: Method, *, whole: bool) -> Expected:
         statistics,
         frozenset(method.exports) & networks.keys() if whole else frozenset(),
         max_bytes=2 * size + HEADER_BYTES + (STATISTICS_BYTES if statistics else 0),
+        compression=method.compression.kind,
+        private=method.privacy.noise_multiplier > 0,
     )
 
 
@@ -99,8 +104,14 @@ def flaw_of(method: Method, terms: Terms) -> Flaw:
     """What names and finiteness do not tell: shapes of statistics, and lengths beyond what the terms allow."""
     classes, dim = method.net.classes, method.net.feature_dim
     tried = frozenset(method.sent()) - method.net.parts.keys() - KINDS.keys()
+    coded = method.compression.kind != "none"
+    down = transit.unlearnt(method)[0] if coded else {}  # stands for what was sent down
 
     def flaw(parts: Parts, report: Report) -> str:
+        try:
+            parts = transit.received(method, down, parts)
+        except ProtocolError as error:
+            raise RefusedError("tensors", str(error)) from error
         for name, params in parts.items():
             if (kind := KINDS.get(name)) and (wrong := misshapen(params, kind, classes, dim)):
                 return f"{name}: {wrong}"
@@ -150,6 +161,10 @@ def check_report(report: Report, kind: str, expected: Expected, samples: int) ->
         raise RefusedError("metrics", f"{len(report.metrics)} of them, at most {MAX_METRICS}")
     if report.blob and report.blob.bytes > expected.max_bytes:
         raise RefusedError("too_large", f"{report.blob.bytes} bytes, at most {expected.max_bytes}")
+    if report.blob and report.compression != expected.compression:
+        raise RefusedError("compression", f"{report.compression!r}, asked for {expected.compression!r}")
+    if report.blob and expected.private and EPSILON not in report.metrics:
+        raise RefusedError("privacy", f"an update without {EPSILON}")
     if report.blob is None and expected.required:
         raise RefusedError("no_parts", f"expected {', '.join(sorted(expected.required))}")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from devices.device import Device, start
 from devices.full import FullWorker
@@ -16,19 +17,32 @@ from devices.machine.effects import Train
 from devices.machine.events import Failed, Finished
 from devices.store import Store
 from devices.work import attempt
-from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
+from edge_fl import metrics
+from edge_fl.config import (
+    CompressionConfig,
+    InputSpec,
+    MethodConfig,
+    ModelConfig,
+    OptimiserConfig,
+    PrivacyConfig,
+    TaskSpec,
+)
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn import tree
+from edge_fl.learn.private import cost, epsilon
 from edge_fl.methods import build_method, steps
 from edge_fl.methods.client import Client
+from edge_fl.metrics import EPSILON
 from edge_fl.wire.blob import describe
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
-from edge_fl.wire.messages import Capability, Round, Want
+from edge_fl.wire.messages import PRIVACY_SPENT, Capability, Round, Want
 from edge_fl.wire.tensors import pack, unpack
 from tests.devices.scripted import TOPICS, ScriptedServer, running
 
+NO_NOISE = PrivacyConfig()
 
-def spec_for(method: str) -> TaskSpec:
+
+def spec_for(method: str, kind: Any = "none", privacy: PrivacyConfig = NO_NOISE) -> TaskSpec:
     model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
     return TaskSpec(
         model,
@@ -36,6 +50,8 @@ def spec_for(method: str) -> TaskSpec:
         ["a", "b", "c"],
         MethodConfig(method, 1, 4, OptimiserConfig(lr=0.1)),
         seed=3,
+        compression=CompressionConfig(kind, keep=0.2),
+        privacy=privacy,
     )
 
 
@@ -66,9 +82,15 @@ def perform(worker: FullWorker, want: Want, spec: TaskSpec, down: bytes) -> Fini
     return done
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "repper"])
-def test_rounds_over_the_wire_equal_the_loop_bit_for_bit(method: str, tmp_path: Path) -> None:
-    spec = spec_for(method)
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *[(method, "none") for method in ("fedavg", "fedrep", "repper")],
+        *[("fedrep", kind) for kind in ("fp16", "int8", "topk")],
+    ],
+)
+def test_rounds_over_the_wire_equal_the_loop_bit_for_bit(method: str, kind: str, tmp_path: Path) -> None:
+    spec = spec_for(method, kind)
     reference, device = build_method(spec), worker(tmp_path)
     client = Client("pi-01", DATA, 3, 4, spec.seed)
     shared, own = steps.start(reference), steps.start_own(reference, "pi-01")
@@ -82,7 +104,10 @@ def test_rounds_over_the_wire_equal_the_loop_bit_for_bit(method: str, tmp_path: 
         assert blob is not None and report.blob == describe(blob)
         assert tree.same(tree.from_arrays(unpack(blob)), update.parts)
         assert report.samples == 11 and report.bytes_down == 5 and report.bytes_up > len(blob)
-        shared = steps.aggregate(now, shared, [update])
+        assert report.compression == kind
+        if kind == "topk" and round < 3:  # what was kept back is found again by the next process
+            device = worker(tmp_path)
+        shared = steps.aggregate(now, shared, steps.received(now, [update], {"pi-01": down}))
         assert perform(
             device, ask("evaluate", round, payload, 9), spec, payload
         ).report.metrics == client.evaluate(now, down, own)
@@ -101,6 +126,71 @@ def test_a_second_attempt_at_a_round_starts_from_the_same_personal_parts(tmp_pat
         for n in (0, 1)
     ]
     assert blobs[0] == blobs[1]
+
+
+def private_task(updates: float) -> tuple[TaskSpec, bytes]:
+    """A task whose budget is worth so many updates, and its broadcast."""
+    privacy = PrivacyConfig(noise_multiplier=1.0)
+    budget = epsilon(updates * cost(privacy), privacy.delta)
+    spec = spec_for("fedavg", privacy=PrivacyConfig(1.0, 1.0, budget))
+    spec = replace(spec, model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2, "norm": False}))
+    return spec, pack(tree.to_arrays(steps.start(build_method(spec))))
+
+
+def test_a_device_whose_budget_is_spent_trains_no_more_whatever_process_task_or_attempt(
+    tmp_path: Path,
+) -> None:
+    spec, payload = private_task(2.5)
+    told = []
+    for attempt_number in (0, 1):  # of one round, the second by another process: both have left
+        report = perform(worker(tmp_path), ask("train", 1, payload, attempt_number), spec, payload).report
+        told.append(report.metrics[EPSILON])
+    assert told == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
+    want = replace(ask("train", 1, payload, 2), task="another", id="another-1-0")
+    failed = attempt(partial(worker(tmp_path).perform, Train(want, spec, "b", 0), payload))
+    assert isinstance(failed, Failed) and (failed.reason, failed.final) == (PRIVACY_SPENT, True)
+    assert not Store(tmp_path).blob(want.id)
+    evaluated = perform(worker(tmp_path), ask("evaluate", 1, payload, 3), spec, payload).report
+    assert metrics.GLOBAL_TEST in evaluated.metrics
+
+
+def test_a_device_s_noise_is_not_what_the_server_could_draw(tmp_path: Path) -> None:
+    spec, payload = private_task(9)
+    method = build_method(spec)
+    down = steps.start(method)
+    update, _ = Client("pi-01", DATA, 3, 4, spec.seed).train(
+        method, 1, down, steps.start_own(method, "pi-01")
+    )
+    sent = []
+    for number in (0, 1):
+        report = perform(worker(tmp_path), ask("train", 1, payload, number), spec, payload).report
+        sent.append(tree.from_arrays(unpack(worker(tmp_path).store.blob(report.id) or b"")))
+    for one, other in ((sent[0], sent[1]), (sent[0], update.parts)):
+        apart = torch.cat([(one[p][n] - other[p][n]).flatten() for p, n in tree.leaves(one)])
+        assert apart.std().item() == pytest.approx(2**0.5, rel=0.2)  # two noises of std 1, nothing in common
+
+
+def test_the_owner_s_limit_holds_whatever_the_task_allows(tmp_path: Path) -> None:
+    spec, payload = private_task(100)
+
+    def tried(spec: TaskSpec, epsilon: float) -> Any:
+        limited = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, epsilon=epsilon)
+        return attempt(partial(limited.perform, Train(ask("train", 1, payload), spec, "b", 0), payload))
+
+    assert tried(spec, 5.0).reason == PRIVACY_SPENT  # one update tells 10
+    assert isinstance(tried(spec, 11.0), Finished)
+    refused = tried(replace(spec, privacy=NO_NOISE), 1e6)
+    assert refused.reason == PRIVACY_SPENT and "updates without noise" in refused.detail
+
+
+def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    spec, payload = private_task(9)
+    perform(worker(tmp_path), ask("train", 1, payload), spec, payload)
+    (tmp_path / "privacy.safetensors").write_bytes(b"torn")
+    failed = attempt(
+        partial(worker(tmp_path).perform, Train(ask("train", 2, payload), spec, "b", 0), payload)
+    )
+    assert isinstance(failed, Failed) and "not a safetensors file" in failed.detail
 
 
 def test_a_task_of_other_images_is_refused_by_name(tmp_path: Path) -> None:

@@ -200,7 +200,8 @@ class ScriptedDevice:
             found, up = update.metrics, update.parts
         payload = tensors.pack(to_arrays(up)) if up else b""
         blob = describe(payload, self.chunk_bytes) if up else None
-        report = Report(want.id, KINDS[want.mode], self.boot, 20, found, blob)  # type: ignore[arg-type]
+        compression = method.compression.kind if up else "none"
+        report = Report(want.id, KINDS[want.mode], self.boot, 20, found, blob, compression=compression)  # type: ignore[arg-type]
         for sent, content in self.tamper(want.mode, report, payload):
             self._unanswered[sent.id] = (want.task, want.round, sent, content)
             self.report(want.task, want.round, sent, content)

@@ -124,12 +124,29 @@ def leaving(source: str, egress: Sequence[Egress]) -> tuple[Travels, ...]:
         for one in egress
         for kind, names in one.parts.items()
     )
+    form = (
+        Travels(f"in what form, of {one.tier} devices", form_of(one)) for one in egress if one.tier == "full"
+    )
     said = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
     numbers = dict.fromkeys(number for one in egress for number in one.numbers)
     return (
         *parts,
+        *form,
         *(Travels(*one) for one in said.items()),
         Travels("numbers in a report", ", ".join(numbers)),
+    )
+
+
+def form_of(egress: Egress) -> str:
+    """How the parts of a tier travel: their compression, and the noise on them."""
+    compression, privacy = egress.compression, egress.privacy
+    share = f" of {compression.keep:g} of the values" if compression.kind == "topk" else ""
+    if not privacy.noise_multiplier:
+        return f"compression {compression.kind}{share}; no noise"
+    budget = f"epsilon {privacy.budget:g}" if privacy.budget else "no limit"
+    return (
+        f"compression {compression.kind}{share}; clipped to {privacy.clip:g}, noise multiplier"
+        f" {privacy.noise_multiplier:g}, budget per device {budget} at delta {privacy.delta:g}"
     )
 
 

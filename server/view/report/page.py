@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,9 @@ def account(results: Results) -> Account:
     from edge_fl.methods.egress import of_method  # torch comes with it
     from server import catalogue
 
-    method = catalogue.sample(results.recipe().method.name)
+    recipe = results.recipe()
+    method = catalogue.sample(recipe.method.name)
+    method = replace(method, compression=recipe.compression, privacy=recipe.privacy)
     personal = [part for part, spec in method.parts.items() if not spec.travels]
     return facts.of_run(results, of_method(method), personal)
 
