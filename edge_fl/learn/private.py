@@ -31,11 +31,12 @@ Noise = Callable[[int], Tensor]
 
 def released(change: Parts, privacy: PrivacyConfig, noise: Noise) -> Parts:
     """A change as it may be seen: at most `clip` long over all its tensors together, with noise on every number."""
-    squares = [tensor.double().square().sum() for tensor in tree.leaves(change).values()]
-    length = torch.stack(squares).sum().sqrt()
+    changes = sorted(tree.leaves(change).items())  # so that no order of names matters
+    length = torch.stack([tensor.double().square().sum() for _, tensor in changes]).sum().sqrt()
     factor = (privacy.clip / length.clamp(min=privacy.clip)).float()
     std = privacy.noise_multiplier * privacy.clip
-    return tree.map(lambda t: t * factor + std * noise(t.numel()).to(t.device).reshape(t.shape), change)
+    noisy = {path: t * factor + std * noise(t.numel()).to(t.device).reshape(t.shape) for path, t in changes}
+    return tree.replaced(change, noisy)
 
 
 def seeded(key: Tensor) -> Noise:

@@ -10,8 +10,6 @@ that nothing bare ever leaves.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from edge_fl.errors import MethodError, PrivacyError
@@ -157,14 +155,12 @@ def _require_covered(method: Method, covered: Parts, up: Parts) -> None:
 
 def _compressed(method: Method, change: Parts, up: Parts, own: Parts, seed: int) -> tuple[Parts, Parts]:
     codec, keep, key = CODECS[method.compression.kind], method.compression.keep, fold(key_of(seed), 1)
-    packed, residuals = dict(up), dict[str, Any]()
-    for part, changes in change.items():
-        residual = dict(own.get(part + RESIDUAL, {}))
-        packed[part] = {name: tensor for name, tensor in up[part].items() if name not in changes}
-        for number, (name, tensor) in enumerate(sorted(changes.items())):
-            wanted = tensor + residual.get(name, 0.0)
-            coded = codec.encode(wanted, keep, fold(key, number))
-            packed[part] |= {name + code: t for code, t in coded.items()}
-            residual[name] = wanted - codec.decode(coded, wanted.shape)
-        residuals[part + RESIDUAL] = residual
+    packed = {part: {n: t for n, t in up[part].items() if n not in change.get(part, {})} for part in up}
+    residuals = {name: dict(params) for name, params in own.items() if name.endswith(RESIDUAL)}
+    for number, ((part, name), tensor) in enumerate(sorted(tree.leaves(change).items())):
+        residual = residuals.setdefault(part + RESIDUAL, {})
+        wanted = tensor + residual.get(name, 0.0)
+        coded = codec.encode(wanted, keep, fold(key, number))
+        packed[part] |= {name + code: t for code, t in coded.items()}
+        residual[name] = wanted - codec.decode(coded, wanted.shape)
     return packed, {**own, **residuals} if codec.feedback else own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.cli import main
+from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.methods import METHODS
 from edge_fl.methods.egress import of_full, of_method
@@ -47,6 +49,24 @@ def test_what_is_in_no_list_stays(said: Report, blob: bytes | None, named: str) 
     with pytest.raises(ArtefactError, match=f"{named} may not leave this device") as refused:
         ALLOWED.require(said, blob)
     assert refused.value.why == "refused"
+
+
+def test_parts_leave_in_the_form_that_was_asked_for_alone() -> None:
+    form = CompressionConfig("int8"), PrivacyConfig(noise_multiplier=1.0)
+    asked = of_full(replace(sample("fedper"), compression=form[0], privacy=form[1]))
+    assert (asked.compression, asked.privacy) == form
+    told = msgspec.structs.replace(report(**{metrics.EPSILON: 9.9}), compression="int8")
+    asked.require(told, parts("extractor"))
+    with pytest.raises(ArtefactError, match="compression 'none' may not leave"):
+        asked.require(msgspec.structs.replace(told, compression="none"), parts("extractor"))
+    with pytest.raises(ArtefactError, match=r"an update without privacy\.epsilon"):
+        asked.require(msgspec.structs.replace(told, metrics={}), parts("extractor"))
+
+
+def test_under_privacy_head_only_devices_send_no_parts() -> None:
+    method = replace(sample("fedproto"), privacy=PrivacyConfig(noise_multiplier=1.0))
+    assert sample("fedproto").uploads() and not head_plan(method, 8).uploads
+    assert of_method(method)[1].parts == {"head": []}
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

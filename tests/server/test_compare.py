@@ -11,7 +11,7 @@ import pytest
 
 from edge_fl import cli, config
 from edge_fl.config import Recipe
-from edge_fl.errors import InputError, MethodError
+from edge_fl.errors import ConfigError, InputError, MethodError
 from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
 from server import recipes
 from server.compare import cell as cells_of
@@ -71,6 +71,16 @@ def test_options_behind_a_method_are_checked_before_anything_runs() -> None:
             parse_method(wrong)
     with pytest.raises(InputError):
         parse_method("fedcrc:tau")
+
+
+def test_one_method_s_updates_may_travel_in_a_form_of_their_own() -> None:
+    label = "fedrep:head_epochs=2:compression.kind=int8:privacy.clip=0.5"
+    (cell,) = [c for c in cells(TINY, [label]) if c.label == label]
+    assert cell.recipe.method.options == {"head_epochs": 2}
+    assert (cell.recipe.compression.kind, cell.recipe.privacy.clip) == ("int8", 0.5)
+    assert all(c.recipe.compression.kind == "none" for c in cells(TINY, [label]) if c.label != label)
+    with pytest.raises(ConfigError, match="compression"):
+        cells(TINY, ["fedrep:compression.kind=zip"])
 
 
 @pytest.mark.parametrize("wrong", ["dirichle:1", "iid:3", "dirichlet:x", "pathological:0"])
