@@ -22,7 +22,7 @@ from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
 from devices.work import Data, Worker
 from edge_fl.config import PrivacyConfig, TaskSpec
 from edge_fl.data.samples import Samples
-from edge_fl.errors import DataError, PrivacyError
+from edge_fl.errors import DataError, PrivacyError, ProtocolError
 from edge_fl.learn import private
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
@@ -120,9 +120,9 @@ class FullWorker(Worker):
 
     def _own(self, want: Want, method: Method) -> Parts:
         """The personal parts as they enter a step. What updates have told counts over all tasks, and attempts at one round: all left."""
-        kept, ledger = self.store.own(want.task, want.round, STAGES[want.mode]), self.store.ledger()
+        kept = self.store.own(want.task, want.round, STAGES[want.mode])
         own = _parts(kept) if kept else steps.start_own(method, self.device)
-        return {**own, **_parts(ledger)} if transit.LEDGER in own else own
+        return {**own, **_ledger(self.store.ledger())} if transit.LEDGER in own else own
 
     def _keep(self, want: Want, own: Parts) -> None:
         """Before anything leaves: an update that a power cut stops has been counted, never the other way round."""
@@ -147,6 +147,19 @@ def _method(spec: TaskSpec) -> Method:
         _thread.spec, _thread.method = spec, build_method(spec)
     method: Method = _thread.method
     return method
+
+
+def _ledger(payload: bytes | None) -> Parts:
+    """What updates have told. Raises PrivacyError where that cannot be read: it is not nothing."""
+    if payload is None:
+        return {}
+    try:
+        ledger = unpack(payload)[transit.LEDGER][transit.SPENT]
+        return from_arrays({transit.LEDGER: {transit.SPENT: ledger}})
+    except (ProtocolError, KeyError) as error:
+        raise PrivacyError(
+            f"privacy.safetensors: what this device's updates have told cannot be read ({error}); nothing is trained"
+        ) from error
 
 
 def _parts(payload: bytes | None) -> Parts:

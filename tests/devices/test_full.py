@@ -183,14 +183,16 @@ def test_the_owner_s_limit_holds_whatever_the_task_allows(tmp_path: Path) -> Non
     assert refused.reason == PRIVACY_SPENT and "updates without noise" in refused.detail
 
 
-def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", [b"", b"torn", pack({"other": {}})])
+def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(torn: bytes, tmp_path: Path) -> None:
     spec, payload = private_task(9)
     perform(worker(tmp_path), ask("train", 1, payload), spec, payload)
-    (tmp_path / "privacy.safetensors").write_bytes(b"torn")
+    (tmp_path / "privacy.safetensors").write_bytes(torn)
     failed = attempt(
         partial(worker(tmp_path).perform, Train(ask("train", 2, payload), spec, "b", 0), payload)
     )
-    assert isinstance(failed, Failed) and "not a safetensors file" in failed.detail
+    assert isinstance(failed, Failed) and failed.reason == PRIVACY_SPENT
+    assert "privacy.safetensors: what this device's updates have told cannot be read" in failed.detail
 
 
 def test_a_task_of_other_images_is_refused_by_name(tmp_path: Path) -> None:
