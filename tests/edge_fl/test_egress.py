@@ -64,8 +64,8 @@ def test_parts_leave_in_the_form_that_was_asked_for_alone() -> None:
 
 
 def test_under_privacy_head_only_devices_send_no_parts() -> None:
-    method = replace(sample("fedproto"), privacy=PrivacyConfig(noise_multiplier=1.0))
-    assert sample("fedproto").uploads() and not head_plan(method, 8).uploads
+    method = replace(sample("fedcrl"), privacy=PrivacyConfig(noise_multiplier=1.0))
+    assert sample("fedcrl").uploads() and not head_plan(method, 8).uploads
     assert of_method(method)[1].parts == {"head": []}
 
 
