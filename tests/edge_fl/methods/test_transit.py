@@ -11,6 +11,7 @@ import torch
 from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import MethodError, PrivacyError, RunError
 from edge_fl.learn import private, tree
+from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import steps, transit
 from edge_fl.methods.method import Method
@@ -72,6 +73,18 @@ def test_an_update_is_taken_by_the_server_and_opens_to_nearly_what_it_was(name: 
                 kind
             ]
             assert change.abs().max() <= allowed * 1.01 + 1e-6
+
+
+@every_kind
+def test_a_late_update_is_opened_on_what_it_began_from(kind: str) -> None:
+    method = compressed("fedavg", kind)
+    down, _, travels = one_update(method)
+    newer = tree.map(lambda t: t + 1, down)
+    late = Update("c0", 37, travels, start=down, staleness=1)
+    (opened,) = steps.received(method, [late], {"c0": newer})
+    assert fingerprint(opened.parts) == fingerprint(transit.received(method, down, travels))
+    (on_time,) = steps.received(method, [replace(late, start=None)], {"c0": newer})
+    assert fingerprint(on_time.parts) == fingerprint(transit.received(method, newer, travels))
 
 
 @every_kind
