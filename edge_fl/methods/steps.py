@@ -73,7 +73,7 @@ def sent(
 
 
 def received(method: Method, updates: Iterable[Update], downs: Mapping[str, Parts]) -> Iterator[Update]:
-    """Updates as the server's steps take them, from those that came; `downs` are the broadcasts of this round, which late ones did not have."""
+    """Updates as the server's steps take them, from those that came; `downs` are the broadcasts of this round, not those of late ones."""
     for update in updates:
         if update.parts and method.compression.kind != "none":
             down = downs[update.client] if update.start is None else update.start
