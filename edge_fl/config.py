@@ -169,7 +169,7 @@ class PrivacyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     noise_multiplier: Annotated[float, Meta(ge=0)] = 0.0
-    clip: Annotated[float, Meta(gt=0)] = 1.0
+    clip: Annotated[float, Meta(gt=0)] = 0.1
     budget: Annotated[float, Meta(ge=0)] = 0.0
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
 

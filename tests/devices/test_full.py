@@ -130,7 +130,7 @@ def test_a_second_attempt_at_a_round_starts_from_the_same_personal_parts(tmp_pat
 
 def private_task(updates: float) -> tuple[TaskSpec, bytes]:
     """A task whose budget is worth so many updates, and its broadcast."""
-    privacy = PrivacyConfig(noise_multiplier=1.0)
+    privacy = PrivacyConfig(noise_multiplier=1.0, clip=1.0)
     budget = epsilon(updates * cost(privacy), privacy.delta)
     spec = spec_for("fedavg", privacy=PrivacyConfig(1.0, 1.0, budget))
     spec = replace(spec, model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2, "norm": False}))
