@@ -7,17 +7,16 @@ rebuild the same method, and travels as it stands here.
 from __future__ import annotations
 
 import math
-import re
-import reprlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl.errors import ConfigError, nearest
+from edge_fl.errors import ConfigError
+from edge_fl.explain import explain, place
 
 S = TypeVar("S", bound=Struct)
 Source = Literal["simulated", "fleet", "hybrid"]
@@ -306,11 +305,11 @@ def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
     try:
         settings = msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"{where}: {_explain(str(error), tree, kind)}; nothing was started") from error
+        raise ConfigError(f"{where}: {explain(str(error), tree, kind)}; nothing was started") from error
     for keys, value in _numbers(tree):
         if not math.isfinite(value):
             raise ConfigError(
-                f"{where}: {_place(keys)} = {value}: expected a finite number; nothing was started"
+                f"{where}: {place(keys)} = {value}: expected a finite number; nothing was started"
             )
     return settings
 
@@ -346,49 +345,6 @@ def parse_value(text: str) -> Any:
 def dump(recipe: Recipe) -> str:
     """The recipe as TOML, every value written out."""
     return msgspec.toml.encode(recipe).decode()
-
-
-def _explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
-    """What msgspec says ("Expected `int` >= 1 - at `$.data.clients`") in the words of a TOML file, with what came."""
-    reason, _, path = message.partition(" - at `$")
-    # "[...]" is what msgspec says for any key of a table of tables.
-    keys = re.findall(r"\w+(?:\[\d+\])*|\*", path.replace("[...]", ".*"))
-    if unknown := re.search(r"unknown field `(.*)`", reason):
-        table, key = ".".join(keys), unknown[1]
-        known = nearest(key, _field(keys, kind).__struct_fields__)
-        return f"[{table}] unknown key {key!r}{known}" if table else f"unknown key {key!r}{known}"
-    value: Any = tree
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    came = f" = {reprlib.repr(value)}" if value is not None else ""
-    if reason.startswith("Invalid enum value"):
-        reason = f"unknown name{nearest(str(value), _words(_field(keys, kind)))}"
-    if "[a-z0-9-]{1,32}" in reason:
-        reason = "expected 1 to 32 of a-z, 0-9 and '-'"
-    if "https?" in reason:
-        reason = "expected an address that begins with http:// or https://"
-    return f"{_place(keys)}{came}: {reason[:1].lower()}{reason[1:]}"
-
-
-def _field(keys: list[str], kind: Any) -> Any:
-    """The type of the field at `keys`, from the struct `kind` downwards."""
-    for key in keys:
-        if key == "*":
-            continue
-        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)
-        inside = (part for part in get_args(kind) if isinstance(part, type) and issubclass(part, Struct))
-        kind = next(inside, kind)  # of `Struct | None` and of dict[str, Struct], the struct
-    return kind
-
-
-def _words(kind: Any) -> list[str]:
-    """The words that a Literal allows, wherever it stands in a type."""
-    return [word for part in get_args(kind) for word in ([part] if isinstance(part, str) else _words(part))]
-
-
-def _place(keys: Sequence[str]) -> str:
-    *tables, key = keys or ["recipe"]
-    return f"[{'.'.join(tables)}] {key}" if tables else key
 
 
 def _numbers(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:

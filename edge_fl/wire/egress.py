@@ -81,4 +81,4 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
 
 def of_head(uploads: Iterable[str]) -> Egress:
     """What may leave a head-only device under a release that asks for these parts."""
-    return Egress("head", {"head": sorted(uploads)}, (*NUMBERS, *auto.NUMBERS))
+    return Egress("head", {"head": sorted(uploads)}, numbers=(*NUMBERS, *auto.NUMBERS))
