@@ -274,18 +274,20 @@ class MqttFleet(Fleet):
 
     def _reborn(self, before: Device | None, now: Device) -> None:
         """A member that started anew in mid-round is told again what is wanted."""
-        asked = any(now.id in question.exchange.cohort for question in list(self._questions.values()))
-        if asked and now.ready and before and before.boot != now.boot:
+        if now.ready and before and before.boot != now.boot and self._asked_of(now.id):
             self._wants.again(now.id)
 
     def _asked(self, heard: Heard) -> None:
         request = heard.message
         if not (isinstance(request, Request) and request.ask == "chunks"):
             return
-        for question in list(self._questions.values()):
-            if heard.address.device in question.exchange.cohort:
-                again = partial(question.broadcasts.send_again, request.sha256, request.missing)
-                self._link.aside(f"chunks {request.sha256}", again)
+        if question := self._asked_of(heard.address.device):
+            again = partial(question.broadcasts.send_again, request.sha256, request.missing)
+            self._link.aside(f"chunks {request.sha256}", again)
+
+    def _asked_of(self, device: ClientId) -> Question | None:
+        """What a device that has not been heard yet is at; it is asked one thing at a time."""
+        return next((q for q in list(self._questions.values()) if device in q.waiting), None)
 
     def _say_again(self) -> None:
         self._announce()
