@@ -52,7 +52,7 @@ class Pace:
 
     def rate(self, count: Count, now_s: float) -> float:
         """0 while nothing was done."""
-        return (count.done - self.first) / max(now_s - self.began_s, 1e-6)
+        return (count.done - self.first) / max(now_s - self.began_s, 0.1)
 
     def left_s(self, count: Count, now_s: float) -> float | None:
         """None while nothing was done, so that nobody knows."""

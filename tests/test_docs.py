@@ -137,6 +137,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mosquitto_program")
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(b.is_run for b in blocks(page))], ids=lambda page: page.name
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl import units
+from edge_fl import cli, units
 from edge_fl.cli import QUIET
 from edge_fl.progress import Count, Progress
 
@@ -145,3 +146,14 @@ def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path)
     assert [count.done for count in counts if count.stage == "rounds"] == [0, 1, 2]
     assert [count.done for count in counts if count.stage == "clients"] == [0, 1, 2, 3, 3] * 2
     assert [count.done for count in counts if count.stage == "closing steps"] == [0, 1, 2, 3, 3]
+
+
+def test_stdout_is_for_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--runs", str(tmp_path)]
+    command = ["simulate", "--method", "fedavg", *small, "--format", "json"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr()
+    assert {row["clients"] for row in json.loads(shown.out)} == {3} and "round 1/1" in shown.err
+    assert cli.main(["--quiet", *command]) == 0
+    quiet = capsys.readouterr()
+    assert json.loads(quiet.out) and quiet.err == ""
