@@ -3,8 +3,9 @@
 The convention, for README.md and docs/*.md; the comments stand directly above a block:
 
     ```console            its lines that begin with "$ " are run in order in a scratch folder, one folder per page, each must succeed;
-    $ edge-fl ...         what the page shows as a ```python block whose first line is "# NAME.py" lies in that folder before
-    ```
+    $ edge-fl ...         what the page shows as a block whose first line is "# NAME.py" or "# NAME.toml" lies in that folder before,
+    ```                   and photo.png does, a picture
+    <!-- read after README.md -->   anywhere: the page goes on in the other's folder, with what serves there
     <!-- run side by side -->       all its commands at once, as in terminals of their own; the last one has to end, who serves is stopped
     <!-- run with --set rounds=1 -->    each command with these options too, where it knows them: the same, but shorter
     <!-- run where /media/usb is usb -->    with another word in place of a name that is not the same everywhere
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from edge_fl import cli
 
@@ -38,10 +40,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BLOCK = re.compile(r"(?P<notes>(?:<!-- [^>]+ -->\n)*)^```(?P<kind>[a-z]*)\n(?P<text>.*?)^```$", re.M | re.S)
 NOTE = re.compile(r"<!-- (.+?) -->")
+AFTER = re.compile(r"<!-- read after (\S+) -->")
 INLINE = re.compile(r"`(edge-fl [a-z][^`]+)`")
 DEADLINE_S = 240.0
 SETTLE_S = 2.0
-NOT_RUN_AT_MOST = 50
+NOT_RUN_AT_MOST = 36
 """Commands that are excused, on all pages together; a new one has to be worth it."""
 
 
@@ -78,6 +81,12 @@ def blocks(page: Path) -> list[Block]:
     return [
         Block(m["kind"], m["text"], tuple(NOTE.findall(m["notes"]))) for m in BLOCK.finditer(page.read_text())
     ]
+
+
+def after(page: Path) -> str:
+    """The page that this one goes on from; empty for one that begins by itself."""
+    found = AFTER.search(page.read_text())
+    return found[1] if found else ""
 
 
 RUN = {command for page in PAGES for block in blocks(page) if block.is_run for command in block.commands}
@@ -139,15 +148,20 @@ def test_links_between_pages_lead_somewhere() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("mosquitto_program")
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(b.is_run for b in blocks(page))], ids=lambda page: page.name
+    "page",
+    [page for page in PAGES if not after(page) and any(b.is_run for b in blocks(page))],
+    ids=lambda page: page.name,
 )
 def test_the_commands_of_a_page_run(app: Any, page: Path, tmp_path: Path) -> None:
+    Image.linear_gradient("L").save(tmp_path / "photo.png")
     with apart() as prefix, Session(app, tmp_path, prefix) as session:
-        for block in blocks(page):
-            if block.kind == "python" and (named := re.match(r"# (\w+\.py)\n", block.text)):
-                (tmp_path / named[1]).write_text(block.text)
-            if block.is_run:
-                session.run(block)
+        for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
+            for block in blocks(chapter):
+                if named := re.match(r"# (\w+\.(?:py|toml))\n", block.text):
+                    (tmp_path / named[1]).write_text(block.text)
+            for block in blocks(chapter):
+                if block.is_run:
+                    session.run(block)
 
 
 @dataclass
