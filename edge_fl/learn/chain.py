@@ -103,7 +103,7 @@ def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor
         layer, _, paths = chain[place]
         back = KINDS[type(layer)].back
         slope, own = back(layer, slope, kept[place], place > first, *rounded[place])
-        found |= zip(paths, own, strict=False)
+        found |= zip(paths, own if dtype is None else [_widened(each) for each in own], strict=False)
     return found
 
 
@@ -115,6 +115,13 @@ def _flat(module: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]
     else:
         return [] if type(module) is nn.Identity else [module]
     return [layer for part in inner for layer in _flat(part)]
+
+
+def _widened(slope: Tensor | Product) -> Tensor | Product:
+    """In float32, as parameters are."""
+    if isinstance(slope, Product):
+        return Product(slope.left.float(), slope.right.float())
+    return slope.float()
 
 
 def _linear_back(

@@ -26,15 +26,15 @@ class Product:
     right: Tensor
 
     def dense(self) -> Tensor:
-        """The gradient itself, in float32."""
-        return self.left.float().T @ self.right.float()
+        """The gradient itself."""
+        return self.left.T @ self.right
 
     def add_to(self, weight: Tensor, share: float) -> None:
         """weight += share * gradient in one pass over the weight."""
         if is_functorch_wrapped_tensor(weight):  # vmap has no rule for addmm_
             weight.add_(self.dense(), alpha=share)
         else:
-            weight.addmm_(self.left.float().T, self.right.float(), alpha=share)
+            weight.addmm_(self.left.T, self.right, alpha=share)
 
 
 Slopes = Mapping[Path, Tensor | Product]
@@ -98,15 +98,16 @@ class Sgd(Optimiser):
         return {p: torch.zeros_like(t) for p, t in params.items()} if self.momentum else {}
 
     def advance(self, params: Leaves, grads: Slopes, state: Leaves) -> None:
-        if not (self.momentum or self.weight_decay or self.max_norm):
-            for p, slope in grads.items():
-                if isinstance(slope, Product):
-                    slope.add_to(params[p], -self.lr)
-                else:
-                    params[p].add_(slope, alpha=-self.lr)
-            return
-        for p, g in self._prepared(params, grads).items():
-            params[p].add_(state[p].mul_(self.momentum).add_(g) if self.momentum else g, alpha=-self.lr)
+        if self.momentum:
+            prepared = self._prepared(params, grads)
+            grads = {p: state[p].mul_(self.momentum).add_(g) for p, g in prepared.items()}
+        elif self.weight_decay or self.max_norm:
+            grads = self._prepared(params, grads)
+        for p, g in grads.items():
+            if isinstance(g, Product):
+                g.add_to(params[p], -self.lr)
+            else:
+                params[p].add_(g, alpha=-self.lr)
 
 
 @dataclass(frozen=True)
