@@ -19,7 +19,7 @@ from edge_fl.wire.mqtt import MqttTransport
 from server.release.publish import Publisher
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
-from tests.devices.test_runner import head_device
+from tests.devices.site import head_device
 
 pytestmark = pytest.mark.broker
 

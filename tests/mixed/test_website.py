@@ -28,7 +28,7 @@ from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from server.release.publish import Publisher
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually, running
-from tests.devices.test_runner import big, head_device
+from tests.devices.site import big, head_device
 
 
 class Handler(SimpleHTTPRequestHandler):

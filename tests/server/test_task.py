@@ -135,8 +135,12 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order,
 def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_groups(stage, order, tmp_path):
     stage.device("d1"), stage.device("d2")
     heads = [stage.head(f"h{number}", tmp_path) for number in range(CAREFUL_FROM)]
-    order = with_recipe(order, release=ReleaseConfig(every=1, heads=CAREFUL_FROM, wait_s=30.0))
+    website = str(tmp_path / "web")
+    order = with_recipe(
+        order, release=ReleaseConfig(every=1, heads=CAREFUL_FROM, wait_s=30.0, website=website)
+    )
     task.run(order)
+    assert {place.name for place in (tmp_path / "web" / "targets").iterdir()} == {"1", "2"}
     assert [head.served for head in heads] == [[1, 2]] * CAREFUL_FROM
     second, first = rollouts.listed(Database.open(order.registry), "main")
     assert (first.plan["groups"], first.state) == (list(EVERYBODY), "completed")
