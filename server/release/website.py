@@ -13,14 +13,18 @@ import shutil
 from pathlib import Path
 
 from edge_fl import atomic
-from edge_fl.errors import ArtefactError
+from edge_fl.errors import ArtefactError, InputError
 from edge_fl.release.disk import reporting
 from edge_fl.release.manifest import paths
-from edge_fl.release.repository import Repository
+from edge_fl.release.repository import File, Repository
 
 
 def export(repository: Repository, folder: Path) -> list[Path]:
-    """Brings `folder` up to date with the kept releases -> the files that are new. Raises ArtefactError, and then the old ones stand."""
+    """Brings `folder` up to date with the kept releases -> the files that are new.
+
+    Raises InputError for a folder of something else, ArtefactError when bytes are gone or the disk fails; what was there then stands.
+    """
+    _require_ours(repository, folder)
     wanted = {
         folder / "targets" / path: repository.artefacts / blob.sha256
         for manifest in repository.releases()
@@ -31,15 +35,30 @@ def export(repository: Repository, folder: Path) -> list[Path]:
         raise ArtefactError(
             f"{lacking[0]}: gone, expected the bytes of a kept release (and {len(lacking) - 1} more); nothing was exported"
         )
+    files, metadata = repository.files(), folder / "metadata"
     with reporting(str(folder)):
-        new = [place for place in wanted if not place.exists()]
-        for place in new:
+        new = _write(metadata, files[:1])  # the first root says that the folder is ours, also after a cut
+        for place in [place for place in wanted if not place.exists()]:
             _copy(wanted[place], place)
-        new += _write_metadata(repository, folder / "metadata")
-        for place in (folder / "targets").glob("*/*"):
-            if place not in wanted:
+            new.append(place)
+        new += _write(metadata, files)
+        needed = {metadata / name for old in files for name in (old[0], _one_back(old[0]))}
+        for place in (*metadata.iterdir(), *(folder / "targets").glob("*/*")):
+            if place not in needed and place not in wanted:
                 place.unlink()
     return new
+
+
+def _require_ours(repository: Repository, folder: Path) -> None:
+    """What an export does not need any more it removes: only where an export of this repository was made before."""
+    inside = [place for place in (folder / "metadata", folder / "targets") if place.exists()]
+    name, root = repository.files()[0]
+    at_home = folder.resolve() == repository.folder.resolve()
+    if at_home or (inside and not _holds(folder / "metadata" / name, root)):
+        raise InputError(
+            f"{folder}: {'holds the keys' if at_home else f'{inside[0].name} in it is of something else'}; expected a folder of its own for"
+            " this fleet's export; nothing was exported"
+        )
 
 
 def _copy(source: Path, place: Path) -> None:
@@ -48,18 +67,12 @@ def _copy(source: Path, place: Path) -> None:
         shutil.copyfileobj(original, file)
 
 
-def _write_metadata(repository: Repository, folder: Path) -> list[Path]:
+def _write(folder: Path, files: list[File]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    files = repository.files()
-    new = [folder / name for name, payload in files if not _holds(folder / name, payload)]
-    for name, payload in files:
-        if folder / name in new:
-            atomic.write(folder / name, payload)
-    needed = {name for name, _ in files} | {_one_back(name) for name, _ in files}
-    for place in folder.glob("*.json"):
-        if place.name not in needed:
-            place.unlink()
-    return new
+    new = {folder / name: payload for name, payload in files if not _holds(folder / name, payload)}
+    for place, payload in new.items():
+        atomic.write(place, payload)
+    return list(new)
 
 
 def _holds(place: Path, payload: bytes) -> bool:

@@ -25,6 +25,7 @@ from edge_fl.release.repository import Repository
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
+from server.release import website
 from server.release.publish import Publisher
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually, running
@@ -242,3 +243,31 @@ def test_an_export_without_all_its_bytes_changes_nothing(
     assert main(["release", "export", str(tmp_path / "out"), "--home", str(tmp_path / "home")]) == 1
     assert "nothing was exported" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_was_cut_is_finished_by_the_next(fleet: Fleet, tmp_path: Path) -> None:
+    manifest = fleet.publish(1, graphs.graph())
+    out = tmp_path / "out"
+    (out / "targets" / "1").mkdir(parents=True)
+    (out / "targets" / "1" / ".half.onnx.0a1b2c3d.part").write_bytes(b"half")
+    (out / "metadata").mkdir()
+    (out / "metadata" / "1.root.json").write_bytes(fleet.repository.root_bytes)
+    website.export(fleet.repository, out)
+    assert {str(place.relative_to(out / "targets")) for place in out.glob("targets/*/*")} == {
+        *paths(manifest)
+    }
+
+
+def test_an_export_touches_no_folder_of_something_else(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet.publish(1, graphs.graph())
+    mine = tmp_path / "photos" / "metadata" / "faces.json"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    for folder, word in ((tmp_path / "photos", "something else"), (fleet.repository.folder, "keys")):
+        command = ["release", "export", str(folder), "--home", str(tmp_path / "home"), "--fleet", "main"]
+        assert main(command) == 4
+        assert word in capsys.readouterr().err
+        assert not (folder / "targets").exists()
+    assert mine.exists()
