@@ -36,7 +36,7 @@ def broker() -> Iterator[Endpoint]:
         quiet = subprocess.DEVNULL
         with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
             try:
-                _wait_for(at)
+                wait_for(at, process)
                 yield at
             finally:
                 process.terminate()
@@ -68,6 +68,23 @@ def round_trip(turns: int, messages: int = MESSAGES) -> Figure:
     return Figure("B3", "there and back, median", 0.6, " ms", at_most=True, value=value, notes=notes)
 
 
+def wait_for(at: Endpoint, process: subprocess.Popen[bytes]) -> None:
+    """Until the broker that a process runs answers. Raises ConnectError when it ended instead, or takes too long."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ConnectError(
+                f"{at}: `edge-fl broker up` ended with exit code {process.returncode} (is mosquitto installed?); nothing was measured"
+            )
+        try:
+            socket.create_connection((at.host, at.port), 1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise ConnectError(f"{at}: no broker answers after {DEADLINE_S:.0f} s; nothing was measured")
+
+
 @contextmanager
 def _client(at: Endpoint, name: str, deliver: Callable[[Event], object]) -> Iterator[MqttTransport]:
     transport = MqttTransport(at, name, None, lambda event: (deliver(event), None)[1], clean_start=True)
@@ -85,15 +102,3 @@ def _echo(event: Event, answerer: MqttTransport, topic: str) -> None:
 
 def _nothing(event: Event) -> None:
     """For whoever only sends."""
-
-
-def _wait_for(at: Endpoint) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection((at.host, at.port), 1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise ConnectError(f"{at}: no broker answers after {DEADLINE_S:.0f} s; nothing was measured")

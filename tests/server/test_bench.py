@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from broker.find import Program
+from edge_fl.wire.endpoint import Endpoint
 from server.bench import cli, cohort, gpu, messages, picture, plain, releasing, table, training, works
 from server.bench.figures import Figure, Report
 from server.bench.measure import Machine, Times, gemm_peak, tree_bytes
@@ -90,6 +91,19 @@ def test_the_command_measures_what_it_is_asked_for(
     cli.main(["head-logistic", "--turns", "1", "--out", str(tmp_path)])
     assert "head logistic" in capsys.readouterr().out
     assert len(msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report).figures) == 1
+
+
+def test_without_a_broker_the_other_figures_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(turns: int) -> Figure:
+        with subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"]) as process:
+            messages.wait_for(Endpoint("127.0.0.1", 1), process)
+        return figure()
+
+    assert list(cli.measured({"round-trip": refused, "other": lambda turns: figure()}, 1)) == [figure()]
+    assert (
+        "round-trip: mqtt://127.0.0.1:1: `edge-fl broker up` ended with exit code 2"
+        in capsys.readouterr().out
+    )
 
 
 def test_an_unknown_figure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
