@@ -83,7 +83,7 @@ class HeadTier:
 class Method(ABC):
     """A method on a net. Fields made with `hyper(...)` are its hyper-parameters; they are checked when the method is built.
 
-    How its updates travel (`methods.transit`) is no method's business.
+    `compression` and `privacy` say how its updates travel, which is `methods.transit`'s business and no method's.
     """
 
     net: Net = field(repr=False)

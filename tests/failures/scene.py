@@ -22,6 +22,7 @@ from broker.find import Program
 from broker.mosquitto import Mosquitto
 from edge_fl.config import (
     CohortConfig,
+    CompressionConfig,
     DataConfig,
     JudgeConfig,
     MethodConfig,
@@ -59,7 +60,7 @@ def data_of(client: str, samples: int = 20) -> ClientData:
     return ClientData(some(samples), some(4), some(8))
 
 
-def recipe_of(folder: Path, seed: int, method: str, **cohort: Any) -> Recipe:
+def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", **cohort: Any) -> Recipe:
     """Three rounds of a method with personal parts."""
     return Recipe(
         name="scene",
@@ -73,6 +74,7 @@ def recipe_of(folder: Path, seed: int, method: str, **cohort: Any) -> Recipe:
         cohort=CohortConfig(
             **{"min_devices": 2, "wait_s": 30.0, "deadline_s": 40.0, "quorum": 1.0, **cohort}
         ),
+        compression=CompressionConfig(compression),
         judge=JudgeConfig(quarantine_after=0),
         release=ReleaseConfig(every=2, wait_s=5.0),
     )
@@ -161,6 +163,7 @@ class Scene:
     folder: Path
     seed: int = 1
     method: str = "lg-fedavg"  # shares a head, and no extractor that would have to be exported
+    compression: str = "none"
     server_death: Death | None = None
     device_death: Death | None = None
     broker_dies_at: tuple[str, int] | None = None
@@ -173,7 +176,7 @@ class Scene:
         self.folder.mkdir(parents=True, exist_ok=True)
         data = data_of("everybody", 60).train
         np.savez(self.folder / "toy.npz", x=data.x, y=data.y)
-        recipe = recipe_of(self.folder, self.seed, self.method, **self.cohort)
+        recipe = recipe_of(self.folder, self.seed, self.method, self.compression, **self.cohort)
         broker = Mosquitto(Settings(self.folder / "mosquitto", port=0), self.program)
         broker.start()
         processes: dict[str, BaseProcess] = {}

@@ -47,8 +47,9 @@ def undisturbed(mosquitto_program, tmp_path_factory):
     """The same run with nobody dying, once per seed."""
 
     @cache
-    def run(seed: int, method: str = Scene.method) -> Ending:
-        return Scene(mosquitto_program, tmp_path_factory.mktemp(f"undisturbed-{seed}"), seed, method).run()
+    def run(seed: int, method: str = Scene.method, compression: str = "none") -> Ending:
+        folder = tmp_path_factory.mktemp(f"undisturbed-{seed}")
+        return Scene(mosquitto_program, folder, seed, method, compression).run()
 
     return run
 
@@ -83,6 +84,23 @@ def test_a_device_dies(mosquitto_program, tmp_path: Path, undisturbed, point, se
     found = scene.run()
     require_same(found, undisturbed(seed), DEVICES[seed % 2])
     assert found.word == "completed", found.reason
+
+
+@pytest.mark.parametrize(
+    ("who", "point"),
+    [
+        (DEVICES[1], "personal parts kept, no report"),
+        (DEVICES[1], "report in the outbox"),
+        ("server", "round aggregated, no checkpoint"),
+    ],
+)
+def test_what_error_feedback_kept_back_survives(mosquitto_program, tmp_path: Path, undisturbed, who, point):
+    death = Death(point, 2)
+    deaths = {"server_death": death} if who == "server" else {"device_death": death}
+    found = Scene(mosquitto_program, tmp_path, 1, compression="topk", **deaths).run()
+    expected = undisturbed(1, compression="topk")
+    require_same(found, expected, who)
+    assert found.word == "completed" and expected.shared != undisturbed(1).shared
 
 
 @pytest.mark.parametrize("seed", SEEDS)

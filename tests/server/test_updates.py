@@ -21,7 +21,16 @@ IDS = ("d1", "d2", "d3")
 
 
 @pytest.mark.parametrize("kind", ["fp16", "int8", "topk"])
-def test_devices_and_simulation_agree_to_the_bit_and_the_byte_when_updates_are_compressed(bench, kind):
+def test_devices_and_simulation_agree_to_the_bit_and_the_byte(bench, kind):
+    require_agreement(bench, kind)
+
+
+@pytest.mark.broker
+def test_so_they_do_over_a_real_broker(real_bench):
+    require_agreement(real_bench, "topk")
+
+
+def require_agreement(bench, kind):
     plain = bench.spec("fedrep")
     spec = msgspec.structs.replace(plain, compression=CompressionConfig(kind))
     for id in IDS:
