@@ -164,6 +164,7 @@ def _accuracy(found: Sequence[Line]) -> tuple[Accuracy, ...]:
     rows = [
         _row(name, metrics.LAST, next(line for line in reversed(found) if name in line.summaries))
         for name in dict.fromkeys(name for line in found for name in line.summaries)
+        if "_acc" in name
     ]
     best = _best(found)
     if best is not None:
@@ -232,4 +233,7 @@ def _totals(found: Sequence[Line]) -> dict[str, Figure]:
         values = [value for line in rounds if (value := getattr(line, field)) is not None]
         if values:
             totals[field] = Figure(sum(values), lines, field)
+    for line in reversed(found):
+        if told := [report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report]:
+            return {**totals, "largest_epsilon": Figure(max(told), str(line.line), "max", metrics.EPSILON)}
     return totals

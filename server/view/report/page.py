@@ -32,6 +32,7 @@ TOTALS: dict[str, Callable[[float | int | None], str]] = {
     "seconds": words.seconds,
     "bytes_down": words.size,
     "bytes_up": words.size,
+    "largest_epsilon": lambda value: words.NOTHING if value is None else f"{value:.3g}",
 }
 
 

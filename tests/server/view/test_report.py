@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_fl import metrics
-from edge_fl.config import Recipe
+from edge_fl.config import CompressionConfig, PrivacyConfig, Recipe
 from edge_fl.methods.egress import of_method
 from server import catalogue
 from server.results import Results
@@ -107,6 +108,30 @@ def test_what_left_the_devices_is_what_the_egress_manifest_lets_go() -> None:
     assert said["update report, of full devices"] == "tensors of: change, change.export_norm"
     assert "metrics" in said["rpt"] and metrics.PERSONAL_AFTER in said["numbers in a report"]
     assert facts.leaving("simulated", manifests) == ()
+
+
+def test_what_updates_told_is_the_largest_of_all_clients_and_no_accuracy(tmp_path: Path) -> None:
+    with Results.create(tmp_path, Recipe(name="toy")) as results:
+        told = {"c0": 3.0, "c1": 10.62}
+        found = {name: {metrics.EPSILON: value, metrics.PERSONAL_AFTER: 0.5} for name, value in told.items()}
+        results.append_round({"round": 1, "closing": True, "metrics": found})
+    account = page.account(results)
+    assert account.totals["largest_epsilon"].value == 10.62 and "largest epsilon: 10.6" in page.markdown(
+        account
+    )
+    assert {row.metric for row in account.accuracy} == {metrics.PERSONAL_AFTER}
+
+
+def test_the_form_in_which_parts_left_is_said() -> None:
+    method = replace(
+        catalogue.sample("fedper"),
+        compression=CompressionConfig("topk"),
+        privacy=PrivacyConfig(2.0, 0.5, budget=8.0),
+    )
+    said = {one.message: one.content for one in facts.leaving("fleet", of_method(method))}
+    assert said["in what form, of full devices"] == (
+        "compression topk of 0.1 of the values; clipped to 0.5, noise multiplier 2, budget per device epsilon 8 at delta 1e-05"
+    )
 
 
 def test_a_page_refers_to_nothing_outside(account: facts.Account) -> None:
