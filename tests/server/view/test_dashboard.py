@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from edge_fl import metrics
 from edge_fl.errors import ConfigError, InputError
+from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
 from server.registry import Database, rollouts, runs
 from server.registry import devices as registered
@@ -128,6 +129,14 @@ def test_a_run_shows_its_spread_its_drop_outs_and_what_was_refused(db: Database)
     shown = run_page.body(page)
     assert "1 timed out" in shown and "1 norm" in shown and 'class="band' in shown
     assert 'data-act="stop:toy-1"' in run_page.title(page)
+
+
+def test_a_run_that_has_closed_shows_what_it_came_to(db: Database) -> None:
+    page = run.page(db, "main")
+    tile = '<dd class="big">97.5</dd>'
+    assert page is not None and tile not in run_page.body(page)
+    closed = replace(page, closing={metrics.PERSONAL_AFTER: Summary(0.975, 0.97, 0.01, 0.9, 20)})
+    assert tile in run_page.body(closed)
 
 
 def test_runs_that_are_not_there_are_said_to_be_missing(db: Database) -> None:

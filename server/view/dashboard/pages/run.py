@@ -47,8 +47,8 @@ def body(page: RunPage | None) -> str:
             "Dataset": escape(run.dataset),
             "Source": escape(run.source),
             "Rounds": f"{last.record.round if last else 0} of {run.rounds}",
-            "Personal, %": _mean(last, PERSONAL),
-            "Global, %": _mean(last, (metrics.GLOBAL_TEST,)),
+            "Personal, %": _headline(page, PERSONAL),
+            "Global, %": _headline(page, (metrics.GLOBAL_TEST,)),
             "Bytes": size(sum(row.bytes for row in page.rounds)),
             "Under way": _under_way(page.under_way) if run.state == "running" else NOTHING,
         },
@@ -121,6 +121,12 @@ def _runs(page: RunPage) -> str:
     return "<h2>All runs</h2>" + table(
         ("Run", "State", "Method", "Dataset", "Source", "Rounds", "Began, UTC", "Reason"), rows, {"Rounds"}
     )
+
+
+def _headline(page: RunPage, names: Sequence[str]) -> str:
+    """The first of the metrics that was measured by the closing step, or else in the newest round."""
+    closed = next((page.closing[name] for name in names if name in page.closing), None)
+    return share(closed.mean) if closed else _mean(page.rounds[-1] if page.rounds else None, names)
 
 
 def _mean(row: RoundRow | None, names: Sequence[str]) -> str:
