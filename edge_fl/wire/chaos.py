@@ -112,7 +112,7 @@ class FaultyTransport(Transport):
         self._held: list[Callable[[Transport], None]] = []  # while the link is cut
         self._changed = threading.Condition()
         self._under_way = 0
-        self._closed = False
+        self._closed = self._over = False
         self._lives = 0
         self._inner: Transport | None = self._client()
 
@@ -135,7 +135,9 @@ class FaultyTransport(Transport):
     def drain(self, deadline_s: float) -> None:
         until_s = time.monotonic() + deadline_s
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way and self._inner is not None, deadline_s)
+            self._changed.wait_for(
+                lambda: self._over or (not self._under_way and self._inner is not None), deadline_s
+            )
             left, inner = self._under_way, self._inner
         if left or inner is None:
             raise DeadlineError(
@@ -160,6 +162,9 @@ class FaultyTransport(Transport):
             return
         inner.close(clean=False)
         final = for_s == float("inf")
+        with self._changed:
+            self._over = final
+            self._changed.notify_all()
         self._emit(Disconnected("the link is cut", final=final))
         if not final:
             self._loop.later(for_s, self._mend)

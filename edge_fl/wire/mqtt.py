@@ -148,9 +148,11 @@ class MqttTransport(Transport):
             )
 
     def drain(self, deadline_s: float) -> None:
-        if left := self._outgoing.drain(deadline_s):
-            why = f"{left} publications not taken in {deadline_s:g} s"
-            raise DeadlineError(f"broker {self.endpoint}: {why}; they stay queued")
+        if left := self._outgoing.drain(deadline_s, lambda: self._state is State.OVER):
+            why = f"{left} publications not taken"
+            if self._state is State.OVER:
+                raise DeadlineError(f"broker {self.endpoint}: {why}: {self._failure}; not trying again")
+            raise DeadlineError(f"broker {self.endpoint}: {why} in {deadline_s:g} s; they stay queued")
 
     def close(self, *, clean: bool = True) -> None:
         if self._closed:

@@ -123,11 +123,11 @@ class Outgoing:
                 self._waiting.extendleft(reversed(self._asked.values()))
             self._asked.clear()
 
-    def drain(self, deadline_s: float) -> int:
-        """Waits until all that is here now has left, and returns how many publications have not."""
+    def drain(self, deadline_s: float, over: Callable[[], bool]) -> int:
+        """Waits until all that is here now has left, or it is `over`, and returns how many publications have not."""
         with self._changed:
             last = self._last
-            self._changed.wait_for(lambda: self._oldest() > last, deadline_s)
+            self._changed.wait_for(lambda: self._oldest() > last or over(), deadline_s)
             waiting = sum(isinstance(item, Publication) and item.number <= last for item in self._waiting)
             return waiting + sum(publication.number <= last for publication in self._sent.values())
 
