@@ -7,6 +7,7 @@ everything else is head-only. A person may limit a device to head-only, never li
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import math
 import os
 import platform
@@ -45,7 +46,7 @@ def measure(
     torch_s: float = math.inf,
 ) -> Capability:
     """The machine as it is now. `limit` is the highest tier its owner allows; `gflops` and `torch_s` are what a benchmark found, if any."""
-    memory, torch = total_memory_mb(), bool(version("torch"))
+    memory, torch = total_memory_mb(), _is_importable("torch")
     chosen, why = tier(memory, torch=torch, starts=torch_s > 0, limit=limit, gflops=gflops)
     return Capability(
         tier=chosen.value,
@@ -99,6 +100,14 @@ def free_disk_mb(folder: Path) -> int:
     """Free space in MB where `folder` is, or will be."""
     there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     return shutil.disk_usage(there).free >> 20
+
+
+def _is_importable(module: str) -> bool:
+    """Without importing it, which would take seconds and 200 MB."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def version(package: str) -> str:
