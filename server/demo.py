@@ -27,8 +27,9 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise
 from server import ledger, recipes, simulate
+from server import study as studies
 from server.children import Children
-from server.simulate import Study
+from server.study import Study
 
 DEADLINE_S = 900.0
 SAMPLES_PER_DEVICE = 250
@@ -81,7 +82,7 @@ def run(plan: Plan) -> Shown:
     """Runs it. Raises what the commands raise, DataError before anything is started."""
     begin_s = time.monotonic()
     recipe = recipe_of(plan)
-    study = simulate.prepare(recipe)
+    study = studies.prepare(recipe)
     with _folder(plan) as folder, Children(_tell, QUIET_THREADS) as children:
         if plan.secure:
             _enrol(plan, folder)

@@ -13,9 +13,10 @@ from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from server import cohort as cohorts
 from server import simulate
+from server import study as studies
 from server.registry import database
 from server.release import export
-from server.simulate import Study
+from server.study import Study
 from server.view.track import Opener
 from server.wire.link import Connect
 
@@ -59,9 +60,9 @@ class Work:
 
 def prepare(recipe: Recipe) -> Work:
     """Dataset, spec and method. Raises InputError."""
-    study = simulate.prepare(recipe) if recipe.source != "fleet" else None
+    study = studies.prepare(recipe) if recipe.source != "fleet" else None
     dataset = study.dataset if study else datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
-    spec = simulate.task_spec(recipe, dataset)
+    spec = studies.task_spec(recipe, dataset)
     # Aggregating alone is no work for a GPU: "auto" asks for one only where clients train in this process.
     device = "cpu" if recipe.device == "auto" and study is None else simulate.torch_device(recipe.device)
     method = build_method(spec)

@@ -63,6 +63,7 @@ def simulate(
     from edge_fl.progress import Progress
     from server import checkpoint, recipes
     from server import simulate as simulation
+    from server import study as studies
     from server.recipes.changes import scaled, with_method
     from server.results import Results
     from server.view import track as tracking
@@ -79,7 +80,7 @@ def simulate(
     ])  # fmt: skip
     chosen = scaled(chosen, scale) if scale else chosen
     trackers = tracking.find(track or [])
-    study = simulation.prepare(chosen)
+    study = studies.prepare(chosen)
     say(study.histogram())
     data_hash = study.dataset.samples.fingerprint()
     with Results.create(runs, chosen, data_hash=data_hash) as results, Progress() as progress:
@@ -169,12 +170,12 @@ def newtask(
     from edge_fl import config, metrics
     from edge_fl.progress import Progress
     from server import newclients, trained
-    from server import simulate as simulation
+    from server import study as studies
     from server.results import Results
 
     own.importable()
     old = trained.load(Results.open(_run_folder(run, runs)))
-    task = simulation.prepare(config.with_settings(old.recipe, [
+    task = studies.prepare(config.with_settings(old.recipe, [
         *_settings({"data.dataset": to, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
         'data.partition="dirichlet"', "data.unseen=0",
     ]))  # fmt: skip

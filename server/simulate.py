@@ -1,18 +1,14 @@
-"""Federated training in one process: dataset -> split -> clients -> rounds; for research, and as the baseline of a real fleet."""
+"""Federated training in one process: a study -> its clients -> rounds; for research, and as the baseline of a real fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import msgspec
 import torch
 
 from edge_fl import metrics
-from edge_fl.config import Recipe, TaskSpec
-from edge_fl.data import datasets, partition
-from edge_fl.data.samples import ClientData, Dataset
+from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError
 from edge_fl.learn.robust import Robust
 from edge_fl.learn.tree import Parts, to_device
@@ -27,46 +23,9 @@ from server.fleets.delayed import DelayedFleet
 from server.fleets.fleet import Fleet
 from server.fleets.site import Site
 from server.rounds import Plan, RoundResult
+from server.study import Study
 
 Reports = Mapping[str, Mapping[str, float]]  # metrics by client
-
-
-@dataclass(frozen=True)
-class Study:
-    """What several methods can be compared on: a recipe, its dataset, and which images each client has."""
-
-    recipe: Recipe
-    dataset: Dataset = field(repr=False)
-    split: partition.Split = field(repr=False)
-
-    @property
-    def spec(self) -> TaskSpec:
-        """The task of the recipe's method on this dataset."""
-        return task_spec(self.recipe, self.dataset)
-
-    @property
-    def unseen(self) -> tuple[str, ...]:
-        """The clients that never train; usually none."""
-        return newclients.draw(self.split.clients, self.recipe.data.unseen, self.recipe.seed)
-
-    def data(self) -> dict[str, ClientData]:
-        """The images of every client that trains."""
-        return self._of(set(self.split.clients) - set(self.unseen))
-
-    def unseen_data(self) -> dict[str, ClientData]:
-        """The images of the clients that never train."""
-        return self._of(set(self.unseen))
-
-    def _of(self, clients: set[str]) -> dict[str, ClientData]:
-        return {id: self.split.client(self.dataset, id) for id in self.split.clients if id in clients}
-
-    def histogram(self) -> str:
-        """Samples per client and class, as text."""
-        return partition.histogram_text(self.dataset, self.split)
-
-    def with_method(self, method: msgspec.Struct) -> Study:
-        """The same clients under another method."""
-        return Study(msgspec.structs.replace(self.recipe, method=method), self.dataset, self.split)
 
 
 @dataclass(frozen=True)
@@ -97,18 +56,6 @@ class Outcome:
         summaries = [metrics.summarise_reports(list(self.evaluated[number].values())) for number in numbers]
         best = metrics.best_round([_validation(summary) for summary in summaries])
         return None if best is None else (numbers[best], summaries[best])
-
-
-def prepare(recipe: Recipe) -> Study:
-    """Loads the dataset and draws the split. Raises DataError."""
-    dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
-    return Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
-
-
-def task_spec(recipe: Recipe, dataset: Dataset) -> TaskSpec:
-    """All that rebuilds the recipe's method for a dataset."""
-    task = recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed
-    return TaskSpec(*task, recipe.compression, recipe.privacy)
 
 
 def fleet(study: Study, method: Method, device: str, say: Callable[[str], None] = lambda line: None) -> Fleet:

@@ -31,6 +31,7 @@ from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.progress import Progress
 from edge_fl.release.repository import Repository
 from server import checkpoint, rounds, simulate
+from server import study as studies
 from server.checkpoint import Checkpoint
 from server.fleets.fleet import Fleet
 from server.fleets.mqtt import Limits, MqttFleet
@@ -339,7 +340,7 @@ def _smaller(work: Work, progress: Progress) -> Smaller | None:
     gate = work.recipe.release.quantise
     if not gate.int8:
         return None
-    study = work.study or simulate.prepare(work.recipe)
+    study = work.study or studies.prepare(work.recipe)
     return quantise.maker(list(study.data().values()), gate, work.spec.seed, progress.say)
 
 

@@ -9,9 +9,10 @@ from edge_fl.errors import InputError
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
-from server import checkpoint, simulate
+from server import checkpoint
+from server import study as studies
 from server.results import Results
-from server.simulate import Study
+from server.study import Study
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def load(results: Results) -> Trained:
     recipe = results.recipe()
     if recipe.source == "fleet":
         raise InputError(f"{results.id}: its data are on the devices, not here; nothing was loaded")
-    study = simulate.prepare(recipe)
+    study = studies.prepare(recipe)
     method = build_method(study.spec).at(max(recipe.rounds, 1))
     kept = checkpoint.load(results.checkpoints)
     return Trained(recipe, study, method, kept.shared, kept.own)

@@ -24,7 +24,7 @@ from server.bench.measure import settle, take_turns
 from server.bench.plain import Model, Plain
 from server.bench.training import Round
 from server.fleets.site import Site
-from server.simulate import Study
+from server.study import Study
 
 Params = Mapping[str, Tensor]
 TOLERANCES = {

@@ -22,7 +22,7 @@ from server.fleets.fleet import Fleet
 from server.fleets.processes import threads
 from server.fleets.site import Site
 from server.rounds import Broadcasts, Plan
-from server.simulate import Study
+from server.study import Study
 
 ROUNDS = 5  # after which accuracies are compared
 PEAK = "products"

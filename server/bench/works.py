@@ -10,7 +10,7 @@ import numpy as np
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, OptimiserConfig, Recipe
 from edge_fl.data import partition
 from edge_fl.data.samples import Dataset, Samples
-from server.simulate import Study
+from server.study import Study
 
 CLASSES = 10
 LR = 0.005  # as PFLlib has it; ten times as much lets rounding errors grow beyond what equality allows

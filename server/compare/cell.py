@@ -29,7 +29,8 @@ from server.compare.grid import Cell
 from server.fleets.fleet import Fleet
 from server.fleets.processes import threads
 from server.rounds import RoundResult
-from server.simulate import Outcome, Study
+from server.simulate import Outcome
+from server.study import Study
 from server.view.features import Probe, probe
 
 

@@ -15,7 +15,7 @@ import msgspec
 import edge_fl
 from edge_fl import atomic
 from edge_fl.errors import RunError
-from server import simulate
+from server import study as studies
 from server.compare import cell as cells_of
 from server.compare import jobs as pool
 from server.compare import render
@@ -35,7 +35,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     found = {key: one for key, one in kept.items() if not (retry and one.failure)}
     todo = [cell for key, cell in unique.items() if key not in found]
     for _, inside in blocks(todo):
-        simulate.prepare(inside[0].recipe)
+        studies.prepare(inside[0].recipe)
     with Progress(todo, len(found), jobs) as progress:
 
         def done(measured: Measured) -> None:

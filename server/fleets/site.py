@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,9 +18,7 @@ from edge_fl.data.partition import Split
 from edge_fl.data.samples import ClientData, Images, Labels, Samples
 from edge_fl.methods.client import Client
 from server.fleets.fleet import ClientId
-
-if TYPE_CHECKING:
-    from server.simulate import Study
+from server.study import Study
 
 X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
 

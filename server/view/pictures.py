@@ -17,7 +17,8 @@ from edge_fl import metrics
 from edge_fl.data import partition
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.metrics import summarise_reports
-from server import simulate, trained
+from server import study as studies
+from server import trained
 from server.compare import cell as cells_of
 from server.compare.cell import Measured
 from server.compare.grid import Cell, blocks
@@ -88,7 +89,7 @@ def _of_trained(run: Trained) -> dict[str, Figure]:
 def _of_block(runs: Sequence[tuple[Cell, Measured]], folder: Path) -> Iterator[tuple[str, Figure]]:
     if not runs:
         return
-    study = simulate.prepare(runs[0][0].recipe)
+    study = studies.prepare(runs[0][0].recipe)
     yield "labels", _labels(study)
     if curves := _curves_of_cells(runs):
         yield "accuracy", plots.accuracy(curves, "mean accuracy over clients")
@@ -114,7 +115,7 @@ def _of_block(runs: Sequence[tuple[Cell, Measured]], folder: Path) -> Iterator[t
     yield "features-by-client", plots.embedding(by_client)
 
 
-def _labels(study: simulate.Study) -> Figure:
+def _labels(study: studies.Study) -> Figure:
     counts = partition.histogram(study.dataset, study.split)
     return plots.labels(counts, study.split.clients, study.dataset.classes)
 

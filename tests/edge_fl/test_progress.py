@@ -135,6 +135,7 @@ def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path)
     from edge_fl import config
     from edge_fl.config import Recipe
     from server import simulate
+    from server import study as studies
     from server.recipes.changes import with_method
 
     recipe = config.with_settings(
@@ -142,7 +143,7 @@ def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path)
         ["data.clients=3", 'model.name="cnn-tiny"', 'data.dataset="digits"', 'engine="sequential"'],
     )
     counts: list[Count] = []
-    simulate.run(simulate.prepare(recipe), watch=counts.append)
+    simulate.run(studies.prepare(recipe), watch=counts.append)
     assert [count.done for count in counts if count.stage == "rounds"] == [0, 1, 2]
     assert [count.done for count in counts if count.stage == "clients"] == [0, 1, 2, 3, 3] * 2
     assert [count.done for count in counts if count.stage == "closing steps"] == [0, 1, 2, 3, 3]

@@ -19,6 +19,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import Method
 from server import simulate
+from server import study as studies
 from server.fleets.fleet import Fleet
 
 FOLDER = Path(__file__).parent
@@ -58,7 +59,7 @@ def record(name: str) -> Numbers:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        outcome = simulate.run(simulate.prepare(RECIPE).with_method(config), ending=ending)
+        outcome = simulate.run(studies.prepare(RECIPE).with_method(config), ending=ending)
     finally:
         torch.set_num_threads(threads)
     means = {metric: round(summary.mean, 4) for metric, summary in outcome.last().items() if "acc" in metric}

@@ -14,6 +14,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.tree import Params
 from edge_fl.methods import build_method, steps
 from server import cohort, newclients, simulate
+from server import study as studies
 from server.newclients import Lesson, draw, learn_task, meet, stranger
 from server.rounds import RoundResult
 from server.simulate import Outcome
@@ -30,8 +31,8 @@ TINY = config.with_settings(
 )
 
 
-def run(method: str) -> tuple[simulate.Study, list[RoundResult], Outcome]:
-    study = simulate.prepare(config.with_settings(TINY, [f"method.name={method}"]))
+def run(method: str) -> tuple[studies.Study, list[RoundResult], Outcome]:
+    study = studies.prepare(config.with_settings(TINY, [f"method.name={method}"]))
     seen: list[RoundResult] = []
     return study, seen, simulate.run(study, seen.append)
 
@@ -58,7 +59,7 @@ def test_strangers_get_the_stranger_without_any_adaptation() -> None:
 
 
 def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> None:
-    study = simulate.prepare(config.with_settings(TINY, ["method.name=fedper"]))
+    study = studies.prepare(config.with_settings(TINY, ["method.name=fedper"]))
     method = build_method(study.spec)
     shared, x = steps.start(method), torch.rand(3, 1, 8, 8)
 
@@ -79,7 +80,7 @@ def test_where_there_is_no_global_model_there_is_no_such_number(method: str) -> 
 
 
 def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
-    study = simulate.prepare(config.with_settings(TINY, ["method.name=fedbn"]))
+    study = studies.prepare(config.with_settings(TINY, ["method.name=fedbn"]))
     outcome = simulate.run(study, lambda _: None)
     (first, data), *_ = sorted(study.unseen_data().items())
     model = stranger(outcome.method, outcome.shared, [], {})
@@ -115,7 +116,7 @@ def test_an_accuracy_of_strangers_is_over_their_own_test_sets() -> None:
     }
 
 
-def new_task(study: simulate.Study, classes: int) -> dict[str, ClientData]:
+def new_task(study: studies.Study, classes: int) -> dict[str, ClientData]:
     """The same images under other labels."""
 
     def relabelled(samples: Samples) -> Samples:

@@ -9,6 +9,7 @@ from edge_fl.config import Recipe
 from edge_fl.learn.tree import parameters, size_bytes
 from edge_fl.methods import build_method
 from server import simulate
+from server import study as studies
 from server.rounds import RoundResult
 
 FLOAT = 4
@@ -27,7 +28,7 @@ TINY = config.with_settings(
 
 def traffic(method: str, *settings: str) -> tuple[int, int, int, int]:
     """Bytes down and up per client of a round, and of the net's extractor and head."""
-    study = simulate.prepare(config.with_settings(TINY, [f'method.name="{method}"', *settings]))
+    study = studies.prepare(config.with_settings(TINY, [f'method.name="{method}"', *settings]))
     seen: list[RoundResult] = []
     simulate.run(study, seen.append)
     net = build_method(study.spec).net
@@ -72,7 +73,7 @@ def test_lg_fedavg_sends_heads_only() -> None:
 
 def test_the_whole_cohort_is_counted_and_nobody_else() -> None:
     settings = ["cohort.participation=0.67", 'method.name="fedavg"']
-    study = simulate.prepare(config.with_settings(TINY, settings))
+    study = studies.prepare(config.with_settings(TINY, settings))
     seen: list[RoundResult] = []
     outcome = simulate.run(study, seen.append)
     assert len(seen[0].asked) == 2
