@@ -117,12 +117,12 @@ def site(request):
 
 def test_a_straggler_counts_in_a_later_round_as_fedbuff_says(site):
     site.device("d1"), site.device("d2")
-    slow = site.device("d3", delay_s=1.0)
+    slow = site.device("d3", delay_s=0.5)
     site.wait_for(full=3)
-    method = build_method(site.spec("fedavg"))
-    fleet = site.fleet(site.spec("fedavg"), max_staleness=50)
+    method, most = build_method(site.spec("fedavg")), 1000  # rounds take milliseconds
+    fleet = site.fleet(site.spec("fedavg"), max_staleness=most)
     shared, at = {0: steps.start(method)}, 0
-    for result in rounds.run(method, fleet, plan(50, 2, 50), shared[0]):
+    for result in rounds.run(method, fleet, plan(most, 2, most), shared[0]):
         shared[result.round], at = result.shared, result.round
         assert result.asked == ("d1", "d2", "d3")
         assert len(result.answered) == 2
