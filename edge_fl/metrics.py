@@ -8,11 +8,13 @@ and `.after` the client's own model around personalisation, `local_only.test_acc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+
+V = TypeVar("V")
 
 GLOBAL_TEST = "global.test_acc"
 GLOBAL_VALIDATION = "global.validation_acc"
@@ -133,9 +135,9 @@ def at_labels(labels: int, kind: str) -> str:
     return f"labels_{labels}.{kind}.validation_acc"
 
 
-def by_labels(found: Mapping[str, float]) -> dict[str, dict[int, float]]:
-    """The curves in a report: kind of head -> labels per class -> held-out accuracy; the inverse of `at_labels`."""
-    curves: dict[str, dict[int, float]] = {}
+def by_labels(found: Mapping[str, V]) -> dict[str, dict[int, V]]:
+    """The curves among metrics by name: kind of head -> labels per class -> what `found` has there; the inverse of `at_labels`."""
+    curves: dict[str, dict[int, V]] = {}
     for name, value in found.items():
         labels, _, rest = name.removeprefix("labels_").partition(".")
         kind, _, what = rest.partition(".")

@@ -36,6 +36,10 @@ class Figure(Struct, frozen=True):
     client: str = ""
 
 
+Points = tuple[tuple[int, Figure, Figure], ...]
+"""Where something was measured (a round, or labels per class), and the mean and std over clients there."""
+
+
 class Accuracy(Struct, frozen=True):
     """One row of the accuracy table."""
 
@@ -66,7 +70,8 @@ class Account(Struct, frozen=True):
     egress: tuple[Travels, ...]
     kept: str
     accuracy: tuple[Accuracy, ...]
-    curves: dict[str, tuple[tuple[int, Figure, Figure], ...]]
+    curves: dict[str, Points]
+    labels: dict[str, Points]
     devices_by: str
     devices: dict[str, Figure]
     worst: tuple[str, ...]
@@ -102,6 +107,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         ", ".join(personal) or "none: the method keeps no part on the client",
         _accuracy(found),
         _curves(found),
+        _by_labels(found),
         metric,
         devices,
         tuple(ranked[:WORST]),
@@ -164,7 +170,7 @@ def _accuracy(found: Sequence[Line]) -> tuple[Accuracy, ...]:
     rows = [
         _row(name, metrics.LAST, next(line for line in reversed(found) if name in line.summaries))
         for name in dict.fromkeys(name for line in found for name in line.summaries)
-        if "_acc" in name
+        if "_acc" in name and not metrics.by_labels({name: name})
     ]
     best = _best(found)
     if best is not None:
@@ -193,22 +199,32 @@ def _figure(summary: Summary, line: Line, field: str, metric: str) -> Figure:
     return Figure(value if isfinite(value) else None, str(line.line), field, metric)
 
 
-def _curves(found: Sequence[Line]) -> dict[str, tuple[tuple[int, Figure, Figure], ...]]:
+def _curves(found: Sequence[Line]) -> dict[str, Points]:
     names = dict.fromkeys(
         name for line in found for name in line.summaries if "test_acc" in name and not line.closing
     )
     return {
         name: tuple(
-            (
-                line.round,
-                _figure(line.summaries[name], line, "mean", name),
-                _figure(line.summaries[name], line, "std", name),
-            )
-            for line in found
-            if not line.closing and name in line.summaries
+            _point(line.round, line, name) for line in found if not line.closing and name in line.summaries
         )
         for name in names
     }
+
+
+def _by_labels(found: Sequence[Line]) -> dict[str, Points]:
+    """How many labels each kind of head needs, as the devices whose head is `auto` measured it last."""
+    for line in reversed(found):
+        if curves := metrics.by_labels({name: name for name in line.summaries}):
+            return {
+                kind: tuple(_point(labels, line, name) for labels, name in sorted(names.items()))
+                for kind, names in curves.items()
+            }
+    return {}
+
+
+def _point(at: int, line: Line, metric: str) -> tuple[int, Figure, Figure]:
+    summary = line.summaries[metric]
+    return at, _figure(summary, line, "mean", metric), _figure(summary, line, "std", metric)
 
 
 def _devices(found: Sequence[Line]) -> tuple[str, dict[str, Figure]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from edge_fl.errors import RunError
 from server.results import Results
 from server.view import svg, words
 from server.view.report import facts
-from server.view.report.facts import Account, Figure
+from server.view.report.facts import Account, Figure, Points
 
 FOLDER = Path(__file__).parent
 STYLE = FOLDER.parent / "dashboard" / "style.css"
@@ -66,15 +66,13 @@ def html(found: Account) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((FOLDER / "report.html.j2").read_text())
-    series = _series(found)
+    series, labels = _series(found.curves), _series(found.labels)
     values = {name: figure.value for name, figure in found.devices.items() if figure.value is not None}
     return template.render(
         account=found,
         style=Markup(STYLE.read_text()),
-        curves=Markup(svg.fitting(lambda width: svg.curves(series, width=width, label="Accuracy by round")))
-        if any(one.points for one in series)
-        else "",
-        legend=Markup(svg.legend(series)),
+        curves=_drawn(series, "round"),
+        labels=_drawn(labels, "labels per class"),
         spread=Markup(svg.fitting(lambda width: svg.spread(values, width=width))) if values else "",
         source=WORDS[found.source],
         totals=TOTALS,
@@ -124,15 +122,29 @@ def json(found: Account) -> str:
 FORMATS: dict[str, Callable[[Account], str]] = {"html": html, "md": markdown, "json": json}
 
 
-def _series(found: Account) -> list[svg.Series]:
+def _drawn(series: Sequence[svg.Series], step: str) -> Markup:
+    """Curves and their legend; empty without any point."""
+    if not any(one.points for one in series):
+        return Markup("")
+    label = f"Accuracy by {step}"
+    drawn = svg.fitting(lambda width: svg.curves(series, width=width, label=label, step=step))
+    return Markup(drawn + svg.legend(series))
+
+
+def _series(curves: Mapping[str, Points]) -> list[svg.Series]:
     series = []
-    for name, points in found.curves.items():
+    for name, points in curves.items():
         drawn = []
-        for round, mean, std in points:
+        for at, mean, std in points:
             if mean.value is not None:
                 around = std.value or 0.0
-                marks = {"line": mean.lines, "metric": name, "field": "mean", "value": repr(mean.value)}
-                drawn.append(svg.Point(round, mean.value, mean.value - around, mean.value + around, marks))
+                marks = {
+                    "line": mean.lines,
+                    "metric": mean.metric,
+                    "field": "mean",
+                    "value": repr(mean.value),
+                }
+                drawn.append(svg.Point(at, mean.value, mean.value - around, mean.value + around, marks))
         series.append(svg.Series(name, drawn))
     return series
 

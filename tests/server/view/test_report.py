@@ -40,6 +40,8 @@ def results(tmp_path: Path) -> Results:
                 {"round": round, "asked": CLIENTS, "answered": CLIENTS[1:], **sizes, "metrics": found}
             )
         closing = {client: {metrics.PERSONAL_AFTER: float(rng.uniform(0.6, 0.9))} for client in CLIENTS}
+        for client in CLIENTS[:2]:  # the heads of these are `auto`
+            closing[client] |= {metrics.at_labels(k, "mlp"): float(rng.uniform(0.2, 0.9)) for k in (5, 1, 20)}
         results.append_round({"round": 5, "closing": True, "metrics": closing})
     return results
 
@@ -100,6 +102,13 @@ def test_the_closing_step_is_the_last_word_and_no_round_is_chosen_by_its_test_ac
     validation = [np.mean([r[NAMES[2]] for r in line["metrics"].values()]) for line in lines(results)[:5]]
     assert best.round == 1 + int(np.argmax(validation))
     assert account.worst[0] == min(account.devices, key=lambda name: account.devices[name].value)
+
+
+def test_accuracy_by_labels_is_a_curve_and_no_row_of_the_table(account: facts.Account) -> None:
+    assert [labels for labels, _, _ in account.labels["mlp"]] == [1, 5, 20]
+    assert not any("labels_" in row.metric for row in account.accuracy)
+    drawn = page.html(account)
+    assert "by labels per class" in drawn and f'data-metric="{metrics.at_labels(5, "mlp")}"' in drawn
 
 
 def test_what_left_the_devices_is_what_the_egress_manifest_lets_go() -> None:
