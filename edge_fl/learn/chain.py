@@ -7,6 +7,7 @@ that autograd itself would call, and the gradient of a linear layer stays in its
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,11 @@ from edge_fl.learn.optimiser import Path, Product, Slopes
 
 aten = torch.ops.aten
 LARGE_BYTES = 1 << 20  # what the second-level cache of a core holds
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+ONEDNN = (  # measured on x86-64 only; other processors keep torch's own product
+    platform.machine() == "x86_64"
+    and torch.backends.mkldnn.is_available()
+    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+)
 
 
 class Row(nn.Module):
