@@ -123,7 +123,7 @@ class Outgoing:
                 self._waiting.extendleft(reversed(self._asked.values()))
             self._asked.clear()
 
-    def drain(self, deadline_s: float, over: Callable[[], bool]) -> int:
+    def drain(self, deadline_s: float, over: Callable[[], bool] = lambda: False) -> int:
         """Waits until all that is here now has left, or it is `over`, and returns how many publications have not."""
         with self._changed:
             last = self._last

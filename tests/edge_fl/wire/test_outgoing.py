@@ -92,6 +92,13 @@ def test_drain_waits_for_what_was_there_and_for_no_more(outgoing: Outgoing) -> N
     assert outgoing.drain(0) == 1
 
 
+def test_drain_waits_for_nothing_when_it_is_over(outgoing: Outgoing) -> None:
+    outgoing.publish(Packet("a", b""))
+    began_s = time.monotonic()
+    assert outgoing.drain(30, lambda: True) == 1
+    assert time.monotonic() - began_s < 10
+
+
 def test_bytes_are_given_back_when_they_leave(outgoing: Outgoing) -> None:
     for _ in range(3):
         outgoing.publish(Packet("a", bytes(1000)))
