@@ -48,9 +48,11 @@ class Worker:
     def __init__(self, connect: Connect, journal: Journal) -> None:
         self._topics, self._journal, self._db = Topics(journal.fleet), journal, journal.db
         self.taken = 0
+        self._begun = threading.Event()
         self._transport: Transport = connect(
             f"worker-{journal.fleet}-{secrets.token_hex(3)}", None, self._hear, session_expiry_s=0
         )
+        self._begun.set()
 
     def __enter__(self) -> Self:
         self._transport.wait_connected(30.0)
@@ -62,6 +64,7 @@ class Worker:
     def _hear(self, event: Event) -> None:
         """On the transport's thread: the broker waits with the next message while this one is written down."""
         if isinstance(event, Connected):
+            self._begun.wait()  # a quick broker answers before the transport is ours
             self._transport.subscribe(shared(self._topics.report("+", "+", "+")))
             self._transport.subscribe(shared(self._topics.blob("+", "+", "+")))
         elif isinstance(event, Packet) and event.payload:

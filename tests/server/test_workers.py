@@ -50,8 +50,15 @@ def url(request, tmp_path):
 
 @pytest.fixture
 def crew(own_mosquitto, url):
-    """A coordinator, and two workers in this process."""
+    """A coordinator, and two workers in this process; the first is connected before its transport is handed over."""
     connect = partial(MqttTransport, own_mosquitto.endpoint)
+
+    def connect_first(*arguments, **options):
+        transport = connect(*arguments, **options)
+        transport.wait_connected(10)
+        time.sleep(0.1)
+        return transport
+
     db = Database.open(url)
     with Journal(db) as journal:
         link = Link(connect, "main", workers=True, limits=QUICK)
@@ -60,7 +67,7 @@ def crew(own_mosquitto, url):
         bench = Bench(connect=connect, topics=link.topics, link=link, **around)
         link.open()
         journals = [Journal(Database.open(url)) for _ in range(2)]
-        with Worker(connect, journals[0]) as first, Worker(connect, journals[1]) as second:
+        with Worker(connect_first, journals[0]) as first, Worker(connect, journals[1]) as second:
             yield bench, (first, second)
         inbox.stop()
         link.close()

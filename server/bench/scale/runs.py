@@ -11,7 +11,7 @@ from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Event
-from server.bench.scale.stage import connected, fleet_of, stage, start_broker, wait_until
+from server.bench.scale.stage import fleet_of, stage, start_broker, wait_until
 from server.bench.scale.watch import COUNTED, FLEET, Watch, mosquitto_of, processor_s, resident_bytes
 from server.results import Results
 
@@ -84,12 +84,12 @@ def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: floa
             "--home",
             str(folder / "home"),
         )
-        wait_until(lambda: "waiting for" in children.lines.get("server", ""), server, READY_S)
+        wait_until(lambda: children.has_said("server", "waiting for"), server, READY_S)
         base = {"server, in rounds": resident_bytes(server.pid)}
         fleet = children.start(
             "fleet", *fleet_of(folder, port, devices), "--full", str(full), "--chaos", str(chaos)
         )
-        wait_until(lambda: "full, on" in children.lines.get("fleet", ""), fleet, READY_S)
+        wait_until(lambda: children.has_said("fleet", "full, on"), fleet, READY_S)
         base["fleet"] = resident_bytes(fleet.pid)
         started_s, restarted_s = time.monotonic(), 0.0
         while server.code is None:
@@ -137,14 +137,14 @@ def idle(devices: int, hold_s: float) -> Iterator[str]:
             broker = start_broker(children, folder, port)
             began_s = time.monotonic()
             fleet = children.start("fleet", *fleet_of(folder, port, count), "--head", str(count))
-            wait_until(lambda: connected(children.lines) == count, fleet, READY_S)  # noqa: B023
+            wait_until(lambda: children.connected() == count, fleet, READY_S)  # noqa: B023
             took_s, least = time.monotonic() - began_s, count
             time.sleep(2.0)
             used_s = processor_s(fleet.pid)
             until_s = time.monotonic() + hold_s
             while time.monotonic() < until_s:
                 time.sleep(0.5)
-                least = min(least, connected(children.lines))
+                least = min(least, children.connected())
                 watch.weigh(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
             used = (processor_s(fleet.pid) - used_s) / hold_s
             found[count] = watch.memory

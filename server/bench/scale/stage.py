@@ -1,4 +1,4 @@
-"""The processes of a run: a folder with data, a free port, and the real commands as children whose last lines are kept."""
+"""The processes of a run: a folder with data, a free port, and the real commands as children whose lines are kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import socket
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,11 +22,20 @@ VARIABLES = {"OMP_NUM_THREADS": "1"}
 
 
 class Listening(Children):
-    """Children whose last line each is kept."""
+    """Children whose every line is kept."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, str] = {}
-        super().__init__(self.lines.__setitem__, VARIABLES)
+        self._lines: defaultdict[str, list[str]] = defaultdict(list)
+        super().__init__(lambda name, line: self._lines[name].append(line), VARIABLES)
+
+    def has_said(self, name: str, words: str) -> bool:
+        """Whether one of a child's lines has these words."""
+        return any(words in line for line in tuple(self._lines[name]))
+
+    def connected(self) -> int:
+        """How many devices the fleet last said are connected."""
+        found = re.match(r"(\d+)/\d+ connected", (self._lines["fleet"] or [""])[-1])
+        return int(found[1]) if found else 0
 
 
 @contextmanager
@@ -82,9 +92,3 @@ def _answers(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(0.2)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def connected(lines: dict[str, str]) -> int:
-    """How many devices the fleet last said are connected."""
-    found = re.match(r"(\d+)/\d+ connected", lines.get("fleet", ""))
-    return int(found[1]) if found else 0
