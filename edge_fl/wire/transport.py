@@ -72,6 +72,7 @@ class Disconnected:
 
 Event = Connected | Disconnected | Packet
 Listener = Callable[[Event], None]
+"""Called on the transport's own thread, maybe before the constructor of the transport has returned."""
 
 
 class Transport(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,14 +39,16 @@ class _Ears:
     """Hears for a watch what passes on the broker, also on one that has forgotten who listens."""
 
     def __init__(self, port: int, watch: Watch) -> None:
-        self._watch = watch
+        self._watch, self._begun = watch, threading.Event()
         self._transport = MqttTransport(Endpoint("127.0.0.1", port), "scale-bench", None, self._hear)
+        self._begun.set()
 
     def close(self) -> None:
         self._transport.close()
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Connected) and not event.session_present:
+            self._begun.wait()  # a quick broker answers before the transport is ours
             topics = Topics(FLEET)
             heard = (topics.round("+"), topics.report("+", "+", "+"), topics.tuf("timestamp.json"))
             for topic in (*COUNTED.values(), *heard):
