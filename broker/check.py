@@ -15,7 +15,7 @@ from edge_fl.wire.blob import CHUNK_BYTES
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import LIMITS, OCTETS, Connected, Event, Packet
+from edge_fl.wire.transport import LIMITS, UNTYPED, Connected, Event, Packet
 
 SESSION_S = 60
 ROUND_TRIPS = 50
@@ -102,7 +102,7 @@ def _packet_size(probe: Probe) -> Finding:
 
 def _retained(probe: Probe, topic: str) -> Finding:
     chunk = secrets.token_bytes(CHUNK_BYTES)
-    probe.client.publish(Packet(topic, chunk, retain=True, content_type=OCTETS))
+    probe.client.publish(Packet(topic, chunk, retain=True, content_type=UNTYPED))
     probe.client.subscribe(topic)
     try:
         packet = probe.packet()

@@ -14,7 +14,7 @@ import typer
 
 from broker.provision import cli as provision
 from edge_fl import descriptors
-from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.cli import App, Format, FormatOption, fleet_name, say, show_table
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Host = Annotated[str, typer.Option(help="The address to listen on; in plaintext only loopback.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535, help="The port [8883, in plaintext 1883].")]
-Fleet = Annotated[str, typer.Option(help="The fleet whose topics the access list is about.")]
+Fleet = Annotated[str, typer.Option(help="The fleet whose topics clients may use.", callback=fleet_name)]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Plaintext for anybody, on loopback only.")]
 Folder = Annotated[
     Path, typer.Option("--dir", help="Where configuration, log and retained messages are kept.")
@@ -49,7 +49,9 @@ _HOW = {True: "plaintext, for everybody on this machine", False: "TLS"}
 
 def register(app: App) -> None:
     """Adds the group `broker`."""
-    group = app.group("broker", help="The MQTT broker: run mosquitto, see its configuration, try one out.")
+    group = app.group(
+        "broker", help="The MQTT broker: run mosquitto, print its configuration, test a broker."
+    )
     group.command()(up)
     group.command()(config)
     group.command()(check)
@@ -68,12 +70,14 @@ def up(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Run mosquitto until Ctrl-C, over TLS, for those who were enrolled; what it retains is there again the next time."""
+    """Run mosquitto until Ctrl-C, over TLS, for enrolled clients only; retained messages survive a restart."""
     from broker.find import find
     from broker.mosquitto import Mosquitto, replace_process
     from broker.provision.gate import Gate
 
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
+    if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
+        raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM; no broker was started")
     program = find()
     descriptors.raise_most()
     if foreground:
@@ -86,7 +90,7 @@ def up(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    with broker, _desk(broker, authority):
+    with broker, _registrar(broker, authority):
         version = ".".join(map(str, program.version))
         how = f"TLS, who may enter is in {home}" if authority else _HOW[settings.certificates is None]
         say(
@@ -130,7 +134,9 @@ def config(
 def check(
     host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
     port: Port = None,
-    fleet: Annotated[str, typer.Option(help="The fleet below whose topics the test message goes.")] = "main",
+    fleet: Annotated[
+        str, typer.Option(help="The fleet whose topics the test messages use.", callback=fleet_name)
+    ] = "main",
     insecure: Annotated[bool, typer.Option("--insecure", help="In plaintext.")] = False,
     home: Annotated[
         Path,
@@ -143,15 +149,13 @@ def check(
     ] = 10.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Connect to any broker, ours or not, and try everything that edge-fl needs of it, and what it must refuse."""
+    """Test any broker, ours or not: everything that edge-fl needs of it, and everything that it must refuse."""
     from dataclasses import asdict
 
     from broker import check as checks
     from broker.provision.trial import trial
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
-    from edge_fl.wire.topics import checked
 
-    checked(fleet, "fleet")
     endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))
     if insecure:
         findings = checks.check(*checks.strangers(endpoint), fleet, deadline_s)
@@ -164,13 +168,13 @@ def check(
         raise RunError(f"broker {endpoint}: {', '.join(failed)} not as needed; devices would fail there")
 
 
-def _desk(broker: Mosquitto, authority: Authority | None) -> AbstractContextManager[object]:
+def _registrar(broker: Mosquitto, authority: Authority | None) -> AbstractContextManager[object]:
     """Who answers requests for certificates, where there is a CA."""
-    from broker.provision.desk import Desk
+    from broker.provision.registrar import Registrar
 
     if authority is None:
         return nullcontext()
-    return Desk(authority, broker.endpoint.host, broker.endpoint.port, broker.settings.fleet)
+    return Registrar(authority, broker.endpoint.host, broker.endpoint.port, broker.settings.fleet)
 
 
 def _settings(

@@ -164,8 +164,8 @@ def write_files(settings: Settings, program: Program) -> None:
         settings.folder.mkdir(parents=True, exist_ok=True)
         atomic.write(settings.config_path, render(settings, program))
         access = render_access(settings.fleet, settings.claims, settings.denied, settings.workers)
-        atomic.write(settings.access_path, access)
-        settings.access_path.chmod(0o600)  # mosquitto warns about one that others can read
+        # mosquitto warns about one that others can read
+        atomic.write(settings.access_path, access, private=True)
     except OSError as error:
         raise ConnectError(
             f"{settings.folder}: {error.strerror}; expected a folder to write to; no broker was started"

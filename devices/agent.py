@@ -19,7 +19,7 @@ from devices.machine.events import Event
 from devices.machine.state import AgentState, Phase
 from devices.machine.turn import Turn
 from edge_fl.capability import Tier
-from edge_fl.wire.messages import PROTOCOL, Ack, Command, DeviceState, Request, Round, ServerState, Want
+from edge_fl.wire.messages import PROTOCOL, Ack, Command, DeviceState, Echo, Request, Round, ServerState, Want
 from edge_fl.wire.transport import Connected, Disconnected
 
 REMEMBERED_ROUNDS = 4
@@ -54,14 +54,16 @@ def _connected(turn: Turn, event: Connected) -> None:
         ):
             turn.do(effects.Subscribe(pattern))
     _bear(turn)
-    turn.set(outbox=outbox.again(state.outbox, turn.state.settled_s))
+    turn.set(outbox=outbox.again(state.outbox, turn.now_s))
 
 
 def _bear(turn: Turn) -> None:
-    """Says what the device is and that it begins; it is ready when what the broker retains has had time to come in."""
+    """Says what the device is and that it begins; it is ready when its echo is back, and with it all that the broker retains."""
     state = turn.state
-    turn.set(phase=Phase.SETTLING, settled_s=turn.now_s + state.limits.settle_s, born=True, said=None)
+    echo, settled_s = Echo(f"born-{state.boot}-{state.sequence}"), turn.now_s + state.limits.settle_s
+    turn.set(phase=Phase.SETTLING, settled_s=settled_s, echo=echo.id, born=True, said=None)
     _describe(turn)
+    turn.publish(state.topics.echo(state.device), echo, expiry_s=60)
 
 
 def _describe(turn: Turn) -> None:
@@ -74,12 +76,17 @@ def _disconnected(turn: Turn, event: Disconnected) -> None:
 
 
 def _tick(turn: Turn, event: events.Tick) -> None:
+    if turn.state.phase is Phase.SETTLING and turn.now_s >= turn.state.settled_s:
+        _settle(turn)
+
+
+def _settle(turn: Turn) -> None:
+    """All that the broker retains is in; whoever has no want by now asks for one."""
     state = turn.state
-    if state.phase is Phase.SETTLING and turn.now_s >= state.settled_s:
-        turn.set(phase=Phase.UP)
-        if state.want is None:
-            ask = Request(f"want-{state.boot}-{state.sequence}", "want")
-            turn.publish(state.topics.request(state.device), ask, expiry_s=60)
+    turn.set(phase=Phase.UP)
+    if state.want is None:
+        ask = Request(f"want-{state.boot}-{state.sequence}", "want")
+        turn.publish(state.topics.request(state.device), ask, expiry_s=60)
 
 
 def _data_changed(turn: Turn, event: events.DataChanged) -> None:
@@ -209,6 +216,12 @@ def _ack(turn: Turn, event: events.Received) -> None:
     turn.do(effects.Forget(ack.id))
 
 
+def _echo(turn: Turn, event: events.Received) -> None:
+    echo, state = event.message, turn.state
+    if isinstance(echo, Echo) and echo.id == state.echo and state.phase is Phase.SETTLING:
+        _settle(turn)
+
+
 def _send(turn: Turn) -> None:
     """Sends the reports that are due, while there is a server to take them."""
     state = turn.state
@@ -255,5 +268,6 @@ _HEARD: dict[str, Callable[[Turn, events.Received], None]] = {
     "want": _want,
     "cmd": _command,
     "ack": _ack,
+    "echo": _echo,
 }
 _DO: dict[str, Callable[[Turn], None]] = {"rebirth": _rebirth, "abort": _abort, "revoke-local-head": _revoke}

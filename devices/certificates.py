@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import secrets
-import ssl
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -33,7 +32,7 @@ EXPIRY_S = 600
 def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: Connect, deadline_s: float) -> Identity:
     """Turns the claim in its folder into this device's own certificate.
 
-    Raises ConnectError when the broker or the desk refuses it, DeadlineError when neither answers in time: try again.
+    Raises ConnectError when the broker or the registrar refuses it, DeadlineError when neither answers in time: try again.
     """
     topics, until_s = Topics(fleet), time.monotonic() + deadline_s
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -68,20 +67,16 @@ def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: Connect, dea
 
 
 class Renewal:
-    """Asks for the next certificate once two thirds of this one's life are over, and again every so often until it comes.
-
-    `context` is what the agent's connections are made with; it is told of the new pair.
-    """
+    """Asks for the next certificate once two thirds of this one's life are over, and again every so often until it comes."""
 
     def __init__(
         self,
         found: Identity,
         fleet: str,
-        context: ssl.SSLContext,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.current = found
-        self._topics, self._context, self._now = Topics(fleet), context, now
+        self._topics, self._now = Topics(fleet), now
         self._transport: Transport | None = None
         self._asked: CertificateRequest | None = None
         self._again_s = 0.0
@@ -129,8 +124,6 @@ class Renewal:
                 return
             self._asked = None
             self.current = _install(self.current, answer, None)
-            folder = self.current.folder
-            self._context.load_cert_chain(folder / identity.CERT_FILE, folder / identity.KEY_FILE)
         except (EdgeFLError, OSError) as error:
             log.warning("%s: no new certificate: %s; the old one serves on", self.current.name, error)
         else:
@@ -148,7 +141,7 @@ def _install(found: Identity, answer: CertificateAnswer, endpoint: Endpoint | No
     """Puts the answer in the place of what it was asked with. Raises ConnectError for a refusal, ConfigError, OSError."""
     if not answer.certificate:
         raise ConnectError(
-            f"{found.device}: {endpoint or 'the desk'} gives no certificate ({answer.reason});"
+            f"{found.device}: {endpoint or 'the registrar'} gives no certificate ({answer.reason});"
             " expected a claim that was not used, or an identity that holds ('edge-fl fleet enrol' makes another)"
         )
     key = identity.pending_key(found.folder)

@@ -1,7 +1,7 @@
 """Child processes that do one heavy thing and end, so that the agent stays small: a request as bytes there, an answer or an error back.
 
-`python -m MODULE` is the far end, which calls `serve`; `Child` is the near end, `ask` one exchange with a child of its own. What a child
-holds (scikit-learn, onnxruntime, images) goes with it, and whatever kills it is an error here and no more.
+`python -m MODULE` is the far end, which calls `serve`; `Child` is the near end, `Children` as many of them as are asked at a time. What a
+child holds (scikit-learn, onnxruntime, images) goes with it, and whatever kills it is an error here and no more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from queue import Empty, LifoQueue
 from typing import IO
 
 import msgspec
@@ -25,6 +27,7 @@ from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
 FRAME = struct.Struct("<BQ")  # what follows (an index of FAILURES), then its length in bytes
 MAX_FRAME_BYTES = 1024 * 1024 * 1024
 FAILURES: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
+AHEAD_S = 60.0
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -74,30 +77,64 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, at once: it has nothing left to do, and to take Python down in order takes longer than many an answer."""
+        self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
+        self._process.wait()
+
+
+class Children:
+    """Children of one module, as many at a time as there are threads that ask. With `keep` they are used again.
+
+    One that is started ahead loads what it needs while its first question is still in the making. `close` ends those that wait.
+    """
+
+    def __init__(self, module: str, what: str, arguments: Sequence[str] = (), *, keep: bool = False) -> None:
+        self._start, self._keep = partial(Child, module, what, arguments), keep
+        self._idle: LifoQueue[Child] = LifoQueue()
+
+    def start(self) -> None:
+        """Starts one ahead; unless it is asked within AHEAD_S, it ends."""
+        self._idle.put(self._start())
+        timer = threading.Timer(AHEAD_S, self.close)
+        timer.daemon = True
+        timer.start()
+
+    def ask(self, payload: bytes, deadline_s: float) -> bytes:
+        """One exchange with a child. Raises as `Child.exchange`."""
         try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            child = self._idle.get_nowait()
+        except Empty:
+            child = self._start()
+        try:
+            answer = child.exchange(payload, deadline_s)
+        except BaseException:
+            child.close()
+            raise
+        if self._keep:
+            self._idle.put(child)
+        else:
+            child.close()
+        return answer
+
+    def close(self) -> None:
+        """Ends the children that wait."""
+        with suppress(Empty):
+            while True:
+                self._idle.get_nowait().close()
+
+
+def eyes() -> Children:
+    """Children that look at a device's data and board. They stand here so that one can be started before anything else is loaded."""
+    return Children("devices.sight.eyes", "data")
 
 
 def _environment() -> dict[str, str]:
     """One thread, and the same code as here."""
     path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path}
-
-
-def ask(module: str, what: str, payload: bytes, deadline_s: float) -> bytes:
-    """One exchange with a child that ends after it. Raises as `Child.exchange`."""
-    child = Child(module, what)
-    try:
-        return child.exchange(payload, deadline_s)
-    finally:
-        child.close()
 
 
 def serve(what: str, answer: Callable[[bytes], bytes]) -> int:

@@ -29,6 +29,8 @@ from edge_fl.seeds import seed_for
 EXAMPLES = 5
 RESERVOIR = b"reservoir"
 Policy = Literal["newest", "reservoir"]
+Data = Callable[[tuple[str, ...], InputSpec], ClientData]
+"""The device's own data, for these classes and this input; asked for anew whenever they are needed."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def split(
     return ClientData(*(samples.take(np.sort(part)) for part in (train, validation, test)))
 
 
-def of(config: DeviceConfig) -> Callable[[tuple[str, ...], InputSpec], ClientData]:
+def of(config: DeviceConfig) -> Data:
     """A device's own data, read from its source whenever they are asked for."""
 
     def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
@@ -208,7 +210,7 @@ def folder(location: str, need: Need) -> Found:
     if not pictures:
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no files"
         raise DataError(
-            f"{root}: no usable image ({why}); expected pictures in {arrays.shortened(classes)}; nothing was loaded"
+            f"{root}: no usable image ({why}); expected pictures in {arrays.shortened(classes) or 'a folder per class'}; nothing was loaded"
         )
     return Found(
         classes,
@@ -354,17 +356,8 @@ def _unfit(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ..
 
 def _names(labels: list[Array], where: str) -> tuple[str, ...]:
     """Class ids as names, up to the highest."""
-    return tuple(
-        map(
-            str,
-            range(
-                1
-                + max(
-                    (int(y.max()) for y in (arrays.class_ids(y, where) for y in labels) if len(y)), default=0
-                )
-            ),
-        )
-    )
+    highest = (int(ids.max()) for ids in (arrays.class_ids(y, where) for y in labels) if len(ids))
+    return tuple(map(str, range(1 + max(highest, default=0))))
 
 
 def _place(image: Array, key: bytes) -> float:

@@ -29,13 +29,13 @@ from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.progress import Count
 from edge_fl.wire.blob import Assembly, digest, split
-from edge_fl.wire.messages import MESSAGES, Ack, Capability, Report, decode, encode
+from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
 
 log = logging.getLogger(__name__)
 
-HEARD = frozenset({"server_state", "round", "want", "cmd", "ack"})
+HEARD = frozenset({"server_state", "round", "want", "cmd", "ack", "echo"})
 
 
 class Device:
@@ -173,7 +173,6 @@ class Device:
         if self._download:
             self._fetching(self._download.tick(self._now_s))
         if self._gathering:
-            self._do(self._gathering.tick(self._now_s))
             self._gathered(self._gathering)
         self._step(event)
 
@@ -188,6 +187,9 @@ class Device:
                 message = _decoded(address.kind, packet.payload) if packet.payload else None
                 if isinstance(message, Ack):
                     self.acknowledged[message.status] += 1
+                elif isinstance(message, Echo) and self._gathering:
+                    self._gathering.echo(message, self._now_s)
+                    self._gathered(self._gathering)
                 self._step(events.Received(address, message, packet.retain))
         except ProtocolError as error:
             log.warning("%s: %s", self.name, error)
@@ -222,6 +224,7 @@ class Device:
             self._step(events.MetadataChanged())
 
     def _gathered(self, gathering: Gathering) -> None:
+        self._do(gathering.tick(self._now_s))
         if gathering.outcome is None:
             return
         self._gathering = None
@@ -240,7 +243,7 @@ class Device:
                 log.warning("%s: %s failed: %s", self.name, type(effect).__name__, error)
 
     def _subscribe(self, effect: effects.Subscribe) -> None:
-        self._through.subscribe(effect.pattern)
+        self._through.subscribe(effect.pattern, qos=effect.qos)
 
     def _unsubscribe(self, effect: effects.Unsubscribe) -> None:
         self._through.unsubscribe(effect.pattern)
@@ -279,7 +282,7 @@ class Device:
         )
 
     def _refresh(self, effect: effects.Refresh) -> None:
-        self._gathering = Gathering(effect.release, self.state.topics, self._limits)
+        self._gathering = Gathering(effect.release, self.name, self.state.topics, self._limits)
         self._do(self._gathering.begin(self._now_s))
 
     def _fetch(self, effect: effects.Fetch) -> None:

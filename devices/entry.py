@@ -19,7 +19,7 @@ ENROL_S = 60.0
 
 def entry(endpoint: Endpoint) -> Connect:
     """Makes clients of one broker, all with the same certificate, if any."""
-    return partial(MqttTransport, endpoint, tls=endpoint.tls_context())
+    return partial(MqttTransport, endpoint)
 
 
 def own_entry(
@@ -38,11 +38,8 @@ def own_entry(
             say(f"{error}; trying again")
         else:
             say(f"{found.name}: enrolled, until {found.expires:%Y-%m-%d}; the claim is gone")
-    endpoint = found.endpoint(host, port or TLS_PORT)
-    tls = endpoint.tls_context()
-    assert tls  # an identity has a CA
-    renewal = Renewal(found, fleet, tls)
-    return renewal.through(partial(MqttTransport, endpoint, tls=tls)), renewal
+    renewal = Renewal(found, fleet)
+    return renewal.through(entry(found.endpoint(host, port or TLS_PORT))), renewal
 
 
 def entries(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], Connect]:

@@ -44,6 +44,7 @@ from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolErr
 from edge_fl.release.artefact import Installed
 from edge_fl.release.trust import wall_clock
 from edge_fl.seeds import generator
+from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics, checked
 
 PREFIX = "sim-"
@@ -107,7 +108,7 @@ def run_fleet(
     every_s = max(every_s, len(ids) * LOOK_S)
     storm = Storm(config.chaos, ids, connect, restarts) if config.chaos else None
     fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
-    make = _maker(config, topics, dataset, split, fitter, full_worker, ids, storm)
+    make = _Factory(config, topics, dataset, split, fitter, full_worker, ids, storm)
     ending = _Ending(runner, config)
 
     def done() -> bool:
@@ -151,11 +152,10 @@ def full_devices(devices: int, full: int, seed: int) -> frozenset[int]:
 def shares(devices: int | None, head: str, full: str) -> tuple[int, int]:
     """Head-only and full devices from what a person typed: whole numbers ("8"), or fractions of `devices` ("0.8"). Raises ConfigError."""
     wanted = {"head": head, "full": full}
+    asked = " ".join(f"--{name} {of}" for name, of in {"devices": devices, **wanted}.items() if of)
     if devices is None:
         if any("." in text for text in wanted.values()):
-            raise ConfigError(
-                f"--head {head or '-'} --full {full or '-'}: a fraction needs --devices; nothing was started"
-            )
+            raise ConfigError(f"{asked}: a fraction needs --devices; nothing was started")
         counts = {name: _count(name, text or "0", 0) for name, text in wanted.items()}
     else:
         counts = {name: _count(name, text, devices) for name, text in wanted.items() if text}
@@ -169,7 +169,7 @@ def shares(devices: int | None, head: str, full: str) -> tuple[int, int]:
         or (devices is not None and sum(counts.values()) != devices)
     ):
         raise ConfigError(
-            f"--devices {devices or ''}: {counts['head']} head-only and {counts['full']} full, expected them to add up; nothing was started"
+            f"{asked}: {counts['head']} head-only and {counts['full']} full, expected them to add up; nothing was started"
         )
     return counts["head"], counts["full"]
 
@@ -206,59 +206,66 @@ class _Ending:
         return now_s - self._busy_s >= (1.0 if taken and not online else self._config.idle_s)
 
 
-def _maker(
-    config: FleetConfig,
-    topics: Topics,
-    dataset: Dataset,
-    split: Split,
-    fitter: ChildFitter,
-    full_worker: MakeWorker | None,
-    ids: Sequence[str],
-    storm: Storm | None,
-) -> Callable[[str], Device]:
-    """What makes a device, at first and again after a crash."""
-    numbers = {name: number for number, name in enumerate(ids)}
-    full = full_devices(len(ids), config.full, config.seed)
-    kinds = dict(zip((n for n in range(len(ids)) if n not in full), cycle(config.heads), strict=False))
-    check = _Once(canary.require)
-    machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
+class _Factory:
+    """Makes the fleet's devices, each at first and again after a crash. One process measures the machine and tries an extractor once."""
 
-    def make(name: str) -> Device:
-        number, store = numbers[name], Store(config.folder / name)
-        kind = kinds.get(number, "")
+    def __init__(
+        self,
+        config: FleetConfig,
+        topics: Topics,
+        dataset: Dataset,
+        split: Split,
+        fitter: ChildFitter,
+        full_worker: MakeWorker | None,
+        ids: Sequence[str],
+        storm: Storm | None,
+    ) -> None:
+        self._config, self._topics, self._dataset, self._split = config, topics, dataset, split
+        self._fitter, self._full_worker, self._storm = fitter, full_worker, storm
+        self._numbers = {name: number for number, name in enumerate(ids)}
+        self._full = full_devices(len(ids), config.full, config.seed)
+        heads = (number for number in range(len(ids)) if number not in self._full)
+        self._kinds = dict(zip(heads, cycle(config.heads), strict=False))
+        self._check = _Once(canary.require)
+        self._machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
+
+    def __call__(self, name: str) -> Device:
+        number, limits = self._numbers[name], self._config.limits
+        can, worker = self._capability(number), self._worker(name, number)
+        return device.start(name, self._topics, can, worker, limits=limits)
+
+    def _worker(self, name: str, number: int) -> Worker:
+        store, limits = Store(self._config.folder / name), self._config.limits
 
         def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
-            return split.client(dataset, split.clients[number])
+            return self._split.client(self._dataset, self._split.clients[number])
 
-        worker: Worker = (
-            full_worker(name, store, data, limits=config.limits)
-            if full_worker and number in full
-            else HeadWorker(
-                name,
-                store,
-                Here(data, store.folder),
-                kind,
-                fitter,
-                runtime(),
-                root=config.root,
-                check=check,
-                clock=storm.clock(name) if storm else wall_clock,
-                limits=config.limits,
-            )
+        if self._full_worker and number in self._full:
+            return self._full_worker(name, store, data, limits=limits)
+        return HeadWorker(
+            name,
+            store,
+            Here(data, store.folder),
+            self._kinds.get(number, ""),
+            self._fitter,
+            runtime(),
+            root=self._config.root,
+            check=self._check,
+            clock=self._storm.clock(name) if self._storm else wall_clock,
+            limits=limits,
         )
-        counts = np.bincount(dataset.samples.y[split.train[number]], minlength=len(dataset.classes)).tolist()
-        tier = Tier.FULL if number in full else Tier.HEAD
-        can = replace(
-            machine,
-            tier=tier.value,
+
+    def _capability(self, number: int) -> Capability:
+        labels = self._dataset.samples.y[self._split.train[number]]
+        counts = np.bincount(labels, minlength=len(self._dataset.classes)).tolist()
+        return replace(
+            self._machine,
+            tier=(Tier.FULL if number in self._full else Tier.HEAD).value,
             samples=sum(counts),
             samples_per_class=counts,
-            head=kind,
+            head=self._kinds.get(number, ""),
             notes=["simulated"],
         )
-        return device.start(name, topics, can, worker, limits=config.limits)
-
-    return make
 
 
 class _Once:

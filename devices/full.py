@@ -14,12 +14,13 @@ from dataclasses import replace
 import msgspec
 import torch
 
+from devices.data import Data
 from devices.machine.effects import Job, Train
 from devices.machine.events import Event, Failed
 from devices.machine.state import LIMITS, Limits
 from devices.machine.wants import KINDS
 from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
-from devices.work import Data, Worker
+from devices.work import Worker
 from edge_fl.config import PrivacyConfig, TaskSpec
 from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError, PrivacyError, ProtocolError

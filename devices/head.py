@@ -7,14 +7,13 @@ which fits thousands of heads on one machine, keeps its children.
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
-from queue import Empty, LifoQueue
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from devices.child import Child, serve
+from devices.child import Children, serve
 from edge_fl import heads
 from edge_fl.heads import Head, HeadPlan
 from edge_fl.heads.auto import AUTO, Choice, Held, choose
@@ -31,6 +30,7 @@ from edge_fl.heads.head import Extras
 
 NUMBERS = "numbers"
 NOTHING_HELD = Held(np.empty((0, 0), np.float32), np.empty(0, np.int64))
+GARBAGE = 50_000  # new objects between two collections: scikit-learn is 200,000 that stay, and Python would look every 700
 SEPARATOR = ":"  # between an extra's name and its tensor's
 
 
@@ -95,33 +95,15 @@ class ChildFitter:
     """Fits in child processes; as many at a time as there are threads that call it. With `keep` children are used again."""
 
     def __init__(self, limits: FitLimits = FitLimits(), *, keep: bool = False) -> None:
-        self._limits, self._keep = limits, keep
-        self._idle: LifoQueue[Child] = LifoQueue()
+        self._deadline_s = limits.deadline_s
+        self._children = Children("devices.head", "head", [str(limits.max_address_mb)], keep=keep)
 
     def __call__(self, order: Order, given: Given) -> Choice:
-        child = self._child()
-        try:
-            answer = child.exchange(_lesson(order, given), self._limits.deadline_s)
-        except BaseException:
-            child.close()
-            raise
-        if self._keep:
-            self._idle.put(child)
-        else:
-            child.close()
-        return _choice(answer)
+        return _choice(self._children.ask(_lesson(order, given), self._deadline_s))
 
     def close(self) -> None:
         """Ends the children that wait for work."""
-        with suppress(Empty):
-            while True:
-                self._idle.get_nowait().close()
-
-    def _child(self) -> Child:
-        try:
-            return self._idle.get_nowait()
-        except Empty:
-            return Child("devices.head", "head", [str(self._limits.max_address_mb)])
+        self._children.close()
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -135,6 +117,7 @@ class _WithoutPandas(MetaPathFinder):
 def main(arguments: list[str]) -> int:
     """The child: answers lessons from standard input until it ends."""
     sys.meta_path.insert(0, _WithoutPandas())
+    gc.set_threshold(GARBAGE)
     limit = int(arguments[0]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return serve("head", answer)

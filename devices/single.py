@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from devices import data, device
 from devices.board.usage import Meter
+from devices.child import Children
 from devices.config import DeviceConfig
 from devices.device import Device
 from devices.head import ChildFitter
+from devices.install import canary
 from devices.install.choice import Allowance
 from devices.install.mirror import Mirror
 from devices.install.release import HeadWorker
@@ -30,6 +32,7 @@ from edge_fl.capability import Tier
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.progress import Count, unwatched
 from edge_fl.progress import Watch as Tell
+from edge_fl.release.artefact import Installed
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 
@@ -41,22 +44,24 @@ def run_device(
     config: DeviceConfig,
     connect: Connect,
     runner: Runner,
+    eyes: Children,
     full_worker: Callable[[], MakeWorker],
     say: Say,
     tick: Callable[[], None] = lambda: None,
     tell: Tell = unwatched,
 ) -> None:
-    """Runs the device until `runner` is stopped. `full_worker` is asked for only when the tier is full, because torch comes with it.
+    """Runs the device until `runner` is stopped. `eyes` look at its data and its board, one of them best started before this is loaded.
+    `full_worker` is asked for only when the tier is full, because torch comes with it.
     `tick` is called every so often: what renews the certificate. `tell` hears how much of a transfer is here.
 
     Raises InputError when the settings, the data or the folder cannot be used, ConnectError when the broker refuses this device.
     """
     store = Store(Path(config.folder))
     with store.owned():
-        look = ChildLook(config)
+        look = ChildLook(config, eyes)
         can = measure(config, look, say)
         alive = device.start(
-            config.id, Topics(config.broker.fleet), can, _worker(config, can, store, look, full_worker)
+            config.id, Topics(config.broker.fleet), can, _worker(config, can, store, look, eyes, full_worker)
         )
         say(
             f"{config.id}: {can.notes[0]}; {can.samples} samples to train on; broker {config.broker.endpoint}"
@@ -118,6 +123,7 @@ def _worker(
     can: Capability,
     store: Store,
     look: ChildLook,
+    eyes: Children,
     full_worker: Callable[[], MakeWorker],
 ) -> Worker:
     root = _read_root(Path(config.root)) if config.root else None
@@ -134,16 +140,23 @@ def _worker(
         balanced=config.balanced,
         guard=config.guard,
         budget_s=config.head_budget_s,
+        check=partial(_check, eyes),
         allowance=Allowance(config.precision, capability.total_memory_mb(), config.latency_ms),
         mirror=Mirror(config.mirror) if config.mirror else None,
     )
     if can.tier != "full":
         return head
     # read once: a full device trains on its images again and again
-    own = functools.lru_cache(1)(data.of(config))
+    own = lru_cache(1)(data.of(config))
     return EitherWorker(
         full_worker()(config.id, store, own, threads=config.threads, epsilon=config.epsilon), head
     )
+
+
+def _check(eyes: Children, installed: Installed) -> None:
+    """The canary, while the child that looks through the extractor next loads already. Raises as `canary.require`."""
+    eyes.start()
+    canary.require(installed)
 
 
 def _read_root(path: Path) -> bytes:

@@ -64,8 +64,13 @@ class Store:
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Holds the folder for one agent. Raises InputError when another process has it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise InputError(
+                f"{self.folder}: {error.strerror}; expected a folder that this agent may write to; not started"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -81,9 +86,8 @@ class Store:
         for blob in (self.folder / "outbox").glob("*.safetensors"):
             if not blob.with_suffix(".json").exists():
                 blob.unlink(missing_ok=True)
-        for id in (
-            self.memory().done
-        ):  # acknowledged, and then the power went before its report was out of the outbox
+        for id in self.memory().done:
+            # acknowledged, and then the power went before its report was out of the outbox
             self.forget(id)
 
     # memory

@@ -15,6 +15,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from devices.board import usage
+from devices.data import Data
 from devices.install.fetch import Sink
 from devices.machine.effects import Job
 from devices.machine.events import Event, Failed, Finished
@@ -22,8 +23,6 @@ from devices.machine.outbox import Parcel
 from devices.machine.state import LIMITS, Limits
 from devices.machine.wants import parcel_for
 from devices.store import Store
-from edge_fl.config import InputSpec
-from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, PrivacyError, RunError
 from edge_fl.wire import messages
 from edge_fl.wire.blob import Assembly, Blob
@@ -31,9 +30,6 @@ from edge_fl.wire.egress import Egress
 from edge_fl.wire.messages import PRIVACY_SPENT, Report, Want
 
 log = logging.getLogger(__name__)
-
-Data = Callable[[tuple[str, ...], InputSpec], ClientData]
-"""The device's own data, for these classes and this input; asked for anew whenever they are needed."""
 
 HOPELESS = frozenset({"canary_failed", "unsupported_opset", "refused", "unsupported_tier"})
 """Failure words of artefacts that trying again does not change."""

@@ -16,14 +16,16 @@ from typing import BinaryIO
 
 
 @contextmanager
-def writing(path: Path, *, flush: bool = True) -> Iterator[BinaryIO]:
+def writing(path: Path, *, flush: bool = True, private: bool = False) -> Iterator[BinaryIO]:
     """A binary file to stream into; it becomes `path` when the block ends well and vanishes when it raises. Raises OSError.
 
     Without `flush` a power cut may leave an empty file: for what is written often and may be lost, so that a card lasts longer.
+    A `private` file can be read by its owner alone, from the first byte on.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("xb") as file:
+        mode = 0o600 if private else 0o666  # at its creation: later would leave a moment for others
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             if flush:
                 file.flush()
@@ -51,9 +53,9 @@ def link(source: Path, path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def write(path: Path, content: bytes | str, *, flush: bool = True) -> None:
-    """Puts `content` (text as UTF-8) at `path`, with `flush` as in `writing`. Raises OSError; the old file then stands as it was."""
-    with writing(path, flush=flush) as file:
+def write(path: Path, content: bytes | str, *, flush: bool = True, private: bool = False) -> None:
+    """Puts `content` (text as UTF-8) at `path`, as `writing` does. Raises OSError; the old file then stands as it was."""
+    with writing(path, flush=flush, private=private) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 

@@ -24,7 +24,7 @@ import msgspec
 import typer
 
 from edge_fl import __version__, extras, logs
-from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.errors import ConfigError, EdgeFLError, InputError
 
 ENTRY_POINTS = "edge_fl.commands"
 QUIET = "EDGE_FL_QUIET"  # an environment variable, so that threads and child processes are quiet as well
@@ -47,9 +47,18 @@ IdentityOption = Annotated[
     Path | None,
     typer.Option(
         "--identity",
-        help="The folder of our identity (edge-fl fleet enrol): TLS, and who we are [plaintext].",
+        help="The folder of this client's identity (edge-fl fleet enrol), for TLS [plaintext].",
     ),
 ]
+
+
+def fleet_name(name: str | None) -> str | None:
+    """For every option that takes a fleet's name. Raises ConfigError for one that cannot stand in a topic."""
+    from edge_fl.wire.topics import NAME
+
+    if name is not None and not NAME.match(name):
+        raise ConfigError(f"--fleet {name}: expected 1 to 32 of a-z, 0-9 and '-'; nothing was started")
+    return name
 
 
 def _show_help(context: typer.Context) -> None:

@@ -185,7 +185,8 @@ class QuantiseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """When an extractor is released: every `every` rounds (0: only after the last), and how long heads may take to report.
 
-    `website` is a folder for a web server, which has every release before devices are told of it ("": none).
+    `website` is a folder for a web server, which has every release before devices are told of it, and from then on whatever is published
+    ("": as it was before).
     """
 
     every: Annotated[int, Meta(ge=0)] = 0

@@ -3,6 +3,7 @@
     EdgeFLError                     1  the run failed
     ├── RunError                    1  a run cannot go on (NaN loss, quorum missed for good)
     │   ├── PrivacyError            1  an update would tell more of a client's data than it may
+    │   │   └── SpentError          1  that holds of every client: a run ends with what it has reached
     │   └── StoppedError            1  somebody asked it to end
     ├── ArtefactError               1  bytes that are not what their manifest says
     │   └── TrustError              1  release metadata that must not be believed
@@ -25,6 +26,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 MAX_REASON = 200  # characters
+MAX_KNOWN = 32  # names
 
 
 class EdgeFLError(Exception):
@@ -39,6 +41,10 @@ class RunError(EdgeFLError):
 
 class PrivacyError(RunError):
     """An update would tell more of a client's data than its budget allows."""
+
+
+class SpentError(PrivacyError):
+    """The privacy budget of every client is spent, so no further round is possible."""
 
 
 class StoppedError(RunError):
@@ -97,7 +103,9 @@ def brief(reason: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: `` (did you mean 'fedavg'?)``, or the known names when none is near."""
+    """A hint for a mistyped name: `` (did you mean 'fedavg'?)``, or the known names when none is near; empty where none is known."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else f" (known: {', '.join(names)})"
+    if near := difflib.get_close_matches(name, names, n=1):
+        return f" (did you mean {near[0]!r}?)"
+    more = f" and {len(names) - MAX_KNOWN} more" if len(names) > MAX_KNOWN else ""
+    return f" (known: {', '.join(names[:MAX_KNOWN])}{more})" if names else ""

@@ -22,6 +22,8 @@ def explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
         table, key = ".".join(keys), unknown[1]
         known = nearest(key, _field(keys, kind).__struct_fields__)
         return f"[{table}] unknown key {key!r}{known}" if table else f"unknown key {key!r}{known}"
+    if missing := re.search(r"missing required field `(.*)`", reason):
+        return f"{place([*keys, missing[1]])}: missing, expected a value"
     value: Any = tree
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None

@@ -2,7 +2,8 @@
 
 A name says whose model met whose data: `global.test_acc` is the shared model on every client's own test set, `personal.test_acc.before`
 and `.after` the client's own model around personalisation, `local_only.test_acc` a model that never met another client, and
-`unseen.test_acc` the shared model, as it is, on clients that never trained.
+`unseen.test_acc` the shared model, as it is, on clients that never trained. What a method tells of itself beside accuracies is named after
+it (`fedcrl.tau_mix`; `Method.measure`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ PERSONAL_VALIDATION_BEFORE = "personal.validation_acc.before"
 PERSONAL_VALIDATION_AFTER = "personal.validation_acc.after"
 LOCAL_ONLY = "local_only.test_acc"
 UNSEEN_TEST = "unseen.test_acc"
-TRAIN_LOSS = "train_loss"
 TEST_SAMPLES = "test_samples"
 VALIDATION_SAMPLES = "validation_samples"
 TEST_LOST = "test_samples.lost"
@@ -50,9 +50,8 @@ LAST = "last"
 BEST_BY_VALIDATION = "best_by_validation"
 """Which round a headline number is from. There is no "best on test"."""
 
-ALL_CLIENTS = "all_clients"
 PARTICIPANTS = "participants"
-"""Whose values a mean is over."""
+"""Behind a name: the mean is over clients that took part at least once; otherwise it is over all."""
 
 
 class Summary(Struct, frozen=True, forbid_unknown_fields=True):

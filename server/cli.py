@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl import logs
-from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, fleet_name, say, show_table
+from edge_fl.errors import ConfigError
 from edge_fl.logs import LogFormat
-from server import own, research
+from server import imports, research
 from server.options import (
     HOME,
     DatabaseOption,
@@ -33,7 +35,7 @@ from server.release import cli as releases
 from server.view import cli as view
 
 if TYPE_CHECKING:
-    from server.wire.link import Connect
+    from server.wire.reader import Connect
 
 
 def register(app: App) -> None:
@@ -54,11 +56,13 @@ def register(app: App) -> None:
 
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe: a TOML file, or a name (see the error for a wrong one).")
+        str, typer.Argument(help="A recipe: a TOML file, or a name of 'edge-fl recipes list'.")
     ] = "",
     host: Annotated[str | None, typer.Option(help="Where the broker is; instead of the recipe's.")] = None,
     port: PortOption = None,
-    fleet: Annotated[str | None, typer.Option(help="The fleet's name; instead of the recipe's.")] = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="The fleet's name; instead of the recipe's.", callback=fleet_name)
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Where torch computes: auto, cpu, cuda.")] = None,
     settings: SetOption = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="Replace a server that is online.")] = False,
@@ -67,7 +71,7 @@ def run(
     ] = None,
     database: DatabaseOption = "",
     workers: Annotated[
-        bool, typer.Option("--workers", help="Leave the reports to 'edge-fl server worker' processes.")
+        bool, typer.Option("--workers", help="Reports are taken by 'edge-fl server worker' processes.")
     ] = False,
     track: TrackOption = None,
     runs: RunsOption = Path("runs"),
@@ -87,6 +91,8 @@ def run(
     from server.results import Results
     from server.view import track as tracking
 
+    if not (recipe or resume):
+        raise ConfigError("server run: expected a recipe, such as demo, or --resume RUN; nothing was started")
     chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
     given = {
         "broker.host": host,
@@ -104,7 +110,7 @@ def run(
     from server import order, task  # torch comes with it: wrong settings are told before
     from server.view.dashboard import beside
 
-    own.importable()
+    imports.from_here()
     logs.set_up(log_format)
     signal.signal(signal.SIGTERM, _interrupt)
     what = order.Order(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
@@ -122,7 +128,7 @@ def worker(
     quarantine_after: Annotated[int, typer.Option(min=0, help="As in the recipe's [judge].")] = 3,
     identity: IdentityOption = None,
 ) -> None:
-    """Take reports beside other workers, for a server that runs with --workers; until it is stopped."""
+    """Receive and judge reports for a server that runs with --workers, beside other workers, until Ctrl-C."""
     from server.registry import Database
     from server.wire.journal import Journal
     from server.wire.shared import Worker
@@ -142,13 +148,25 @@ def list_devices(
     port: PortOption = None,
     fleet: FleetOption = "main",
     identity: IdentityOption = None,
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the devices that the broker knows of, with what each said about itself last."""
+    """List the devices that the broker knows of, with what each said about itself last, and when a server heard of it."""
     from server import listing
+    from server.registry import Database, devices
+    from server.registry.database import place
 
-    rows = listing.devices(_connect(host, port or 0, identity), fleet)
-    show_table(rows, listing.COLUMNS, format)
+    heard: dict[str, str] = {}
+    if database or Path(place(database, home)).exists():
+        with closing(Database.open(place(database, home))) as db:
+            heard = {record.device: record.seen_at for record in devices.known(db, fleet)}
+    found = listing.devices(_connect(host, port or 0, identity), fleet, heard)
+    show_table(found.rows, listing.COLUMNS, format)
+    if not found.online:
+        say(
+            f"fleet {fleet!r}: no server is online, so nobody has asked whether these devices are still there"
+        )
 
 
 def admit(
@@ -157,7 +175,7 @@ def admit(
     database: DatabaseOption = "",
     home: HomeOption = HOME,
 ) -> None:
-    """End the quarantine of a device: what it sends counts again, its refused reports are counted from 0."""
+    """End the quarantine of a device: its reports count again, and its refused ones are counted from 0."""
     from edge_fl.errors import InputError, nearest
     from server.registry import Database, devices
     from server.registry.database import place
@@ -189,14 +207,12 @@ def demo(
     secure: Annotated[
         bool,
         typer.Option(
-            "--secure", help="Everybody with a certificate: broker, server and each device over mTLS."
+            "--secure", help="Over mTLS, with a certificate for the broker, the server and each device."
         ),
     ] = False,
     beside: Annotated[
         bool,
-        typer.Option(
-            "--beside", help="With --secure: run it in plaintext too, first, to see what TLS costs."
-        ),
+        typer.Option("--beside", help="With --secure: first run it in plaintext, to see what TLS costs."),
     ] = False,
 ) -> None:
     """See it work: a broker, a server and simulated devices learn together on this machine; takes about a minute."""

@@ -69,13 +69,8 @@ def _fetch(name: str, origin: Origin, data_dir: Path, *, train: bool) -> tuple[A
     try:
         with _bounded_network():
             dataset = make(str(data_dir), train=train, download=True, **dict(origin.arguments))
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        EOFError,
-        zlib.error,
-    ) as error:  # no network, or files that are damaged
+    except (OSError, RuntimeError, ValueError, EOFError, zlib.error) as error:
+        # no network, or files that are damaged
         raise DataError(
             f"dataset {name!r}: could not be downloaded ({_first_line(error)}); put its original files into"
             f" {(data_dir / origin.folder).resolve()}, or a {name}.npz into {data_dir.resolve()}; nothing was written"

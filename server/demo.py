@@ -33,9 +33,8 @@ from server.study import Study
 
 DEADLINE_S = 900.0
 SAMPLES_PER_DEVICE = 250
-QUIET_THREADS = {
-    "OMP_NUM_THREADS": "1"
-}  # three processes share this machine: one thread each is faster than many that fight
+# three processes share this machine: one thread each is faster than many that fight
+QUIET_THREADS = {"OMP_NUM_THREADS": "1"}
 
 DEVICE_COLUMNS = {name: ledger.COLUMNS[name] for name in ledger.COLUMNS if name not in ("release", "machine")}
 COMPARISON_COLUMNS = {

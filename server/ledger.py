@@ -31,12 +31,16 @@ COLUMNS = {
     "bytes_up": "bytes up",
     "seconds": "seconds",
     "machine": "machine",
+    "epsilon": "epsilon",
 }
 """A row's fields, and how a table heads them."""
 
 
 class Row(Struct, frozen=True):
-    """One line of devices.csv. `samples` are training samples; accuracies are None where they were not measured."""
+    """One line of devices.csv. `samples` are training samples; accuracies are None where they were not measured.
+
+    `epsilon` is what the device's updates have told of its data, None where it sends none with noise.
+    """
 
     device: str
     tier: str
@@ -49,6 +53,7 @@ class Row(Struct, frozen=True):
     bytes_up: int
     seconds: float
     machine: str
+    epsilon: float | None
 
 
 @dataclass
@@ -87,6 +92,8 @@ class Ledger:
                 account.samples = report.samples
             if report.kind == "head" and not report.error:
                 account.release, account.metrics = report.release, dict(report.metrics)
+            if metrics.EPSILON in report.metrics:
+                account.metrics[metrics.EPSILON] = report.metrics[metrics.EPSILON]
 
     def measure(self, reports: Mapping[str, Mapping[str, float]]) -> None:
         """Adds metrics by client; a later value replaces an earlier one of its name."""
@@ -137,6 +144,7 @@ def _row(name: str, account: _Account, device: Device | None) -> Row:
         account.bytes_up,
         account.seconds,
         capability.machine if capability else "",
+        account.metrics.get(metrics.EPSILON),
     )
 
 

@@ -1,11 +1,18 @@
-"""The devices of a fleet as the broker knows them: their retained states and capabilities, read without a server."""
+"""The devices of a fleet as the broker knows them: their retained states and capabilities, read without a server.
+
+A broker that was started anew may retain the word of a device that has left meanwhile, and while no server listens nobody asks. So it is
+said whether one is online, and of each device when a server last heard of it, as far as there is a registry here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.messages import MESSAGES, decode
+from edge_fl.wire.messages import MESSAGES, ServerState, decode
 from edge_fl.wire.topics import Topics, checked
-from server.wire.link import Connect, Limits, read_retained
+from server.wire.reader import Connect, Limits, read_retained
 from server.wire.roster import Device, fold
 
 LIMITS = Limits(connect_s=5.0, settle_s=1.0)
@@ -19,29 +26,40 @@ COLUMNS = {
     "machine": "machine",
     "activity": "activity",
     "why": "why",
+    "heard": "heard, UTC",
     "measured": "measured",
 }
 
 
-def devices(connect: Connect, fleet: str, limits: Limits = LIMITS) -> list[dict[str, object]]:
-    """One row per device, ascending. Raises ConnectError."""
+class Listing(NamedTuple):
+    """One row per device, ascending, and whether a server is online that hears what they say."""
+
+    online: bool
+    rows: list[dict[str, object]]
+
+
+def devices(connect: Connect, fleet: str, heard: Mapping[str, str] = {}, limits: Limits = LIMITS) -> Listing:
+    """What the broker retains; `heard` says when a server last heard of a device. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
     known: dict[str, Device] = {}
-    for topic, payload in sorted(
-        read_retained(connect, [topics.state("+"), topics.meta("+")], limits).items()
-    ):
+    online = False
+    patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
+    for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
         try:
             address = topics.parse(topic)
             message = decode(payload, MESSAGES[address.kind])
         except ProtocolError:
             continue  # a device that speaks another protocol is no row that could be filled
+        if isinstance(message, ServerState):
+            online = message.online
+            continue
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    return [_row(device) for device in known.values()]
+    return Listing(online, [_row(device, heard.get(device.id, "")) for device in known.values()])
 
 
-def _row(device: Device) -> dict[str, object]:
+def _row(device: Device, heard: str) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,
@@ -53,5 +71,6 @@ def _row(device: Device) -> dict[str, object]:
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",
+        "heard": heard[:19].replace("T", " "),
         "measured": "; ".join(capability.notes) if capability else "",
     }

@@ -31,9 +31,8 @@ from edge_fl.progress import Count, Watch, unwatched
 from edge_fl.seeds import generator
 
 Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classes]
-Model = Callable[
-    [Tensor], Predict
-]  # a newcomer's training pixels, uint8, without their labels -> what it predicts with
+# a newcomer's training pixels, uint8, without their labels -> what it predicts with
+Model = Callable[[Tensor], Predict]
 Reports = dict[str, dict[str, float]]
 HIDDEN = 256  # METHODS.md section 5
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -54,7 +53,7 @@ def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
     return tuple(sorted(clients[row] for row in chosen))
 
 
-def stranger(
+def newcomers_model(
     method: Method, shared: Parts, own: Iterable[tuple[str, Parts]], samples: Mapping[str, int]
 ) -> Model | None:
     """What a newcomer can use: the method's global model, or its shared extractor under the mean of the personal heads, or nothing.

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from edge_fl.cli import fleet_name
+
 RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of all results.")]
 HomeOption = Annotated[
     Path, typer.Option("--home", help="Where the keys and the metadata of releases are kept.")
@@ -25,7 +27,9 @@ PortOption = Annotated[
     int | None,
     typer.Option("--port", min=1, max=65535, help="The broker's port [8883 with an identity, else 1883]."),
 ]
-FleetOption = Annotated[str, typer.Option("--fleet", help="The fleet's name in every topic.")]
+FleetOption = Annotated[
+    str, typer.Option("--fleet", help="The fleet's name in every topic.", callback=fleet_name)
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -18,7 +18,7 @@ from server.registry import database
 from server.release import export
 from server.study import Study
 from server.view.track import Opener
-from server.wire.link import Connect
+from server.wire.reader import Connect
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import typer
 
 from edge_fl.cli import App, Format, FormatOption, say, show_table
 from edge_fl.config import Recipe
-from server import own
+from server import imports
 from server.compare.cli import compare
 from server.options import RunsOption, SetOption, TrackOption
 
@@ -25,10 +25,10 @@ def register(app: App) -> None:
     app.root.command()(compare)
     app.root.command()(plots)
     app.root.command()(newtask)
-    methods = app.group("methods", "The methods, and what each of them does.")
+    methods = app.group("methods", "Federated methods: list them, show one in detail.")
     methods.command("list")(list_methods)
     methods.command("show")(show_method)
-    recipes = app.group("recipes", "The recipes that come along: the settings of the papers' tables.")
+    recipes = app.group("recipes", "The built-in recipes: the settings of the papers' tables.")
     recipes.command("list")(list_recipes)
     runs = app.group("runs", "Earlier runs and how they ended.")
     runs.command("list")(list_runs)
@@ -41,25 +41,28 @@ def simulate(
     method: Annotated[str, typer.Option(help="A method, see 'edge-fl methods list'.")] = "",
     dataset: Annotated[str, typer.Option(help="A dataset, such as digits or fashion-mnist.")] = "",
     data_dir: Annotated[str, typer.Option(help="Where the .npz files of datasets are.")] = "",
-    clients: Annotated[int | None, typer.Option(min=1)] = None,
-    beta: Annotated[float | None, typer.Option(help="Dirichlet's beta; smaller is less alike.")] = None,
-    model: Annotated[str, typer.Option(help="A model by name, or package.module:Class.")] = "",
-    rounds: Annotated[int | None, typer.Option(min=0)] = None,
-    epochs: Annotated[int | None, typer.Option(min=0)] = None,
-    scale: Annotated[
-        float | None, typer.Option(help="Keep this share of the data and of the rounds.")
+    clients: Annotated[int | None, typer.Option(min=1, help="How many clients share the data.")] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Of the Dirichlet distribution: small is uneven.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    model: Annotated[str, typer.Option(help="A model by name, or package.module:Class.")] = "",
+    rounds: Annotated[int | None, typer.Option(min=0, help="Communication rounds.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=0, help="Local epochs per round.")] = None,
+    scale: Annotated[
+        float, typer.Option(min=1e-6, max=1, help="Keep this share of the data and of the rounds.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of everything random in the run.")] = None,
     engine: Annotated[
-        str, typer.Option(help="auto, sequential, pool, vector or ray: how clients are trained.")
+        str, typer.Option(help="How clients are trained: auto, sequential, pool, vector or ray.")
     ] = "",
     set: SetOption = None,
     track: TrackOption = None,
     runs: RunsOption = Path("runs"),
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Trains a federation in this process, without a broker, and prints every accuracy by its honest name."""
+    """Train a federation in this process, without a broker, and print its accuracies: global, personal, before and after."""
     from edge_fl import config
+    from edge_fl.methods import build_method
     from edge_fl.progress import Progress
     from server import checkpoint, recipes
     from server import simulate as simulation
@@ -69,7 +72,7 @@ def simulate(
     from server.view import track as tracking
     from server.view.report import page as report
 
-    own.importable()
+    imports.from_here()
     chosen = recipes.find(recipe) if recipe else Recipe(name="simulate")
     chosen = config.with_settings(with_method(chosen, method) if method else chosen, [
         *_settings({"data.dataset": dataset, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
@@ -78,9 +81,10 @@ def simulate(
         'source="simulated"',
         *(set or []),
     ])  # fmt: skip
-    chosen = scaled(chosen, scale) if scale else chosen
+    chosen = scaled(chosen, scale)
     trackers = tracking.find(track or [])
     study = studies.prepare(chosen)
+    build_method(study.spec)  # what is wrong with method or model is told before a run begins
     say(study.histogram())
     data_hash = study.dataset.samples.fingerprint()
     with Results.create(runs, chosen, data_hash=data_hash) as results, Progress() as progress:
@@ -89,20 +93,24 @@ def simulate(
             study,
             lambda result: _note(results, result, chosen.rounds, progress.say),
             lambda method, shared, fleet: checkpoint.save(
-                results.checkpoints, chosen.rounds, simulation.plan(chosen), shared, fleet.personal_state()
+                results.checkpoints, results.reached, simulation.plan(chosen), shared, fleet.personal_state()
             ),
             progress.say,
             progress,
         )
-        results.append_round({"round": chosen.rounds, "closing": True, "metrics": outcome.closing})
+        results.append_round({"round": results.reached, "closing": True, "metrics": outcome.closing})
         results.write_summary("simulated", outcome.last())
+        if outcome.spent:
+            results.finish("spent", str(outcome.spent))
     report.write(results)
     _print(outcome, format)
     say(f"results: {results.path}")
+    if outcome.spent:
+        raise outcome.spent
 
 
 def list_methods(format: FormatOption = Format.TABLE) -> None:
-    """Every method: its family, which parts travel, what a head-only device does under it, and who wrote it."""
+    """List every method: its family, which parts travel, what a head-only device does under it, and its paper."""
     from server.catalogue import COLUMNS, rows
 
     show_table(rows(), COLUMNS, format)
@@ -115,14 +123,14 @@ def show_method(
         bool, typer.Option("--egress", help="Only what may leave a device, by tier, as JSON.")
     ] = False,
 ) -> None:
-    """One method: its hyper-parameters with range and source, what travels, bytes per round, deviations from the paper."""
+    """Show one method: its hyper-parameters with range and source, what travels, bytes per round, deviations from the paper."""
     from server import catalogue
 
     print(catalogue.egress_json(name) if egress else catalogue.describe(name, model))
 
 
 def list_recipes(format: FormatOption = Format.TABLE) -> None:
-    """Every recipe: its method, dataset, partition, size, and which table of which paper it is."""
+    """List every recipe: its method, dataset, partition, size, and which table of which paper it reproduces."""
     from server import recipes
     from server.compare.grid import partition_label
 
@@ -146,11 +154,11 @@ def plots(
     run: Annotated[str, typer.Argument(help="A run of 'edge-fl runs list', or its folder.")],
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Draws a run: who has which labels, accuracy by round, features by class and client, class separation, likeness of networks."""
+    """Draw a run: labels per client, accuracy by round, features by class and client, class separation, similarity of networks."""
     from server.results import Results
     from server.view import pictures
 
-    own.importable()
+    imports.from_here()
     for path in pictures.of_run(Results.open(_run_folder(run, runs))):
         print(path)
 
@@ -158,22 +166,24 @@ def plots(
 def newtask(
     run: Annotated[str, typer.Argument(help="A run of 'edge-fl runs list', or its folder.")],
     to: Annotated[str, typer.Option(help="The dataset of the new task.")],
-    clients: Annotated[int, typer.Option(min=1)] = 20,
-    beta: Annotated[float, typer.Option(help="Dirichlet's beta of the new task.")] = 1.0,
-    head: Annotated[str, typer.Option(help="mlp or linear.")] = "mlp",
-    iterations: Annotated[int, typer.Option(min=1)] = 100,
+    clients: Annotated[int, typer.Option(min=1, help="How many clients share the new task's data.")] = 20,
+    beta: Annotated[
+        float, typer.Option(help="Of the new task's Dirichlet distribution: small is uneven.")
+    ] = 1.0,
+    head: Annotated[str, typer.Option(help="What is fitted: mlp or linear.")] = "mlp",
+    iterations: Annotated[int, typer.Option(min=1, help="Batches that each head is trained on.")] = 100,
     data_dir: Annotated[str, typer.Option(help="Where the .npz files of datasets are.")] = "",
     runs: RunsOption = Path("runs"),
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """New heads for a new task on a run's frozen extractor (RepPer, Figure 6): mean accuracy over clients by iteration."""
+    """Fit new heads for a new task on a run's frozen extractor (RepPer, Figure 6): mean accuracy over clients by iteration."""
     from edge_fl import config, metrics
     from edge_fl.progress import Progress
     from server import newclients, trained
     from server import study as studies
     from server.results import Results
 
-    own.importable()
+    imports.from_here()
     old = trained.load(Results.open(_run_folder(run, runs)))
     task = studies.prepare(config.with_settings(old.recipe, [
         *_settings({"data.dataset": to, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
@@ -203,20 +213,23 @@ def download(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
     data_dir: Annotated[Path, typer.Option(help="The folder that takes the .npz file.")] = Path(".data"),
 ) -> None:
-    """Fetches a dataset through torchvision, or unpacks its original files if they are in the folder already."""
+    """Fetch a dataset through torchvision, or convert its original files if they are in the folder already."""
     from server.data import download
 
     print(download(name, data_dir))
 
 
 def list_runs(runs: RunsOption = Path("runs"), format: FormatOption = Format.TABLE) -> None:
-    """Every run: method, dataset, source, and how it ended."""
+    """List every run: method, dataset, source, and how it ended."""
     import msgspec
 
     from server.results import list_runs as found
 
     columns = ("run", "method", "dataset", "source", "state", "reason", "created")
-    show_table([msgspec.to_builtins(run) for run in found(runs)], {name: name for name in columns}, format)
+    rows = [msgspec.to_builtins(run) for run in found(runs)]
+    show_table(rows, {name: name for name in columns}, format)
+    if not rows:
+        say(f"{runs}: no runs there")
 
 
 def _run_folder(run: str, runs: Path) -> Path:

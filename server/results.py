@@ -2,7 +2,7 @@
 
     RUN/config.toml             the recipe, every value written out
     RUN/manifest.json           what it ran on: versions, seed, commit, data hash, source
-    RUN/state.json              running, completed, failed or stopped, and why
+    RUN/state.json              running, completed, failed, stopped or spent (the privacy budget), and why
     RUN/round_metrics.jsonl     one JSON object per round (NaN is null), and one for the closing step
     RUN/metrics_summary.json    metric name -> mean, weighted_mean, std, bottom_decile, clients; and the source
     RUN/devices.csv             one line per device
@@ -40,13 +40,13 @@ from server.view import measured
 from server.view.track import Opener, Tracking
 
 FOLDERS = ("checkpoints", "artefacts", "plots")
-Outcome = Literal["completed", "failed", "stopped"]
+Outcome = Literal["completed", "failed", "stopped", "spent"]
 
 
 class RunState(Struct, frozen=True, forbid_unknown_fields=True):
     """How a run stands. `reason` is empty for one that goes on or has completed."""
 
-    state: Literal["running", "completed", "failed", "stopped"]
+    state: Literal["running", "completed", "failed", "stopped", "spent"]
     reason: str = ""
 
 
@@ -114,14 +114,12 @@ class Results:
         """The folder of a run, to read. Raises InputError, which names the runs that are there."""
         if not (path / "manifest.json").is_file():
             there = [run.run for run in list_runs(path.parent)]
-            raise InputError(
-                f"{path}: no run there{nearest(path.name, there) if there else ''}; nothing was read"
-            )
+            raise InputError(f"{path}: no run there{nearest(path.name, there)}; nothing was read")
         return cls(path)
 
     @classmethod
     def resume(cls, path: Path, *, after: int | None = None) -> Results:
-        """The folder of a run, to write on, and running again; what rounds beyond `after` left is dropped, they come again.
+        """The folder of a run, to write on, and running again; what came after round `after` is dropped: it comes again.
 
         Raises InputError when there is none or another process has it.
         """
@@ -141,9 +139,8 @@ class Results:
             rounds.write(b"\n")  # a line cut short stays alone and is skipped by readers
         if after is not None:
             lines = (path / "round_metrics.jsonl").read_bytes().splitlines(keepends=True)
-            kept = [line for line in lines if (record := _record(line)) and record.get("round", 0) <= after]
             rounds.truncate(0)
-            rounds.write(b"".join(kept))
+            rounds.write(b"".join(line for line in lines if _stays(_record(line), after)))
         results._rounds = rounds
         results._write("state.json", _json(RunState("running")))
         return results
@@ -248,6 +245,11 @@ class Results:
             return []
         return [record for record in map(_record, lines) if record is not None and not record.get("closing")]
 
+    @property
+    def reached(self) -> int:
+        """The last round that is over; 0 for none."""
+        return max((int(record.get("round", 0)) for record in self.rounds()), default=0)
+
     def summary(self) -> dict[str, Summary]:
         """metrics_summary.json without its source; empty before it is written. Raises InputError."""
         path = self.path / "metrics_summary.json"
@@ -281,6 +283,10 @@ def run_id(name: str, created: datetime) -> str:
     """A new id of at most 32 of a-z, 0-9 and '-': the start of `name`, the time to the second, and two random bytes."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower())[:13].strip("-") or "run"
     return f"{slug}-{created:%y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _stays(record: dict[str, Any] | None, after: int) -> bool:
+    return record is not None and record.get("round", 0) <= after and not record.get("closing")
 
 
 def _json(value: object) -> bytes:

@@ -17,14 +17,14 @@ from functools import partial
 
 from edge_fl import logs
 from edge_fl.config import CohortConfig
-from edge_fl.errors import RunError
+from edge_fl.errors import RunError, SpentError
 from edge_fl.learn import late
 from edge_fl.learn.mean import Update
 from edge_fl.learn.robust import Robust, robust
 from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
-from edge_fl.metrics import afterwards
+from edge_fl.metrics import EPSILON, afterwards
 from edge_fl.progress import Count, Watch, unwatched
 from server import cohort as cohorts
 from server.fleets.fleet import ClientId, Fleet
@@ -106,7 +106,8 @@ def run(
     ready: Callable[[], None] = lambda: None,
     watch: Watch = unwatched,
 ) -> Iterator[RoundResult]:
-    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer, however often they are asked.
+    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer, however often they are asked,
+    SpentError when nobody may answer any more: the closing steps can still follow.
 
     What `beside` gives once the cohort has answered joins the round's aggregate. `ready` is called before clients are asked, and may
     wait until there are enough. `watch` is told how many rounds are over, and within each how many clients answered.
@@ -180,6 +181,7 @@ def _attempt(
         found = f"round {round}: {len(made.answered)} of {len(made.cohort)} clients answered, expected at least {needed}"
         if number < plan.cohort.attempts:
             log.warning("%s; it is abandoned and asked anew", found)
+    _spent(fleet, round)  # devices say so only once they are asked
     raise RunError(f"{found}; the run stops with round {round - 1}'s model")
 
 
@@ -228,12 +230,12 @@ def _cohort(
 
 
 def _spent(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
-    """Whose privacy budget is spent. Raises RunError when that is everybody, and nobody is still at work."""
+    """Whose privacy budget is spent. Raises SpentError when that is everybody, and nobody is still at work."""
     clients = fleet.clients()
     spent = tuple(sorted(set(clients).difference(fleet.trainable())))
     if clients and len(spent) == len(clients) and not fleet.at_work():
-        raise RunError(
-            f"round {round}: the privacy budget of all {len(spent)} clients is spent; the run stops with round {round - 1}'s model"
+        raise SpentError(
+            f"round {round}: the privacy budget of all {len(spent)} clients is spent; the run ends with round {round - 1}'s model"
         )
     return spent
 
@@ -275,6 +277,14 @@ def close(
         for client, found in evaluate(method, fleet, closed, round, watch).items():
             metrics[client] = {**metrics.get(client, {}), **afterwards(found)}
     return closed, metrics
+
+
+def with_epsilon(spent: SpentError, closing: Mapping[ClientId, Mapping[str, float]]) -> SpentError:
+    """The end of a run that closed, with how much its clients' updates have told at most."""
+    told = [found[EPSILON] for found in closing.values() if EPSILON in found]
+    return SpentError(
+        f"{spent}, and its updates have told epsilon {max(told):.3g} at most" if told else str(spent)
+    )
 
 
 def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[Update]:

@@ -14,7 +14,8 @@ from server.registry.records import RunRecord
 from server.results import Results
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
-from server.wire.link import Connect, Heard, Link
+from server.wire.link import Heard, Link
+from server.wire.reader import Connect
 from server.wire.roster import Roster
 from server.wire.shared import SharedInbox
 from server.wire.wants import Wants, withdraw_leftovers

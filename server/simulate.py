@@ -9,7 +9,7 @@ import torch
 
 from edge_fl import metrics
 from edge_fl.config import Recipe
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, SpentError
 from edge_fl.learn.robust import Robust
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
@@ -30,13 +30,17 @@ Reports = Mapping[str, Mapping[str, float]]  # metrics by client
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave: its shared parts, the reports of every evaluated round, of the closing step, and of the unseen clients."""
+    """What a run gave: its shared parts, the reports of every evaluated round, of the closing step, and of the unseen clients.
+
+    `spent` says why it ended before its last round, if it did.
+    """
 
     method: Method
     shared: Parts
     evaluated: Mapping[int, Reports]
     closing: Reports
     unseen: Reports = field(default_factory=dict)
+    spent: SpentError | None = None
 
     def last(self) -> dict[str, Summary]:
         """Each metric over all clients after the last round and the closing step."""
@@ -77,7 +81,8 @@ def run(
 ) -> Outcome:
     """The whole run of the study's recipe. `progress` sees every round; `ending` sees the clients once more before they are gone.
 
-    `say` hears which engine was chosen, `watch` how far the rounds are and the clients within them.
+    `say` hears which engine was chosen, `watch` how far the rounds are and the clients within them. Raises SpentError when no round was
+    possible at all.
     """
     device = torch_device(study.recipe.device)
     method = build_method(study.spec)
@@ -85,25 +90,33 @@ def run(
     method.net.to(device)
     clients = fleet(study, method, device, say)
     shared, evaluated, trained = to_device(steps.start(method), device), {}, set[str]()
-    for result in rounds.run(method, clients, plan(study.recipe), shared, watch=watch):
-        shared = result.shared
-        trained.update(result.answered)
-        if result.metrics:
-            evaluated[result.round] = result.metrics
-        progress(result)
-    last = method.at(max(study.recipe.rounds, 1))
-    shared, closing = rounds.close(last, clients, shared, study.recipe.rounds, watch=watch)
+    reached, spent = study.recipe.rounds, None
+    try:
+        for result in rounds.run(method, clients, plan(study.recipe), shared, watch=watch):
+            shared = result.shared
+            trained.update(result.answered)
+            if result.metrics:
+                evaluated[result.round] = result.metrics
+            progress(result)
+    except SpentError as error:
+        if not trained:
+            raise
+        reached, spent = result.round, error
+    last = method.at(max(reached, 1))
+    shared, closing = rounds.close(last, clients, shared, reached, watch=watch)
     ending(last, shared, clients)
-    return Outcome(method, shared, evaluated, closing, _meet_unseen(study, last, shared, clients, trained))
+    unseen = _meet_unseen(study, last, shared, clients, trained)
+    spent = rounds.with_epsilon(spent, closing) if spent else None
+    return Outcome(method, shared, evaluated, closing, unseen, spent)
 
 
 def _meet_unseen(study: Study, method: Method, shared: Parts, clients: Fleet, trained: set[str]) -> Reports:
-    strangers = study.unseen_data()
-    if not strangers:
+    unseen = study.unseen_data()
+    if not unseen:
         return {}
     samples = {id: len(data.train) for id, data in study.data().items() if id in trained}
-    model = newclients.stranger(method, shared, clients.personal_state(), samples)
-    return newclients.meet(model, strangers, torch_device(study.recipe.device)) if model else {}
+    model = newclients.newcomers_model(method, shared, clients.personal_state(), samples)
+    return newclients.meet(model, unseen, torch_device(study.recipe.device)) if model else {}
 
 
 def plan(recipe: Recipe) -> Plan:

@@ -10,24 +10,20 @@ The first release comes after round 1, so that heads serve something early, then
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
 from functools import partial
-from math import isnan
 from pathlib import Path
 
 import msgspec
 
 from edge_fl import atomic, logs
 from edge_fl.config import Source
-from edge_fl.errors import ConfigError, DeadlineError, StoppedError
+from edge_fl.errors import ConfigError, DeadlineError, SpentError, StoppedError
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
-from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.progress import Progress
 from edge_fl.release.repository import Repository
 from server import checkpoint, rounds, simulate
@@ -39,13 +35,14 @@ from server.fleets.union import UnionFleet
 from server.ledger import Ledger
 from server.order import Order, Work, data_hash, prepare
 from server.registry import Database, releases, reports, runs
-from server.registry.records import ReleaseRecord, RoundRecord
-from server.release import quantise
+from server.registry.records import ReleaseRecord
+from server.release import quantise, website
 from server.release.export import Smaller
 from server.release.refusal import Refusal
 from server.release.rollout import Rollout
 from server.results import Results
 from server.rounds import RoundResult
+from server.run import Run, conclude, plan, remember
 from server.serving import Server, connected, registered
 from server.view.report import page as report
 from server.wire.entry import denied
@@ -54,34 +51,12 @@ from server.wire.journal import Journal
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run under way."""
-
-    work: Work
-    server: Server
-    results: Results
-    ledger: Ledger
-    progress: Progress
-    rollout: Rollout | None
-    devices: MqttFleet
-    fleet: Fleet
-    seen: Counter[str] = field(default_factory=Counter)
-
-    def refused(self) -> dict[str, int]:
-        """Reports and packets that did not count since this was last asked, by name: late, twice, foreign, malformed, ..."""
-        counts = self.server.inbox.counts
-        new = counts - self.seen
-        self.seen.update(new)
-        return {name: count for name, count in sorted(new.items()) if name != "accepted"}
-
-
 def run(order: Order) -> Path:
     """The whole run -> its results folder.
 
     Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices come, RunError when a round
-    misses its quorum. KeyboardInterrupt ends it as "stopped"; whatever was measured by then is in the folder, and nothing is left on
-    the broker that would keep devices at work.
+    misses its quorum, SpentError when everything is written of a run that the privacy budget has ended early. KeyboardInterrupt ends it as
+    "stopped"; whatever was measured by then is in the folder, and nothing is left on the broker that would keep devices at work.
     """
     recipe, resumed = order.recipe, order.resume
     saved = _saved(Results.open(resumed)) if resumed else None
@@ -107,8 +82,12 @@ def run(order: Order) -> Path:
             progress.say(
                 f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
             )
-            _run(work, server, results, progress, saved, order.home)
+            spent = _run(work, server, results, progress, saved, order.home)
+            if spent:
+                results.finish("spent", str(spent))
     report.write(results)
+    if spent:
+        raise spent
     return results.path
 
 
@@ -119,104 +98,111 @@ def _saved(results: Results) -> Checkpoint | None:
 
 def _run(
     work: Work, server: Server, results: Results, progress: Progress, saved: Checkpoint | None, home: Path
-) -> None:
+) -> SpentError | None:
+    """Says why the run ended before its last round, if it did."""
     ledger = Ledger()
-    recipe, task = work.recipe, results.id
-    for kept in reports.of_run(server.journal.db, task):  # of the run's earlier life
+    for kept in reports.of_run(server.journal.db, results.id):  # of the run's earlier life
         ledger.note(kept.device, reports.report_of(kept))
-    rollout = None
-    if work.method.exports:
-        repository = Repository(home / recipe.broker.fleet)
-        rollout = Rollout(
-            server.link,
-            server.roster,
-            server.inbox,
-            server.wants,
-            repository,
-            ledger.note,
-            work.device,
-            plan=recipe.release.rollout,
-            db=server.journal.db,
-            smaller=_smaller(work, progress),
-            website=Path(recipe.release.website) if recipe.release.website else None,
-            watch=progress,
-        )
-    else:
-        progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
-        Refusal(server.roster, server.wants, task, work.method.title)
-    cohort = recipe.cohort
-    late = cohort.max_staleness if cohort.buffer_size else None
-    limits = Limits(cohort.deadline_s, max_growth=recipe.judge.max_growth, max_staleness=late)
-    devices = MqttFleet(
-        server.link,
-        server.roster,
-        server.inbox,
-        server.wants,
-        task,
-        work.spec,
-        limits,
-        ledger.note,
-        work.device,
-    )
-    run = Run(
-        work,
-        server,
-        results,
-        ledger,
-        progress,
-        rollout,
-        devices,
-        FLEETS[recipe.source](work, devices, ledger),
-    )
+    rollout = _rollout(work, server, results.id, ledger, progress, home)
+    devices = _devices(work, server, results.id, ledger)
+    fleet = FLEETS[work.recipe.source](work, devices, ledger)
     try:
-        _train_and_release(run, saved)
+        run = Run(work, server, results, ledger, progress, rollout, devices, fleet)
+        shared, spent = _train(run, saved)
+        closing = _close(run, shared)
+        return rounds.with_epsilon(spent, closing) if spent else None
     finally:
         devices.close()
         if rollout:
             rollout.close()
-        table = server.roster.table
-        results.write_summary(recipe.source, ledger.summaries(table))
-        rows = [msgspec.to_builtins(row) for row in ledger.rows(table)]
-        results.write_devices(rows)
-        results.append_round(
-            {"round": recipe.rounds, "closing": True, "metrics": ledger.measured(), "devices": rows}
-        )
+        conclude(results, work.recipe, ledger, server.roster.table)
 
 
-def _train_and_release(run: Run, saved: Checkpoint | None) -> None:
+def _rollout(
+    work: Work, server: Server, task: str, ledger: Ledger, progress: Progress, home: Path
+) -> Rollout | None:
+    """What brings releases to head-only devices; None for a method that has none, and the devices are told."""
+    recipe = work.recipe
+    if not work.method.exports:
+        progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
+        Refusal(server.roster, server.wants, task, work.method.title)
+        return None
+    repository = Repository(home / recipe.broker.fleet)
+    if recipe.release.website:
+        website.keep(repository, Path(recipe.release.website))
+    return Rollout(
+        server.link,
+        server.roster,
+        server.inbox,
+        server.wants,
+        repository,
+        ledger.note,
+        work.device,
+        plan=recipe.release.rollout,
+        db=server.journal.db,
+        smaller=_smaller(work, progress),
+        watch=progress,
+    )
+
+
+def _devices(work: Work, server: Server, task: str, ledger: Ledger) -> MqttFleet:
+    """The full devices, as the recipe's cohort and judge want them asked."""
+    cohort, judge = work.recipe.cohort, work.recipe.judge
+    late = cohort.max_staleness if cohort.buffer_size else None
+    limits = Limits(cohort.deadline_s, max_growth=judge.max_growth, max_staleness=late)
+    wire = server.link, server.roster, server.inbox, server.wants
+    return MqttFleet(*wire, task, work.spec, limits, ledger.note, work.device)
+
+
+def _train(run: Run, saved: Checkpoint | None) -> tuple[Parts, SpentError | None]:
+    """The rounds, with a release every so often -> (the shared parts after the last, why it was not the recipe's last)."""
     recipe, method = run.work.recipe, run.work.method
     shared = saved.shared if saved else steps.start(method)
     shared = to_device(shared, run.work.device)
     if saved:
         run.progress.say(f"resumed after round {saved.round}")
         run.fleet.restore(saved.states())
-    for result in _rounds(run, shared, saved.round + 1 if saved else 1):
-        shared = result.shared
-        _remember(run, result)
-        if result.round < recipe.rounds and _is_due(result.round, recipe.release.every):
-            collect = not method.head_tier.closes
-            _release(run, method.at(result.round), shared, result.round, collect=collect)
-    last = method.at(max(recipe.rounds, 1))
-    if (
-        method.head_tier.closes and run.rollout
-    ):  # heads on the final extractor have their say in the closing step
-        _release(run, last, shared, recipe.rounds, collect=True)
+    try:
+        for result in _rounds(run, shared, saved.round + 1 if saved else 1):
+            shared = result.shared
+            remember(run, result)
+            if result.round < recipe.rounds and _is_due(result.round, recipe.release.every):
+                collect = not method.head_tier.closes
+                _release(run, method.at(result.round), shared, result.round, collect=collect)
+    except SpentError as spent:
+        if not run.results.reached:
+            raise
+        run.progress.say(str(spent))
+        return shared, spent
+    return shared, None
+
+
+def _close(run: Run, shared: Parts) -> Mapping[str, Mapping[str, float]]:
+    """The closing steps and the last release -> metrics by client."""
+    round = run.results.reached
+    method = run.work.method.at(max(round, 1))
+    closes = method.head_tier.closes
+    if closes and run.rollout:  # heads on the final extractor have their say in the closing step
+        _release(run, method, shared, round, collect=True)
         _wait_for_heads(run, say=True)
     _wait_for_those_away(run)
     run.progress.say(f"closing steps on {len(run.fleet.clients())} clients")
-    beside = (lambda: _beside(run)) if method.head_tier.closes else (lambda: [])
-    shared, closing = rounds.close(last, run.fleet, shared, recipe.rounds, beside, run.progress)
+    beside = (lambda: _beside(run)) if closes else (lambda: [])
+    shared, closing = rounds.close(method, run.fleet, shared, round, beside, run.progress)
     run.ledger.measure(closing)
     if run.rollout:
-        _release(run, last, shared, recipe.rounds)
+        _release(run, method, shared, round)
         _wait_for_heads(run, say=True)
+    return closing
 
 
 def _rounds(run: Run, shared: Parts, first: int) -> Iterator[RoundResult]:
     """The round loop, before each of whose rounds there are devices enough."""
     ready = partial(_wait_for_devices, run)
-    plan, beside = _plan(run.work), partial(_beside, run)
-    for result in rounds.run(run.work.method, run.fleet, plan, shared, first, beside, ready, run.progress):
+    beside = partial(_beside, run)
+    for result in rounds.run(
+        run.work.method, run.fleet, plan(run.work), shared, first, beside, ready, run.progress
+    ):
         yield result
         _heed(run)
 
@@ -242,33 +228,6 @@ def _wait_for_those_away(run: Run) -> None:
         _wait_for_devices(run)
     except DeadlineError as error:
         run.progress.say(f"closing steps without the others: {error}")
-
-
-def _remember(run: Run, result: RoundResult) -> None:
-    """Writes down one round, and all that it takes to go on after it."""
-    summaries = summarise_reports(list(result.metrics.values()))
-    run.ledger.measure(result.metrics)
-    run.results.append_round(_record(result, summaries, run.refused()))
-    checkpoint.save(
-        run.results.checkpoints, result.round, _plan(run.work), result.shared, run.fleet.personal_state()
-    )
-    means = {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()}
-    runs.note_round(
-        run.server.journal.db,
-        RoundRecord(
-            run.results.id,
-            result.round,
-            len(result.asked),
-            len(result.answered),
-            result.seconds,
-            result.bytes_down,
-            result.bytes_up,
-            means,
-        ),
-    )
-    run.progress.say(
-        f"round {result.round}/{run.work.recipe.rounds}: {len(result.answered)} of {len(result.asked)} answered, {result.seconds:.1f} s"
-    )
 
 
 def _beside(run: Run) -> list[Update]:
@@ -347,31 +306,6 @@ def _smaller(work: Work, progress: Progress) -> Smaller | None:
 def _is_due(round: int, every: int) -> bool:
     """Whether a release comes after this round, the last one apart: 1, 1 + every, 1 + 2 * every, ..."""
     return every > 0 and (round - 1) % every == 0
-
-
-def _plan(work: Work) -> rounds.Plan:
-    """The recipe's plan; a method that has no model before its closing step is not evaluated in between."""
-    plan = simulate.plan(work.recipe)
-    measurable = work.method.predicts_early or work.method.has_global
-    return plan if measurable else replace(plan, evaluate_every=0)
-
-
-def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[str, int]) -> dict[str, object]:
-    return {
-        "round": result.round,
-        "asked": len(result.asked),
-        "answered": len(result.answered),
-        "heads": len(result.beside),
-        "attempts": result.attempts,
-        "late": len(result.staleness),
-        "staleness": max(result.staleness.values(), default=0),
-        "refused": refused,
-        "spent": list(result.spent),
-        "seconds": round(result.seconds, 3),
-        "bytes_down": result.bytes_down,
-        "bytes_up": result.bytes_up,
-        **{name: msgspec.to_builtins(summary) for name, summary in summaries.items()},
-    }
 
 
 def _simulated(work: Work, devices: Fleet, ledger: Ledger) -> Fleet:

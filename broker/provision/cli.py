@@ -35,14 +35,15 @@ def enrol(
     names: Names = None,
     count: Annotated[
         int,
-        typer.Option("-n", "--count", min=0, max=10_000, help="So many devices, numbered: PREFIX000, ..."),
+        typer.Option("-n", "--count", min=0, max=10_000, help="How many devices, numbered: PREFIX000, ..."),
     ] = 0,
     prefix: Annotated[str, typer.Option(help="What numbered names begin with.")] = "device-",
     baked: Annotated[
         bool, typer.Option("--baked", help="Whole identities, keys included, instead of one-time claims.")
     ] = False,
     days: Annotated[
-        int | None, typer.Option(min=1, max=3650, help="How long they hold [claims 30, identities 1825].")
+        int | None,
+        typer.Option(min=1, max=3650, help="How long they are valid [claims 30, identities 1825]."),
     ] = None,
     out: Out = None,
     home: Home = DEFAULT_HOME,
@@ -54,6 +55,8 @@ def enrol(
 
     width = max(3, len(str(count - 1)))
     wanted = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
+    if not wanted:
+        raise ConfigError("no names and no --count; expected devices to enrol; nothing was issued")
     if len(set(wanted)) != len(wanted):
         raise ConfigError("a name was given twice; expected each once; nothing was issued")
     authority = Authority.make(home)
@@ -67,7 +70,7 @@ def enrol(
 
 
 def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:
-    """List every certificate that was issued, and whether it holds. The devices that speak: edge-fl fleet list."""
+    """List every certificate that was issued, and whether it is valid. Connected devices: edge-fl fleet list."""
     from broker.provision.authority import Authority
 
     authority = Authority.open(home)
@@ -87,10 +90,10 @@ def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE)
 
 
 def revoke(
-    names: Annotated[list[str], typer.Argument(help="Whom the broker shall let in no more.")],
+    names: Annotated[list[str], typer.Argument(help="Whose certificates are revoked.")],
     home: Home = DEFAULT_HOME,
 ) -> None:
-    """End every certificate on these names. 'edge-fl broker up' notices within a second; other brokers take HOME/revoked.crl."""
+    """Revoke every certificate on these names. 'edge-fl broker up' notices within a second; other brokers take HOME/revoked.crl."""
     from broker.provision.authority import Authority
 
     authority = Authority.open(home)
@@ -105,7 +108,7 @@ def rotate(
     ],
     home: Home = DEFAULT_HOME,
 ) -> None:
-    """Put a new key and certificate into a folder. Devices that run do so by themselves after two thirds of a certificate's life."""
+    """Renew the identities in these folders: new key, new certificate. Running devices do so themselves after two thirds of its life."""
     from broker.provision.authority import Authority
 
     authority = Authority.open(home)

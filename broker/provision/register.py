@@ -86,7 +86,7 @@ class Register:
 
     @contextmanager
     def changing(self) -> Iterator[list[Issued]]:
-        """The rows to change; they are written when the block ends well. One process at a time: the desk and a person may meet here."""
+        """The rows to change; they are written when the block ends well. One process at a time, be it the registrar or a person."""
         try:
             with self._lock.open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -82,9 +82,8 @@ class Storm:
             self._let(self._due.pop(0), runner, now_s)
         while self._absent and self._absent[0][0] <= now_s:
             _, name = heapq.heappop(self._absent)
-            if runner.is_working(
-                self._dead[name]
-            ):  # what a worker is at cannot be killed, so the crash is after it
+            if runner.is_working(self._dead[name]):
+                # what a worker is at cannot be killed, so the crash is after it
                 heapq.heappush(self._absent, (now_s + 0.1, name))
                 break
             del self._dead[name]

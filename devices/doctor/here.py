@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from devices.child import eyes
 from devices.config import DeviceConfig
 from devices.doctor.finding import Finding, finding, graded
 from devices.install import canary
@@ -126,7 +127,7 @@ def clock(config: DeviceConfig) -> Iterator[Finding]:
 
 def data(config: DeviceConfig) -> Iterator[Finding]:
     """The self-benchmark, and the data source, counted."""
-    seen = ChildLook(config).inspect()
+    seen = ChildLook(config, eyes()).inspect()
     if seen.report is None:
         yield Finding(
             "data",

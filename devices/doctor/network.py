@@ -12,7 +12,7 @@ from devices.doctor.finding import Finding
 from devices.doctor.here import is_running
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.messages import Log, encode
+from edge_fl.wire.messages import Echo, Log, encode
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
@@ -100,7 +100,7 @@ def _tls(endpoint: Endpoint) -> Finding | None:
 
 
 def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[Finding]:
-    """Signs in as the device, reads where it reads, and writes where writing does no harm: one line of its log."""
+    """Signs in as the device, reads where it reads, and writes where writing does no harm: to its log and to itself."""
     topics, heard = Topics(config.broker.fleet), list[Event]()
     client = MqttTransport(endpoint, config.id, None, heard.append, session_expiry_s=0, clean_start=True)
     try:
@@ -114,8 +114,9 @@ def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[Finding]:
         }
         for pattern in reads.values():
             client.subscribe(pattern)
-        writes = {"own log": topics.log(config.id)}
+        writes = {"own log": topics.log(config.id), "own echo": topics.echo(config.id)}
         client.publish(Packet(writes["own log"], encode(Log("info", "doctor")), expiry_s=5))
+        client.publish(Packet(writes["own echo"], encode(Echo("doctor")), expiry_s=5))
         client.drain(WAIT_S)
         for name, topic in (reads | writes).items():
             if topic in client.refused:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import Format, FormatOption, cache_folder, say, show_table
+from edge_fl.cli import Format, FormatOption, cache_folder, fleet_name, say, show_table
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def flash(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Its port [8883 with TLS, else 1883].")
     ] = None,
-    fleet: Annotated[str, typer.Option(help="The fleet's name.")] = "main",
+    fleet: Annotated[str, typer.Option(help="The fleet's name.", callback=fleet_name)] = "main",
     tier: Annotated[str, typer.Option(help="auto, head or full.")] = "auto",
     head: Annotated[
         str, typer.Option(help="The personal head: logistic, svm, mlp, nearest or auto.")
@@ -89,8 +89,8 @@ def flash(
 
     def order(pythons: tuple[str, ...]) -> Order:
         say(f"{target.name}: Python {' or '.join(pythons)}")
-        house = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
-        return Order(config, house, found, trusted, taken)
+        wheelhouse = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
+        return Order(config, wheelhouse, found, trusted, taken)
 
     new, old = flashing.changes(target, order)
     if dry_run:

@@ -13,11 +13,8 @@ from edge_fl.errors import ConfigError
 
 BOOKWORM, TRIXIE = date(2023, 10, 10), date(2025, 10, 1)  # their first images
 MARKS = ("config.txt", "cmdline.txt")
-ONLY_32_BIT = (
-    "kernel.img",
-    "kernel7.img",
-    "kernel7l.img",
-)  # a 64-bit image has kernel8.img and kernel_2712.img alone
+# a 64-bit image has kernel8.img and kernel_2712.img alone
+ONLY_32_BIT = ("kernel.img", "kernel7.img", "kernel7l.img")
 
 
 @dataclass(frozen=True)

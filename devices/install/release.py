@@ -190,9 +190,8 @@ class HeadWorker(Worker):
         if self._guard:
             drift.remember_fit(self.store.folder, drift.moments(head.extractor, view.train.z))
         self._slots.mark_good()
-        asked = (
-            self._share and job.want.version > 0
-        )  # a device that fits anew on its own account sends numbers only
+        # a device that fits anew on its own account sends numbers only
+        asked = self._share and job.want.version > 0
         blob = uploads.parts_for(manifest, head, view.train.z, view.train.y, extras) if asked else None
         report = replace(report, blob=describe(blob) if blob else None)
         return self.finish(job.want, report, blob, of_head(manifest.heads.uploads))

@@ -31,6 +31,7 @@ class Subscribe:
     """Listen to a pattern; what is retained under it comes first."""
 
     pattern: str
+    qos: int = 1
 
 
 @dataclass(frozen=True, slots=True)

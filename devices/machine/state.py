@@ -22,11 +22,12 @@ from edge_fl.wire.topics import Topics
 class Limits:
     """How patient an agent is.
 
+    What the broker retains is taken to be in when the agent's echo is back, or after `settle_s` on a broker that gives none.
     A report that is not acknowledged is sent again after `resend_s`, and kept for `grace_s` at least once a server that was away is
     back (`return_s` spreads the devices then). What failed is tried again after `retry_s`, doubled each time up to `max_retry_s`.
     """
 
-    settle_s: float = 0.3
+    settle_s: float = 2.0
     resend_s: float = 10.0
     resend_bytes_per_s: float = 1e6
     retry_s: float = 2.0
@@ -68,6 +69,7 @@ class Work:
 class AgentState:
     """`release` is what the device serves, `why` the failure that still stands, `said` what its status message last said.
 
+    `settled_s` and `echo` end the settling, whichever comes first: a time, and what the device said to itself at its birth.
     `want_due_s`, `tries` and `not_before_s` belong to `want`; `refit` says that the device's data changed since its head was fitted.
     `demoted` and `rationed` are, as drift, conditions of the device that no work of its own can end.
     """
@@ -83,6 +85,7 @@ class AgentState:
     phase: Phase = Phase.OFFLINE
     born: bool = False
     settled_s: float = math.inf
+    echo: str = ""
     sequence: int = 0
     why: str = ""
     said: tuple[Status, Activity, int, str] | None = None

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 import edge_fl
 from devices import child, data
 from devices.board import benchmark
+from devices.data import Data
 from devices.sight.features import Extractor, FeatureCache, runtime
 from devices.sight.views import Inspection, Order, Seen, Sight, View, pack
-from devices.work import Data
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 from edge_fl.release.artefact import Installed, Slots

@@ -23,9 +23,8 @@ from edge_fl.release.manifest import Manifest, scale
 from edge_fl.wire.blob import digest
 
 MAX_BATCH = 64
-BATCH_VALUES = (
-    2**20
-)  # pixel values per batch: 64 images up to 3x73x73, 6 at 3x224x224, where activations are what counts
+# pixel values per batch: 64 images up to 3x73x73, 6 at 3x224x224, where activations are what counts
+BATCH_VALUES = 2**20
 OPSETS = range(7, 100)  # what onnxruntime reads begins at 7; no runtime knows the last
 
 UNSUPPORTED = ("opset", "ir version", "not_implemented", "no op registered", "not a registered function")

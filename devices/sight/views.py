@@ -16,8 +16,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from devices import child
 from devices.board.benchmark import Speed
+from devices.child import Children
 from devices.config import DeviceConfig
 from devices.data import DataReport
 from devices.install.runtime import Runtime
@@ -92,8 +92,8 @@ class Inspection(Struct, frozen=True):
 class ChildLook:
     """Looks in a child process that reads the data anew and ends."""
 
-    def __init__(self, config: DeviceConfig) -> None:
-        self._config = config
+    def __init__(self, config: DeviceConfig, eyes: Children) -> None:
+        self._config, self._eyes = config, eyes
 
     def __call__(self, releases: Sequence[Installed]) -> Sight:
         order = Order(
@@ -106,7 +106,7 @@ class ChildLook:
         return msgspec.json.decode(self._ask(Order(self._config)), type=Inspection)
 
     def _ask(self, order: Order) -> bytes:
-        return child.ask("devices.sight.eyes", "data", msgspec.json.encode(order), DEADLINE_S)
+        return self._eyes.ask(msgspec.json.encode(order), DEADLINE_S)
 
 
 def pack(sight: Sight) -> bytes:

@@ -38,9 +38,8 @@ _PACS = tuple("dog elephant giraffe guitar horse house person".split())
 _OFFICE_CALTECH = tuple(
     "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector".split()
 )
-_DOMAINNET = tuple(
-    "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
-)  # the ten classes of federated benchmarks
+# the ten classes of federated benchmarks
+_DOMAINNET = tuple("bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split())
 DOMAINS = {
     "pacs": ("art_painting", "cartoon", "photo", "sketch"),
     "officecaltech10": ("amazon", "caltech", "dslr", "webcam"),
@@ -48,11 +47,8 @@ DOMAINS = {
     "office-home": ("art", "clipart", "product", "real_world"),
 }
 """The domains of the datasets that have several, as `<data_dir>/<name>-<domain>.npz`."""
-_EMNIST = (
-    *string.digits,
-    *string.ascii_uppercase,
-    *"abdefghnqrt",
-)  # the balanced split merges 15 letters that look alike
+# the balanced split merges 15 letters that look alike
+_EMNIST = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")
 _CIFAR100 = tuple(
     """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle caterpillar
     cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster

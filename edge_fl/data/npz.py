@@ -31,18 +31,17 @@ def read(path: Path) -> dict[str, Array]:
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}; not read")
-        with (
-            path.open("rb") as file,
-            np.load(file, allow_pickle=False) as archive,
-        ):  # np.load leaks a path that it cannot read
+        if not zipfile.is_zipfile(path):  # np.load would take it for a pickle, and tell how to read one
+            raise DataError(
+                f"{path}: not a readable .npz (another kind of file, or cut short); nothing was read"
+            )
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            # np.load leaks a path that it cannot read
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; expected an .npz; nothing was read") from error
-    except (
-        *_BROKEN,
-        AttributeError,
-        TypeError,
-    ) as error:  # AttributeError, TypeError: a lone .npy is an array, not an archive
+    except (*_BROKEN, AttributeError, TypeError) as error:
+        # AttributeError, TypeError: a lone .npy is an array, not an archive
         raise DataError(f"{path}: not a readable .npz ({_first_line(error)}); nothing was read") from error
 
 

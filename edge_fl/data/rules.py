@@ -44,9 +44,8 @@ def _draw_dirichlet(labels: Labels, clients: int, beta: float, rng: np.random.Ge
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, beta)) * (sizes < len(labels) / clients)
-        if (
-            not np.isfinite(shares).all() or shares.sum() <= 0
-        ):  # a tiny beta underflows; someone is below the average, so share there
+        if not np.isfinite(shares).all() or shares.sum() <= 0:
+            # a tiny beta underflows; someone is below the average, so share there
             shares = (sizes < len(labels) / clients).astype(float)
         cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
         for client, part in enumerate(np.split(members, cuts)):

@@ -133,9 +133,8 @@ class Dataset:
             squares += np.square(block).sum(axis=(0, 2, 3), dtype=np.int64)
         pixels = len(rows) * height * width
         mean = total / pixels
-        std = np.sqrt(
-            np.maximum(squares / pixels - mean**2, 1.0)
-        )  # a flat channel is divided by one grey level, not by zero
+        # a flat channel is divided by one grey level, not by zero
+        std = np.sqrt(np.maximum(squares / pixels - mean**2, 1.0))
         return _rounded(mean / 255), _rounded(std / 255)
 
 

@@ -1,6 +1,6 @@
 """Stochastic descent on a linear head, in NumPy: what the methods' head stages have in common (METHODS.md 6.2).
 
-The loss is cross-entropy towards soft targets t, whose rows need not add up to 1: its slope in the logits is p * sum(t) - t, which covers
+The loss is cross-entropy towards soft targets t, whose rows need not add up to 1: its gradient in the logits is p * sum(t) - t. That covers
 labels (t one-hot) and labels plus a teacher (t = one-hot + teacher's probabilities: cross-entropy and KL, F4).
 """
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, RunError
@@ -90,7 +91,7 @@ def descend(
 
     `given` [n, C] are logits that are added but not trained. The pull is an implicit step, stable for any weight. Raises RunError.
     """
-    plan = replace_plan(lesson.plan, **changes)
+    plan = replace(lesson.plan, **changes)
     targets = one_hot(lesson) if targets is None else targets
     given = np.zeros_like(targets) if given is None else given
     held = [start.weight.copy(), *([] if start.bias is None else [start.bias.copy()])]
@@ -101,19 +102,14 @@ def descend(
             z, wanted = lesson.z[rows], targets[rows]
             p = probabilities(z @ held[0].T + sum(held[1:], given[rows]))
             error = (p * wanted.sum(axis=1, keepdims=True) - wanted) / np.float32(len(rows))
-            for layer, velocity, origin, slope in zip(
+            for layer, velocity, origin, grad in zip(
                 held, speed, anchor, (error.T @ z, error.sum(axis=0)), strict=False
             ):
                 velocity *= np.float32(plan.momentum)
-                velocity += slope + np.float32(plan.weight_decay) * layer
+                velocity += grad + np.float32(plan.weight_decay) * layer
                 layer -= lr * velocity
                 if plan.pull:
                     layer += (1 - shrink) * (origin - layer)
     if not all(np.isfinite(layer).all() for layer in held):
         raise RunError("head: descent gave NaN or Infinity; not used (lower the learning rate?)")
     return Weights(held[0], held[1] if len(held) > 1 else None)
-
-
-def replace_plan(plan: HeadPlan, **changes: float) -> HeadPlan:
-    """The plan with some numbers exchanged."""
-    return HeadPlan(**{**{name: getattr(plan, name) for name in plan.__struct_fields__}, **changes})

@@ -54,11 +54,11 @@ class Mlp(Head):
         layers = [*_layer(u.shape[1], HIDDEN, rng), *_layer(HIDDEN, lesson.classes, rng)]
         velocity = [np.zeros_like(layer) for layer in layers]
         for rows in _batches(len(u), rng):
-            for layer, speed, slope in zip(
+            for layer, speed, grad in zip(
                 layers, velocity, _gradient(layers, u[rows], lesson.y[rows], cost[rows]), strict=True
             ):
                 speed *= MOMENTUM
-                speed += slope
+                speed += grad
                 layer -= RATE * speed
         hidden_weights, hidden_bias, weights, bias = layers
         return cls(lesson.classes, lesson.extractor, hidden_weights, hidden_bias, weights, bias, mean, std)

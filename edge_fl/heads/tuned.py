@@ -10,15 +10,14 @@ from __future__ import annotations
 from typing import ClassVar, Self, final
 
 import numpy as np
+from msgspec.structs import replace
 
-from edge_fl.heads.descent import Weights, batches, descend, one_hot, probabilities, received, replace_plan
+from edge_fl.heads.descent import Weights, batches, descend, one_hot, probabilities, received
 from edge_fl.heads.head import Features, Lesson, untouched
 from edge_fl.heads.linear import Linear
 
-OWN, SCALE = (
-    "own",
-    "scale",
-)  # the head that this device served until now, and a factor on logits, among the extras
+# the head that this device served until now, and a factor on logits, among the extras
+OWN, SCALE = "own", "scale"
 
 
 @final
@@ -62,12 +61,12 @@ def _mixed(lesson: Lesson, theirs: Weights, ours: Weights) -> Weights:
     gaps = [a - b for a, b in zip(_layers(theirs), mine, strict=True)]
     shares = [np.ones_like(gap) for gap in gaps]
     head = theirs
-    for rows in batches(len(lesson.z), replace_plan(lesson.plan, epochs=1, min_steps=0), lesson.seed):
+    for rows in batches(len(lesson.z), replace(lesson.plan, epochs=1, min_steps=0), lesson.seed):
         z = lesson.z[rows]
         error = (probabilities(head.logits(z)) - target[rows]) / np.float32(len(rows))
-        slopes = (error.T @ z, error.sum(axis=0))
-        for share, gap, slope in zip(shares, gaps, slopes, strict=True):
-            np.clip(share - np.float32(lesson.plan.mixing) * slope * gap, 0, 1, out=share)
+        grads = (error.T @ z, error.sum(axis=0))
+        for share, gap, grad in zip(shares, gaps, grads, strict=True):
+            np.clip(share - np.float32(lesson.plan.mixing) * grad * gap, 0, 1, out=share)
         head = Weights(*(own + share * gap for own, share, gap in zip(mine, shares, gaps, strict=True)))
     return head
 

@@ -1,7 +1,7 @@
 """Networks that are plain chains of layers, and their gradient without autograd.
 
 A step on a small batch is bound by memory and by calls more than by arithmetic: autograd writes every weight's gradient to memory for the
-optimiser to read it again, and its graph costs as much as a small layer. Here the layers are walked back one by one with the kernels
+optimiser to read it again, and its graph costs as much as a small layer. Here the backward pass goes layer by layer with the kernels
 that autograd itself would call, and the gradient of a linear layer stays in its two factors (`Product`).
 """
 
@@ -17,7 +17,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from edge_fl.learn import precision
-from edge_fl.learn.optimiser import Path, Product, Slopes
+from edge_fl.learn.optimiser import Gradients, Path, Product
 
 aten = torch.ops.aten
 LARGE_BYTES = 1 << 20  # what the second-level cache of a core holds
@@ -57,15 +57,15 @@ class Bound(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of layer: which of them are understood, the way forth and the way back.
+    """A kind of layer: which of them are understood, its forward and its backward pass.
 
-    `forth(layer, x, *tensors)` -> (y, what the way back needs); `back(layer, slope, kept, wanted, *tensors)` -> (the slope of x, or
-    anything where it is not `wanted`; the slopes of the tensors).
+    `forward(layer, x, *tensors)` -> (y, what the backward pass needs); `backward(layer, grad, kept, wanted, *tensors)`, with the gradient
+    of y -> (the gradient of x, or anything where it is not `wanted`; the gradients of the tensors).
     """
 
     understood: Callable[[Any], bool]
-    forth: Callable[..., tuple[Tensor, Any]]
-    back: Callable[..., tuple[Tensor, Sequence[Tensor | Product]]]
+    forward: Callable[..., tuple[Tensor, Any]]
+    backward: Callable[..., tuple[Tensor, Sequence[Tensor | Product]]]
 
 
 def links(module: nn.Module) -> tuple[Link, ...] | None:
@@ -85,10 +85,10 @@ def links(module: nn.Module) -> tuple[Link, ...] | None:
     return tuple(found) if len(set(tensors)) == len(tensors) else None
 
 
-def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor]) -> Slopes | None:
+def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor]) -> Gradients | None:
     """d loss / d every tensor that trains, where `error` gives d loss / d output [B, C] for the output of the chain, both float32.
 
-    None where nothing trains, or where a function stands behind the first layer that does: there is no way back through it.
+    None where nothing trains, or where a function stands behind the first layer that does, because its gradient is not known.
     """
     first = next((place for place, link in enumerate(chain) if link.paths), len(chain))
     if first == len(chain) or any(type(link.layer) not in KINDS for link in chain[first:]):
@@ -99,15 +99,15 @@ def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor
     for layer, tensors, _ in chain:
         if dtype is not None and tensors:
             x, tensors = x.to(dtype), tuple(t.to(dtype) for t in tensors)
-        x, held = KINDS[type(layer)].forth(layer, x, *tensors) if type(layer) in KINDS else (layer(x), None)
+        x, held = KINDS[type(layer)].forward(layer, x, *tensors) if type(layer) in KINDS else (layer(x), None)
         kept.append(held)
         rounded.append(tensors)
     found: dict[Path, Tensor | Product] = {}
-    slope = error(x.float()).to(x.dtype)
+    grad = error(x.float()).to(x.dtype)
     for place in range(len(chain) - 1, first - 1, -1):
         layer, _, paths = chain[place]
-        back = KINDS[type(layer)].back
-        slope, own = back(layer, slope, kept[place], place > first, *rounded[place])
+        backward = KINDS[type(layer)].backward
+        grad, own = backward(layer, grad, kept[place], place > first, *rounded[place])
         found |= zip(paths, own if dtype is None else [_widened(each) for each in own], strict=False)
     return found
 
@@ -122,17 +122,17 @@ def _flat(module: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]
     return [layer for part in inner for layer in _flat(part)]
 
 
-def _widened(slope: Tensor | Product) -> Tensor | Product:
+def _widened(grad: Tensor | Product) -> Tensor | Product:
     """In float32, as parameters are."""
-    if isinstance(slope, Product):
-        return Product(slope.left.float(), slope.right.float())
-    return slope.float()
+    if isinstance(grad, Product):
+        return Product(grad.left.float(), grad.right.float())
+    return grad.float()
 
 
-def _linear_back(
-    layer: nn.Linear, slope: Tensor, x: Tensor, wanted: bool, weight: Tensor, *bias: Tensor
+def _linear_backward(
+    layer: nn.Linear, grad: Tensor, x: Tensor, wanted: bool, weight: Tensor, *bias: Tensor
 ) -> Any:
-    return _product(slope, weight.T) if wanted else slope, (Product(slope, x), slope.sum(0))
+    return _product(grad, weight.T) if wanted else grad, (Product(grad, x), grad.sum(0))
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -147,11 +147,11 @@ def _convolution(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | Non
     return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups), x
 
 
-def _convolution_back(
-    layer: nn.Conv2d, slope: Tensor, x: Tensor, wanted: bool, weight: Tensor, *bias: Tensor
+def _convolution_backward(
+    layer: nn.Conv2d, grad: Tensor, x: Tensor, wanted: bool, weight: Tensor, *bias: Tensor
 ) -> Any:
     way = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
-    before, *own = aten.convolution_backward(slope, x, weight, [len(weight)], *way, [wanted, True, True])
+    before, *own = aten.convolution_backward(grad, x, weight, [len(weight)], *way, [wanted, True, True])
     return before, own
 
 
@@ -160,9 +160,9 @@ def _pool(layer: nn.MaxPool2d, x: Tensor) -> Any:
     return y, (x, places)
 
 
-def _pool_back(layer: nn.MaxPool2d, slope: Tensor, kept: tuple[Tensor, Tensor], wanted: bool) -> Any:
+def _pool_backward(layer: nn.MaxPool2d, grad: Tensor, kept: tuple[Tensor, Tensor], wanted: bool) -> Any:
     x, places = kept
-    return aten.max_pool2d_with_indices_backward(slope, x, *_window(layer), places), ()
+    return aten.max_pool2d_with_indices_backward(grad, x, *_window(layer), places), ()
 
 
 def _window(layer: nn.MaxPool2d) -> tuple[Any, ...]:
@@ -176,21 +176,21 @@ def _relu(layer: nn.ReLU, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 KINDS: Mapping[Any, Kind] = {
-    nn.Linear: Kind(lambda layer: True, lambda layer, x, *own: (_product(x, *own), x), _linear_back),
+    nn.Linear: Kind(lambda layer: True, lambda layer, x, *own: (_product(x, *own), x), _linear_backward),
     nn.Conv2d: Kind(
         lambda layer: layer.padding_mode == "zeros" and not isinstance(layer.padding, str),
         _convolution,
-        _convolution_back,
+        _convolution_backward,
     ),
-    nn.MaxPool2d: Kind(lambda layer: not layer.return_indices, _pool, _pool_back),
+    nn.MaxPool2d: Kind(lambda layer: not layer.return_indices, _pool, _pool_backward),
     nn.ReLU: Kind(
         lambda layer: True,
         _relu,
-        lambda layer, slope, y, wanted: (aten.threshold_backward(slope, y, 0), ()),
+        lambda layer, grad, y, wanted: (aten.threshold_backward(grad, y, 0), ()),
     ),
     nn.Flatten: Kind(
         lambda layer: (layer.start_dim, layer.end_dim) == (1, -1),
         lambda layer, x: (x.flatten(1), x.shape),
-        lambda layer, slope, shape, wanted: (slope.reshape(shape), ()),
+        lambda layer, grad, shape, wanted: (grad.reshape(shape), ()),
     ),
 }

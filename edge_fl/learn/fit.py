@@ -17,12 +17,14 @@ from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.masked import padding
 from edge_fl.learn.objective import CrossEntropy
-from edge_fl.learn.optimiser import Leaves, Optimiser, Slopes, dense
+from edge_fl.learn.optimiser import Gradients, Leaves, Optimiser, dense
+from edge_fl.learn.tree import Parts
 
 P = TypeVar("P")  # Params or Parts
 C = TypeVar("C")
 S = TypeVar("S")  # what a loss tells beside its value
 Loss = Callable[[Any, Batch], Tensor]  # (params, batch) -> scalar
+Trained = tuple[tuple[Parts, Any], ...]  # (parts, the state of their optimiser), as often as there are such
 
 
 def fit(loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimiser: Optimiser) -> P:
@@ -45,7 +47,7 @@ def fit_from(
 
     def step(carry: tuple[P, Any], batch: Batch) -> tuple[P, Any]:
         params, state = carry
-        optimiser.advance(tree.parameters(params), slopes(loss, params, batch), state)
+        optimiser.advance(tree.parameters(params), factored_gradient(loss, params, batch), state)
         return carry
 
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
@@ -103,16 +105,29 @@ def scan(
 
 def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimiser) -> tuple[P, Any]:
     """One optimiser step on one batch -> (params, state). BatchNorm buffers inside `params` move in place."""
-    stepped, state = optimiser.step(tree.parameters(params), gradient(loss, params, batch), state)
+    return _stepped(params, gradient(loss, params, batch), state, optimiser)
+
+
+def descend_together(loss: Loss, several: Trained, batch: Batch, optimiser: Optimiser) -> Trained:
+    """As `descend` by one loss of all their parts together, while each keeps an optimiser's state of its own."""
+    grads = gradient(loss, tree.merge(*(parts for parts, _ in several)), batch)
+    return tuple(
+        _stepped(parts, {path: grads[path] for path in tree.parameters(parts)}, state, optimiser)
+        for parts, state in several
+    )
+
+
+def _stepped(params: P, grads: Leaves, state: Any, optimiser: Optimiser) -> tuple[P, Any]:
+    stepped, state = optimiser.step(tree.parameters(params), grads, state)
     return tree.replaced(params, stepped), state
 
 
 def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
     """d loss / d params for every trainable leaf; zero where the loss does not depend on it."""
-    return dense(slopes(loss, params, batch))
+    return dense(factored_gradient(loss, params, batch))
 
 
-def slopes(loss: Loss, params: Any, batch: Batch) -> Slopes:
+def factored_gradient(loss: Loss, params: Any, batch: Batch) -> Gradients:
     """`gradient` as the loss knows it, which an optimiser may add faster, or else by autograd."""
     known = loss.gradient(params, batch) if isinstance(loss, CrossEntropy) else None
     return known or measured_gradient(lambda p, b: (loss(p, b), ()), params, batch)[0]

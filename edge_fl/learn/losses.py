@@ -14,7 +14,6 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from edge_fl.learn import tree
-from edge_fl.learn.optimiser import Leaves
 from edge_fl.learn.tree import Params
 
 
@@ -60,11 +59,6 @@ def proximal(params: Any, reference: Any, weight: float) -> Tensor | float:
         return 0.0
     held, fixed = tree.parameters(params), tree.parameters(reference)
     return 0.5 * weight * torch.stack([((t - fixed[path]) ** 2).sum() for path, t in held.items()]).sum()
-
-
-def squared_distance(a: Leaves, b: Leaves) -> Tensor:
-    """Squared L2 distance between two sets of parameters."""
-    return torch.stack([((a[path] - b[path]) ** 2).sum() for path in sorted(a)]).sum()
 
 
 def supcon(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:

@@ -39,9 +39,8 @@ def respect_padding(module: nn.Module) -> nn.Module:
 
 def _forward(self: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
     mask = _mask.get()
-    if precision.current() and is_functorch_wrapped_tensor(
-        x
-    ):  # vmap knows no rule for BatchNorm under autocast
+    if precision.current() and is_functorch_wrapped_tensor(x):
+        # vmap knows no rule for BatchNorm under autocast
         x = x.float()
     if mask is None or not self.training:
         return type(self).forward(self, x)

@@ -12,7 +12,7 @@ from edge_fl.learn import chain, tree
 from edge_fl.learn.batches import Batch
 from edge_fl.learn.chain import Bound
 from edge_fl.learn.losses import cross_entropy, one_hot
-from edge_fl.learn.optimiser import Slopes
+from edge_fl.learn.optimiser import Gradients
 from edge_fl.learn.part import Part
 from edge_fl.learn.tree import Params, Parts
 
@@ -33,7 +33,7 @@ class CrossEntropy:
             x = part.frozen(held[name], x) if name in self.frozen else part(held[name], x)
         return cross_entropy(x, batch.y, batch.mask)
 
-    def gradient(self, params: Params | Parts, batch: Batch) -> Slopes | None:
+    def gradient(self, params: Params | Parts, batch: Batch) -> Gradients | None:
         """d loss / d params in closed form, where all parts are chains and every other leaf of `params` is theirs; else None."""
         if any(part.chain is None for part in self.parts.values()):
             return None

@@ -37,12 +37,12 @@ class Product:
             weight.addmm_(self.left.T, self.right, alpha=share)
 
 
-Slopes = Mapping[Path, Tensor | Product]
+Gradients = Mapping[Path, Tensor | Product]
 
 
-def dense(slopes: Slopes) -> Leaves:
+def dense(grads: Gradients) -> Leaves:
     """Every gradient as a tensor of its own."""
-    return {path: g.dense() if isinstance(g, Product) else g for path, g in slopes.items()}
+    return {path: g.dense() if isinstance(g, Product) else g for path, g in grads.items()}
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,19 @@ class Optimiser(ABC):
     def init(self, params: Leaves) -> Any:
         """The state before the first step."""
 
-    def step(self, params: Leaves, grads: Slopes, state: Any) -> tuple[Leaves, Any]:
+    def step(self, params: Leaves, grads: Gradients, state: Any) -> tuple[Leaves, Any]:
         """One step -> (params, state); nothing is changed in place."""
         params, state = tree.clone(params), tree.clone(state)
         self.advance(params, grads, state)
         return params, state
 
     @abstractmethod
-    def advance(self, params: Leaves, grads: Slopes, state: Any) -> None:
+    def advance(self, params: Leaves, grads: Gradients, state: Any) -> None:
         """`step` in place, for those who own `params` and `state`: without a second copy of either."""
 
-    def _prepared(self, params: Leaves, slopes: Slopes) -> Leaves:
+    def _prepared(self, params: Leaves, factored: Gradients) -> Leaves:
         """Clipped, then decayed, in torch's order."""
-        grads = dense(slopes)
+        grads = dense(factored)
         if self.max_norm and grads:
             norm = torch.sqrt(torch.stack([(g**2).sum() for g in grads.values()]).sum())
             scale = (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -97,7 +97,7 @@ class Sgd(Optimiser):
     def init(self, params: Leaves) -> Leaves:
         return {p: torch.zeros_like(t) for p, t in params.items()} if self.momentum else {}
 
-    def advance(self, params: Leaves, grads: Slopes, state: Leaves) -> None:
+    def advance(self, params: Leaves, grads: Gradients, state: Leaves) -> None:
         if self.momentum:
             prepared = self._prepared(params, grads)
             grads = {p: state[p].mul_(self.momentum).add_(g) for p, g in prepared.items()}
@@ -123,7 +123,7 @@ class Adam(Optimiser):
         device = next(iter(params.values())).device if params else None
         return first, tree.clone(first), torch.zeros((), device=device)
 
-    def advance(self, params: Leaves, grads: Slopes, state: Any) -> None:
+    def advance(self, params: Leaves, grads: Gradients, state: Any) -> None:
         first, second, count = state
         count.add_(1)
         rate, root = self.lr / (1 - self.beta1**count), torch.sqrt(1 - self.beta2**count)

@@ -72,7 +72,6 @@ def epsilon(spent: float, delta: float) -> float:
     if not mu or gdp.delta_eps_mu(eps=0.0, mu=mu) <= delta:
         return 0.0
     if gdp.delta_eps_mu(eps=LARGEST_EPSILON, mu=mu) >= delta:
-        return mu**2 / 2 + mu * math.sqrt(
-            2 * math.log(1 / delta)
-        )  # Bun and Steinke, TCC 2016, Proposition 1.3
+        # Bun and Steinke, TCC 2016, Proposition 1.3
+        return mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     return float(gdp.eps_from_mu(mu=mu, delta=delta))

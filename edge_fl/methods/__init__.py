@@ -71,10 +71,8 @@ METHODS: dict[str, type[Method]] = {
     "fedrir": FedRIR,
     "dualfed": DualFed,
 }
-FINE_TUNED = (
-    "fedavg+ft",
-    "fedprox+ft",
-)  # listed by name; any other method with shared extractor and head takes +ft too
+# listed by name; any other method with shared extractor and head takes +ft too
+FINE_TUNED = ("fedavg+ft", "fedprox+ft")
 
 _FT = "+ft"
 

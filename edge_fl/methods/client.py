@@ -66,7 +66,9 @@ class Client:
     def evaluate(
         self, method: Method, down: Parts, own: Parts, *, personalised: bool = False
     ) -> dict[str, float]:
-        """Accuracies on the client's own test and validation sets (METHODS.md G13), by the names of `edge_fl.metrics`."""
+        """Accuracies on the client's own test and validation sets (METHODS.md G13), by the names of `edge_fl.metrics`, and the method's own
+        numbers.
+        """
         found: dict[str, float] = {
             metrics.TEST_SAMPLES: len(self.data.test),
             metrics.VALIDATION_SAMPLES: len(self.data.validation),
@@ -83,7 +85,7 @@ class Client:
         if method.has_global:
             with_norm = norm.restored(down, own)  # what of BatchNorm does not travel is the client's here too
             note(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
-        return found
+        return {**found, **steps.measure(method, down, own, self.batches(0))}
 
     @cached_property
     def _placed(self) -> dict[str, tuple[Tensor, Tensor]]:

@@ -38,7 +38,7 @@ class DualFed(Method):
     parts: ClassVar = {
         "extractor": shared(),
         "global_head": shared(linear_head, like="head"),
-        "projector": personal(projector),
+        "projector": personal(projector, salted=True),
         "head": personal(),
     }
     head_tier: ClassVar = HeadTier(

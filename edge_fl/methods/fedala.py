@@ -13,10 +13,10 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit, gradient, scan
-from edge_fl.learn.part import history, personal, shared
+from edge_fl.learn.part import history, personal
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class FedALA(Method):
     family: ClassVar = "global model, mixed in by the client"
     has_global: ClassVar = True
     vectorises: ClassVar = False
-    parts: ClassVar = {
-        **{"extractor": shared(), "head": shared(), "personal_head": personal(like="head")},
-        **{"weights": personal(), "history": history(rounds=0)},
-    }
+    own: ClassVar = {"personal_head": personal(like="head"), "weights": personal()}
+    parts: ClassVar = {**SHARED_MODEL, **own, "history": history(rounds=0)}
     head_tier: ClassVar = HeadTier(
         "adapted", "weights W, then the head", ("head",), way="mixed", numbers={"mixing": "weights_lr"}
     )
@@ -62,8 +60,8 @@ class FedALA(Method):
 
         def step(carry: tuple[Params, Tensor], batch: Batch) -> tuple[Params, Tensor]:
             head = tree.blend(carry[0], theirs, ours)
-            slope = {path[0]: g for path, g in gradient(self.head_loss, head, batch).items()}
-            steps = tree.map(lambda g, a, b: rate * g * (a - b), slope, theirs, ours)  # Eq. 5
+            grad = {path[0]: g for path, g in gradient(self.head_loss, head, batch).items()}
+            steps = tree.map(lambda g, a, b: rate * g * (a - b), grad, theirs, ours)  # Eq. 5
             moved = tree.map(lambda w, s: (w - s).clamp(0, 1), carry[0], steps)
             return moved, self.head_loss(head, batch)
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.tree import Parts
@@ -28,6 +26,3 @@ class FedAvg(Method):
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         return fit(self.loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)

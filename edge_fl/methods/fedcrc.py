@@ -32,7 +32,7 @@ class FedCRC(Method):
     refresh_personal: bool = hyper(False, "refit the personal head on the final extractor", source="[D]")
 
     title: ClassVar = "FedCRC"
-    citation: ClassVar = "Wang et al., common representation learning criterion and personalized predictor"
+    citation: ClassVar = "Wang et al., conference paper (the copy at hand names no venue)"
     family: ClassVar = "shared extractor, common criterion"
     has_global: ClassVar = True
     parts: ClassVar = {

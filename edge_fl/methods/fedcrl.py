@@ -37,13 +37,9 @@ class FedCRL(Method):
     title: ClassVar = "FedCRL"
     citation: ClassVar = "Huang et al., arXiv:2404.17916 (2024); FedCoSR, IEEE Trans. Cybernetics 2025"
     family: ClassVar = "shared extractor, prototypes"
-    parts: ClassVar = {
-        "extractor": shared(),
-        "prototypes": shared(),
-        "head": personal(),
-        "personal_extractor": personal(like="extractor"),
-        "history": history(trained=0.0, misfit=-1.0),
-    }
+    own: ClassVar = {"head": personal(), "personal_extractor": personal(like="extractor")}
+    past: ClassVar = history(trained=0.0, misfit=-1.0)
+    parts: ClassVar = {"extractor": shared(), "prototypes": shared(), **own, "history": past}
     head_tier: ClassVar = HeadTier("adapted", "head", (PROTOTYPES,), {PROTOTYPES: "class_means"}, PROTOTYPES)
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
     deviations: ClassVar = "weights are not clipped into [0, 1] (Alg. 1, l. 22): that would destroy them"
@@ -74,6 +70,9 @@ class FedCRL(Method):
         fresh = prototype_contrast(z.x, z.y, down["prototypes"], self.temperature)
         misfit = torch.where((misfit >= 0) & (self.reg_probe == "train"), misfit, fresh)
         return own["history"]["trained"] * torch.exp(-self.gamma * misfit)
+
+    def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
+        return {"fedcrl.tau_mix": self.mix(parts, parts, data)}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         phi = tree.where(parts["history"]["trained"], parts["personal_extractor"], parts["extractor"])

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
@@ -50,7 +49,7 @@ class FedGH(Method):
         return {PROTOTYPES: means}, {"extractor": w["extractor"]}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        """One pass of SGD over all class means of the round (Eq. 6), in ascending client id and class."""
+        """One pass of SGD over all class means of the round (Eq. 6), in an order drawn from the seed."""
         sent = [with_absent(update.parts[PROTOTYPES]) for update in updates if PROTOTYPES in update.parts]
         if not sent:
             return shared
@@ -61,6 +60,3 @@ class FedGH(Method):
         return {
             "head": fit(self.head_loss, shared["head"], data, stage="server", epochs=1, optimiser=optimiser)
         }
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)

@@ -26,7 +26,7 @@ from edge_fl.methods.method import HeadTier, Method, Numbers, Uploads
 
 @dataclass(frozen=True)
 class FedPAC(Method):
-    """Shared extractor and prototypes; the server's memory `combined` holds each client's own head, `head` is their plain mean."""
+    """Shared extractor and prototypes; the server's memory `combined` holds each client's mixture of heads, `head` is the mean of all."""
 
     lam: float = hyper(1.0, "λ, pull of a feature to its class; 0: none", low=0, source="[P]")
     head_lr: float = hyper(0.1, "learning rate of the epoch on the head, momentum 0.5", low=0, source="[C]")

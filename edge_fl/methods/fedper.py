@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
@@ -55,6 +53,3 @@ class FedPer(Method):
 
     def _split(self, w: Parts) -> tuple[Parts, Parts]:
         return tree.split(w, self.net.top(self.personal_layers))
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)

@@ -45,6 +45,3 @@ class FedProx(Method):
 
         mine = data.hurried(self.stragglers)
         return fit(loss, down, mine, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)

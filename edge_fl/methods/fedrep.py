@@ -7,10 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.part import personal, shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.hyper import hyper
@@ -44,7 +41,4 @@ class FedRep(Method):
 
     def _fit_head(self, extractor: Params, head: Params, data: Batches, epochs: int) -> Params:
         z = data.features(self.net.extractor, extractor)
-        return fit(self.head_loss, head, z, stage="s1", epochs=epochs, optimiser=self.optimiser)
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)
+        return self.fit_head(head, z, stage="s1", epochs=epochs)

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import descend, fit_from, scan
+from edge_fl.learn.fit import Trained, descend, descend_together, fit_from, scan
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts, clone, flat, has_buffers
@@ -42,36 +42,39 @@ class FedRIR(Method):
     deviations: ClassVar = "q is fitted by likelihood (paper: with L_id); a negative bound counts as 0"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net, opt = self.net, self.optimiser
+        net, opt, epochs = self.net, self.optimiser, self.epochs
         fitted, bound = fedrir.objective(self.id_objective, self.id_clamp)
         s1 = {name: own[name] for name in ("specific_extractor", "decoder")}
         q, w = {"estimator": own["estimator"]}, {"extractor": down["extractor"], "head": own["head"]}
         fill = partial(fedrir.reconstruction, net, self.mask, self.kld_weight)
         s1_state = self.resumed(own["s1_state"], s1)
-        s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=self.epochs, optimiser=opt)
+        s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=epochs, optimiser=opt)
 
-        def step(carry: tuple[Parts, Any, Parts, Any], batch: Batch) -> tuple[Parts, Any, Parts, Any]:
-            (q, q_state, w, state), f_cs = carry, fedrir.specific_feature(net, s1, batch.x)
+        def step(carry: Trained, batch: Batch) -> Trained:
+            ((q, q_state), (w, state)), f_cs = carry, fedrir.specific_feature(net, s1, batch.x)
 
             def explain(q: Parts, batch: Batch) -> Tensor:
                 return fitted(net, q, net.extractor(clone(w["extractor"]), batch.x), f_cs, batch.mask)
 
-            q, q_state = descend(explain, q, q_state, batch, opt)  # stage 2a
-
             def separate(w: Parts, batch: Batch) -> Tensor:
                 f_g = net.extractor(w["extractor"], batch.x)
                 logits = net.head(w["head"], torch.cat([f_g, f_cs], dim=1))
-                leak = self.id_weight * bound(net, q, f_g, f_cs, batch.mask)
+                leak = self.id_weight * bound(net, {**q, **w}, f_g, f_cs, batch.mask)
                 return cross_entropy(logits, batch.y, batch.mask) + leak
 
-            return q, q_state, *descend(separate, w, state, batch, opt)  # stage 2b
+            if fitted is bound:  # one step of both
+                return descend_together(separate, carry, batch, opt)
+            q, q_state = descend(explain, q, q_state, batch, opt)  # stage 2a
+            return (q, q_state), descend(separate, w, state, batch, opt)  # stage 2b
 
-        carry = (q, self.resumed(own["q_state"], q), w, self.resumed(own["s2_state"], w))
-        carry = scan(step, carry, data, stage="s2", epochs=self.epochs, norm=has_buffers(w))
-        q, q_state, w, s2_state = carry
+        carry: Trained = (q, self.resumed(own["q_state"], q)), (w, self.resumed(own["s2_state"], w))
+        (q, q_state), (w, s2_state) = scan(step, carry, data, stage="s2", epochs=epochs, norm=has_buffers(w))
         states = {"s1_state": flat(s1_state), "q_state": flat(q_state), "s2_state": flat(s2_state)}
         return {"extractor": w["extractor"]}, {**s1, **q, "head": w["head"], **states}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         both = [self.features(parts, x), fedrir.specific_feature(self.net, parts, x)]
         return self.net.head.frozen(parts["head"], torch.cat(both, dim=1))
+
+    def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
+        return fedrir.separation(self.net, parts, data)

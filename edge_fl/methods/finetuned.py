@@ -18,9 +18,8 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.method import TUNED, HeadTier, Method
 
-TUNED = "tuned_"  # prefix of the personal copies
 DECLARED = (
     "title",
     "parts",
@@ -105,6 +104,9 @@ class FineTuned(Method):
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.inner.predict({**parts, **tree.unprefixed(TUNED, parts)}, x)
+
+    def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
+        return self.inner.measure(parts, data)
 
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
         return self.inner.predict_global(shared, x)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.part import personal
@@ -28,6 +26,3 @@ class Local(Method):
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         return {}, fit(self.loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)

@@ -46,6 +46,7 @@ from edge_fl.methods import hyper
 Uploads = Mapping[str, Share]  # by part: how a head-only device finds it
 Numbers = Mapping[str, str | float]  # by name: as they are, or the hyper-parameter that gives them
 PERSONAL = "personal_"  # before a part's name: the client's own version of a part that it also receives
+TUNED = "tuned_"  # the same, as the closing fine-tuning leaves it
 SHARED_MODEL = {name: shared() for name in ("extractor", "head")}
 PERSONAL_MODEL = {f"{PERSONAL}{name}": personal(like=name) for name in ("extractor", "head")}
 
@@ -96,9 +97,8 @@ class Method(ABC):
     citation: ClassVar[str]
     family: ClassVar[str]
     parts: ClassVar[Mapping[str, PartSpec]]
-    exports: ClassVar[tuple[str, ...]] = (
-        "extractor",
-    )  # shared parts in the ONNX extractor; () = nothing to export
+    # shared parts in the ONNX extractor; () = nothing to export
+    exports: ClassVar[tuple[str, ...]] = ("extractor",)
     batch_norm: ClassVar[BatchNorm] = BatchNorm.SYNC
     uniform: ClassVar[bool] = False  # clients weigh the same instead of by samples
     unit_norm: ClassVar[bool] = False  # features have length 1
@@ -198,6 +198,13 @@ class Method(ABC):
         head = "global_head" if "global_head" in shared else "head"
         return self.classify(shared, x, head) if self.has_global else None
 
+    def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
+        """The method's own numbers beside accuracies, from all parts of a client and its training data; by default none.
+
+        Their names begin with the method's ("fedcrl.tau_mix"), so that nobody takes them for an accuracy.
+        """
+        return {}
+
     # what follows from the declarations
 
     def travelling(self) -> tuple[str, ...]:
@@ -219,19 +226,25 @@ class Method(ABC):
         """What head-only devices may send back; nothing under privacy, whose noise is put on the updates of full ones."""
         return {} if self.privacy.noise_multiplier else self.head_tier.uploads
 
-    def resumed(self, kept: Params, w: Parts) -> Any:
-        """The state of an optimiser of w, from how a client keeps it."""
-        return tree.shaped(kept, self.optimiser.init(tree.parameters(w)))
+    def _drawn(self, name: str, params: Params) -> bool:
+        """Whether a part is the fixed head as everybody draws it."""
+        return self.fixed_head and name == "head" and tree.same(params, self.net.head.init())
+
+    # the plain pieces that a method's own steps are made of
 
     @property
     def loss(self) -> CrossEntropy:
         """The plain training loss: cross-entropy of head on extractor."""
         return CrossEntropy({"extractor": self.net.extractor, "head": self.net.head})
 
-    def fit_head(self, head: Params, z: Batches, *, stage: str, epochs: int, name: str = "head") -> Params:
-        """A head after cross-entropy on features of a frozen extractor."""
-        loss = CrossEntropy({name: self.net.parts[name]})
-        return fit(loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
+    @property
+    def head_loss(self) -> CrossEntropy:
+        """The plain training loss of the head on features."""
+        return CrossEntropy({"head": self.net.head})
+
+    def fit_head(self, head: Params, z: Batches, *, stage: str, epochs: int) -> Params:
+        """A head of the net's size after cross-entropy on features of a frozen extractor."""
+        return fit(self.head_loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
 
     def fit_extractor(
         self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head"
@@ -242,17 +255,12 @@ class Method(ABC):
         )
         return fit(loss, extractor, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
 
-    @property
-    def head_loss(self) -> CrossEntropy:
-        """The plain training loss of the head on features."""
-        return CrossEntropy({"head": self.net.head})
-
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
         """The plain prediction: a head of the net's size on `features`; a fixed head that is not among the parts is drawn."""
         part = self.net.parts[head]
         params = part.init() if self.fixed_head and head not in parts else parts[head]
         return part.frozen(params, self.features(dict(parts), x))
 
-    def _drawn(self, name: str, params: Params) -> bool:
-        """Whether a part is the fixed head as everybody draws it."""
-        return self.fixed_head and name == "head" and tree.same(params, self.net.head.init())
+    def resumed(self, kept: Params, w: Parts) -> Any:
+        """The state of an optimiser of w, from how a client keeps it."""
+        return tree.shaped(kept, self.optimiser.init(tree.parameters(w)))

@@ -68,6 +68,3 @@ class MOON(Method):
     def features(self, parts: Parts, x: Tensor) -> Tensor:
         z = self.net.extractor.frozen(parts["extractor"], x)
         return self.net.projection.frozen(parts["projection"], z)
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(parts, x)

@@ -20,7 +20,7 @@ from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method, Numbers
 
 ADAPTED = "adapted_"
 TIER: Numbers = {"epochs": "adapt_steps", "lr": "alpha", "momentum": 0.0, "weight_decay": 0.0, "batches": 1}
-Carry = tuple[Leaves, Parts, Leaves, Any, int]  # w, the model ahead, the slope there, optimiser state, turn
+Carry = tuple[Leaves, Parts, Leaves, Any, int]  # w, the model ahead, its gradient, optimiser state, turn
 
 
 @dataclass(frozen=True)
@@ -43,28 +43,28 @@ class PerFedAvg(Method):
         inner = Sgd(self.alpha)
 
         def step(carry: Carry, batch: Batch) -> Carry:
-            w, model, slope, state, turn = carry
+            w, model, grad, state, turn = carry
             if turn == 0:  # look ahead on the first batch
                 model, _ = descend(self.loss, tree.replaced(model, w), {}, batch, inner)
-                return w, model, slope, state, 1
-            if turn == 1:  # the slope there, on the second
-                slope = gradient(self.loss, model, batch)
+                return w, model, grad, state, 1
+            if turn == 1:  # the gradient there, on the second
+                grad = gradient(self.loss, model, batch)
                 if self.variant == "hf":
-                    return w, model, slope, state, 2
-            else:  # (I - αH) slope, on the third
-                slope = self._corrected(w, model, slope, batch)
-            w, state = self.optimiser.step(w, slope, state)
-            return w, model, slope, state, 0
+                    return w, model, grad, state, 2
+            else:  # (I - αH) times it, on the third
+                grad = self._corrected(w, model, grad, batch)
+            w, state = self.optimiser.step(w, grad, state)
+            return w, model, grad, state, 0
 
         w = tree.parameters(down)
         carry, norm = (w, down, w, self.optimiser.init(w), 0), tree.has_buffers(down)
         w, model, *_ = scan(step, carry, data, stage="train", epochs=self.epochs, norm=norm)
         return tree.replaced(model, w), own
 
-    def _corrected(self, w: Leaves, model: Parts, slope: Leaves, batch: Batch) -> Leaves:
-        ends = [{p: t + sign * self.delta * slope[p] for p, t in w.items()} for sign in (1, -1)]
+    def _corrected(self, w: Leaves, model: Parts, grad: Leaves, batch: Batch) -> Leaves:
+        ends = [{p: t + sign * self.delta * grad[p] for p, t in w.items()} for sign in (1, -1)]
         up, down = (gradient(self.loss, tree.replaced(model, end), batch) for end in ends)
-        return {p: g - self.alpha * (up[p] - down[p]) / (2 * self.delta) for p, g in slope.items()}
+        return {p: g - self.alpha * (up[p] - down[p]) / (2 * self.delta) for p, g in grad.items()}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         def step(w: Parts, batch: Batch) -> Parts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from edge_fl.errors import MethodError, RunError
@@ -96,6 +97,15 @@ def finalise(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
 def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:
     """Personalised logits [N, C] of a client that received `down` and owns `own`."""
     return method.predict(merge(norm.restored(down, own), own), x)
+
+
+def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str, float]:
+    """The method's own numbers of such a client, as far as they are finite; none under privacy, whose budget does not count them."""
+    if method.privacy.noise_multiplier:
+        return {}
+    with torch.no_grad():
+        found = method.measure(merge(norm.restored(down, own), own), data)
+    return {name: float(value) for name, value in found.items() if value.isfinite()}
 
 
 def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:

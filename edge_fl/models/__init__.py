@@ -71,6 +71,11 @@ def _find(name: str) -> Callable[..., Any]:
         raise MethodError(f"model {name!r}: unknown{nearest(name, MODELS)}; nothing was built")
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)  # type: ignore[no-any-return]
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise MethodError(f"model {name!r}: cannot be imported ({error}); nothing was built") from error
+    if not callable(found):
+        raise MethodError(
+            f"model {name!r}: a {type(found).__name__}, expected a function or a class; nothing was built"
+        )
+    return found  # type: ignore[no-any-return]

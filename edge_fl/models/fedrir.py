@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from edge_fl.config import InputSpec
 from edge_fl.learn.augment import hide_patches
-from edge_fl.learn.batches import Batch
+from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.losses import gaussian_kl, gaussian_nll, masked_mean, vclub
 from edge_fl.learn.part import Net, optimiser_state, personal
 from edge_fl.learn.random import fold, normal
 from edge_fl.learn.tree import Parts
 from edge_fl.models.normalise import constant, normalised
 
-Objective = Callable[
-    [Net, Parts, Tensor, Tensor, Tensor | None], Tensor
-]  # (net, q, f_g, f_cs, mask) -> scalar
+# (net, q, f_g, f_cs, mask) -> scalar
+Objective = Callable[[Net, Parts, Tensor, Tensor, Tensor | None], Tensor]
 HIDDEN = 128  # width inside the estimator
 
 
@@ -111,13 +110,37 @@ OBJECTIVES: dict[str, tuple[Objective, Objective]] = {
     "joint_literal": (bound, bound),
     "none": (nothing, nothing),
 }
-"""What the estimator q minimises (stage 2a), and what the extractor minimises beside its loss (stage 2b)."""
+"""What the estimator q minimises (stage 2a), and what the extractor minimises beside its loss (stage 2b). Where that is the same, there is
+no alternation: one step moves both by the gradient of the extractor's whole loss."""
 
 
 def objective(name: str, clamp: bool) -> tuple[Objective, Objective]:
     """The pair of OBJECTIVES; vclub is bounded below by 0 when it is to be clamped."""
     fitted, avoided = OBJECTIVES[name]
     return fitted, clamped if clamp and name == "vclub" else avoided
+
+
+def separation(net: Net, parts: Parts, data: Batches) -> dict[str, Tensor]:
+    """How far the two features of a client's images are apart: vCLUB by the batch as in training, but never clamped; the share R² of the
+    shared feature's variance that is linear in the specific one, where there are images enough to tell; the shared one's std.
+    """
+    f_g = data.features(net.extractor, parts["extractor"]).x
+    f_cs = data.mapped(lambda x: specific_feature(net, parts, x)).x
+    batches = zip(f_g.split(data.batch_size), f_cs.split(data.batch_size), strict=True)
+    leak = torch.stack([bound(net, parts, g, cs, None) * len(g) for g, cs in batches]).sum() / len(f_g)
+    found = {"fedrir.vclub": leak, "fedrir.feature_std": f_g.std(0, correction=0).mean()}
+    enough = len(f_g) > 2 * net.feature_dim  # with fewer, chance alone explains most of it
+    if enough and torch.cat([f_g, f_cs]).isfinite().all():  # a bound that is not clamped may diverge
+        found["fedrir.r_squared"] = explained(f_g, f_cs)
+    return found
+
+
+def explained(f_g: Tensor, f_cs: Tensor) -> Tensor:
+    """The share R² of the variance of f_g [N, d] that is linear in f_cs [N, d], by least squares."""
+    given, asked = ((z - z.mean(0)).cpu() for z in (f_cs, f_g))  # a GPU's solver wants full rank
+    rest = asked - given @ torch.linalg.lstsq(given, asked).solution
+    share: Tensor = 1 - (rest**2).sum() / (asked**2).sum()
+    return share
 
 
 class Decoder(nn.Module):
@@ -153,10 +176,10 @@ class Estimator(nn.Module):
 
 
 PARTS = {
-    "specific_extractor": personal(specific_extractor),
-    "decoder": personal(decoder),
-    "estimator": personal(estimator),
-    "head": personal(wide_head),
+    "specific_extractor": personal(specific_extractor, salted=True),
+    "decoder": personal(decoder, salted=True),
+    "estimator": personal(estimator, salted=True),
+    "head": personal(wide_head, salted=True),
     "s1_state": optimiser_state("specific_extractor", "decoder"),
     "q_state": optimiser_state("estimator"),
     "s2_state": optimiser_state("extractor", "head"),

@@ -175,11 +175,12 @@ class Slots:
 
     def _free_slot(self) -> Slot:
         """A slot that nobody needs any more. An unproved current release gives way to the proved one behind it, never the reverse."""
-        state = self._state()
+        before = state = self._state()
         if state.pending and _intact(self._installed(state.previous)):
             state = replace(state, current=state.previous, pending=False, boots=0)
-        self._save(replace(state, previous=""))
-        return _other(state.current)
+        if (freed := replace(state, previous="")) != before:
+            self._save(freed)
+        return _other(freed.current)
 
     def _fill(self, slot: Slot, manifest: Manifest) -> Installed:
         """The manifest comes last: a slot without one is empty."""

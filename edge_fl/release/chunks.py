@@ -7,6 +7,7 @@ when a new process first looks. So none is forced to the disk one by one, which 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from contextlib import suppress
@@ -111,13 +112,20 @@ class Chunks:
         path = self._path(blob)
         try:
             with reporting(f"chunk {index} of {path.name[:8]}"):
-                if not path.exists():
+                if not self._held[blob.sha256]:
                     self.folder.mkdir(parents=True, exist_ok=True)
-                    path.touch()
-                with path.open("r+b") as file:
-                    file.seek(index * blob.chunk_bytes)
-                    file.write(payload)
+                _write_at(path, index * blob.chunk_bytes, payload)
         except ArtefactError:
             if not self._held[blob.sha256]:
                 path.unlink(missing_ok=True)
             raise
+
+
+def _write_at(path: Path, offset: int, payload: bytes) -> None:
+    """Into a file that may be there or not. Raises OSError, also when the disk takes only a part."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        if os.pwrite(descriptor, payload, offset) < len(payload):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)

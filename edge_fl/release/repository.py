@@ -20,14 +20,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from msgspec import Struct, to_builtins
-from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Root, Signed, Snapshot, TargetFile, Targets, Timestamp
 
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.release.disk import reporting
+from edge_fl.release.keys import Keys
 from edge_fl.release.manifest import Entry, Manifest, decode, encode, listed, target_path
 
 KEPT_RELEASES = 3
@@ -81,13 +80,11 @@ class Repository:
         elsewhere: Sequence[Path] = (),
     ) -> None:
         self.folder = folder
-        self._keys = folder / "keys"
-        self._elsewhere = tuple(elsewhere)
         self._metadata = folder / "metadata"
         self._lives = lives
         self._clock = clock
         with reporting(str(folder)):
-            self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.keys = Keys(folder / "keys", elsewhere)
             self._metadata.mkdir(exist_ok=True)
             self._root = self._open_root()
             self._signed = self._open_roles()
@@ -150,12 +147,12 @@ class Repository:
         The new key is put where the old one was. A role of several keys has one again, and a threshold of 1.
         """
         retired = list(self._root.roles[role].keyids)
-        folder = self._place(retired[0]) or self._keys
+        folder = self.keys.place(retired[0])
         self._require_signers(Root.type)
         for keyid in retired:
             self._root.revoke_key(keyid, role)
         self._root.roles[role].threshold = 1
-        self._root.add_key(self._new_key(folder).public_key, role)
+        self._root.add_key(self.keys.new(folder).public_key, role)
         files = [self._renew_root(retired if role == Root.type else [])]
         first = Targets.type if role == Root.type else role
         return files + self._renew(first if self._can_sign(first) else Timestamp.type, deepcopy(self._signed))
@@ -167,22 +164,14 @@ class Repository:
                 f"threshold {threshold} of {role}: expected 1 to {len(self._root.roles[role].keyids) + 1}; nothing was changed"
             )
         self._require_signers(Root.type)
-        self._elsewhere = (*self._elsewhere, folder)
-        self._root.add_key(self._new_key(folder).public_key, role)
+        self._root.add_key(self.keys.new(folder).public_key, role)
         self._root.roles[role].threshold = threshold
         files = [self._renew_root()]
         return files if role == Root.type else files + self._renew(role, deepcopy(self._signed))
 
     def take_out(self, role: str, folder: Path) -> list[str]:
         """Moves a role's keys that are here into `folder` -> their ids. They are needed again to sign, and nowhere else kept."""
-        moved = [keyid for keyid in self._root.roles[role].keyids if (self._keys / f"{keyid}.pem").exists()]
-        for keyid in moved:
-            source = self._keys / f"{keyid}.pem"
-            with reporting(str(folder)):
-                folder.mkdir(parents=True, exist_ok=True)
-                _write_key(folder / source.name, source.read_bytes())
-            source.unlink()
-        return moved
+        return self.keys.take_out(self._root.roles[role].keyids, folder)
 
     def key_rows(self) -> list[KeyRow]:
         """Which key signs what, how many are asked for, until when what it signed is believed, and where the key is."""
@@ -193,7 +182,7 @@ class Repository:
                 keyid,
                 self._root.roles[role].threshold,
                 f"{signed[role].expires:%Y-%m-%d}",
-                str(self._place(keyid) or ""),
+                str(self.keys.place(keyid) or ""),
             )
             for role in (Root.type, *ORDER)
             for keyid in self._root.roles[role].keyids
@@ -205,7 +194,7 @@ class Repository:
             return Metadata[Root].from_file(str(self._metadata / f"{max(versions)}.root.json")).signed
         root = Root(version=1, expires=self._clock() + self._lives.of(Root.type), consistent_snapshot=True)
         for role in (Root.type, *ORDER):
-            root.add_key(self._new_key().public_key, role)
+            root.add_key(self.keys.new().public_key, role)
         self._write(Root.type, root)
         return root
 
@@ -253,8 +242,8 @@ class Repository:
     def _write(self, role: str, signed: Any, retired: list[str] | None = None) -> File:
         metadata = Metadata(signed)
         named = self._keyids(role, signed)
-        for keyid in [*self._at_hand(named, self._threshold(role, signed)), *(retired or [])]:
-            metadata.sign(self._signer(keyid), append=True)
+        for keyid in [*self.keys.at_hand(named, self._threshold(role, signed)), *(retired or [])]:
+            metadata.sign(self.keys.signer(keyid), append=True)
         name, payload = _file_name(role, signed.version), metadata.to_bytes()
         if len(payload) > MAX_METADATA_BYTES:
             raise ArtefactError(
@@ -293,41 +282,10 @@ class Repository:
         return int(root.roles[role].threshold)
 
     def _can_sign(self, role: str) -> bool:
-        held = [keyid for keyid in self._root.roles[role].keyids if self._place(keyid)]
-        return len(held) >= self._root.roles[role].threshold
+        return len(self.keys.held(self._root.roles[role].keyids)) >= self._root.roles[role].threshold
 
     def _require_signers(self, role: str) -> None:
-        self._at_hand(list(self._root.roles[role].keyids), self._root.roles[role].threshold)
-
-    def _at_hand(self, keyids: list[str], threshold: int) -> list[str]:
-        """The keys that are there. Raises InputError, naming one that is not, when they are too few."""
-        held = [keyid for keyid in keyids if self._place(keyid)]
-        if len(held) < threshold:
-            lacking = next(keyid for keyid in keyids if keyid not in held)
-            raise InputError(
-                f"{self._keys / lacking}.pem: this private key is needed to sign, and is not here; nothing was published"
-            )
-        return held
-
-    def _place(self, keyid: str) -> Path | None:
-        """The folder that holds a private key."""
-        return next((f for f in (self._keys, *self._elsewhere) if (f / f"{keyid}.pem").exists()), None)
-
-    def _new_key(self, folder: Path | None = None) -> CryptoSigner:
-        signer, folder = CryptoSigner.generate_ed25519(), folder or self._keys
-        with reporting(str(folder)):
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_key(folder / f"{signer.public_key.keyid}.pem", signer.private_bytes)
-        return signer
-
-    def _signer(self, keyid: str) -> CryptoSigner:
-        folder = self._place(keyid) or self._keys
-        return CryptoSigner(load_pem_private_key((folder / f"{keyid}.pem").read_bytes(), None))
-
-
-def _write_key(path: Path, pem: bytes) -> None:
-    atomic.write(path, pem)
-    path.chmod(0o600)
+        self.keys.at_hand(self._root.roles[role].keyids, self._root.roles[role].threshold)
 
 
 def superseded(name: str) -> list[str]:

@@ -104,10 +104,8 @@ class FaultyTransport(Transport):
         self._connect = partial(connect, client_id, will, **options)
         self._faults, self._seed, self._loop, self._deliver = faults, seed, loop, deliver
         self._counts: Counter[tuple[Direction, str]] = Counter()
-        self._free_s: dict[Direction, float] = {
-            "up": 0.0,
-            "down": 0.0,
-        }  # when the link has sent what came before
+        # when the link has sent what came before
+        self._free_s: dict[Direction, float] = {"up": 0.0, "down": 0.0}
         self._last_s: dict[Direction, float] = {"up": 0.0, "down": 0.0}  # when the last one arrives
         self._held: list[Callable[[Transport], None]] = []  # while the link is cut
         self._changed = threading.Condition()
@@ -120,9 +118,9 @@ class FaultyTransport(Transport):
         require_sendable(packet, LIMITS.max_packet_bytes)
         self._ask(lambda: self._pass("up", packet, lambda passed: self._do(lambda t: t.publish(passed))))
 
-    def subscribe(self, pattern: str) -> None:
+    def subscribe(self, pattern: str, *, qos: int = 1) -> None:
         require_pattern(pattern)
-        self._ask(lambda: self._behind("up", lambda: self._do(lambda t: t.subscribe(pattern))))
+        self._ask(lambda: self._behind("up", lambda: self._do(lambda t: t.subscribe(pattern, qos=qos))))
 
     def unsubscribe(self, pattern: str) -> None:
         self._ask(lambda: self._behind("up", lambda: self._do(lambda t: t.unsubscribe(pattern))))

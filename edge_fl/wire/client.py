@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -18,7 +19,7 @@ from paho.mqtt.properties import Properties
 
 from edge_fl.errors import ConfigError
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.tls import earliest, secure
+from edge_fl.wire.tls import earliest, kept_fresh, secure
 from edge_fl.wire.transport import Limits, Packet
 
 MAX_PACKET_BYTES = 268_435_455  # MQTT's own bounds
@@ -47,14 +48,15 @@ class BrokerLimits:
 class Client(PahoClient):
     """paho's client on sockets of ours: without delay (88 ms a round trip otherwise), and closed when TLS fails, which paho forgets."""
 
-    tls: ssl.SSLContext | None = None
+    tls: Callable[[], ssl.SSLContext | None]
     since: datetime | None = None
 
     def _create_socket(self) -> socket.socket:
         sock = socket.create_connection((self.host, self.port), self.connect_timeout)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return secure(sock, self.tls, self.host, self.since) if self.tls else sock
+            context = self.tls()
+            return secure(sock, context, self.host, self.since) if context else sock
         except BaseException:
             sock.close()
             raise
@@ -69,7 +71,6 @@ def make_client(
     session_expiry_s: int,
     clean_start: bool,
     keepalive_s: int,
-    tls: ssl.SSLContext | None,
 ) -> Client:
     """A client that is ready for `reconnect`, and leaves writing to its owner. Raises ConfigError."""
     client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
@@ -79,7 +80,7 @@ def make_client(
     if will:
         properties = _properties(will.content_type, will.expiry_s, PacketTypes.WILLMESSAGE)
         client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
-    client.tls = tls or endpoint.tls_context()
+    client.tls = kept_fresh(endpoint)
     client.since = earliest(endpoint)
     properties = _connect_properties(session_expiry_s, limits.receive_maximum, limits.max_packet_bytes)
     clean = MQTT_CLEAN_START_FIRST_ONLY if clean_start else False
@@ -118,7 +119,8 @@ def _connect_properties(session_expiry_s: int, receive_maximum: int, max_packet_
 @functools.lru_cache(maxsize=256)
 def _properties(content_type: str, expiry_s: int | None, packet_type: int) -> Properties:
     properties: Properties = _new_properties(packet_type)
-    properties.ContentType = content_type
+    if content_type:
+        properties.ContentType = content_type
     if expiry_s is not None:
         properties.MessageExpiryInterval = expiry_s
     return properties

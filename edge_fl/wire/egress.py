@@ -19,7 +19,7 @@ from edge_fl.heads import auto
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import MESSAGES, Report, TierName
 
-SAID = ("state", "meta", "rpt", "req", "log")
+SAID = ("state", "meta", "rpt", "req", "log", "echo")
 """What a device says, by the kind of its topic; a report's chunks and a claim's request for a certificate come beside them."""
 
 NUMBERS = (

@@ -11,9 +11,12 @@ replaces the claim by what it gets for it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from datetime import datetime
@@ -90,14 +93,15 @@ def read(folder: Path) -> Identity:
 
     Whether its time has come or gone is left to TLS: a board without a clock of its own could not tell.
     """
-    _finish(folder)
-    key_mode = _mode(folder / KEY_FILE)
-    if key_mode & 0o077:
-        raise ConfigError(
-            f"{folder / KEY_FILE}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600); not connecting"
-        )
-    certificate, key = _bytes(folder / CERT_FILE), _bytes(folder / KEY_FILE)
-    return replace_fields(_checked(folder, certificate, key), token=_token(folder))
+    with _alone(folder):
+        _finish(folder)
+        key_mode = _mode(folder / KEY_FILE)
+        if key_mode & 0o077:
+            raise ConfigError(
+                f"{folder / KEY_FILE}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600); not connecting"
+            )
+        certificate, key = _bytes(folder / CERT_FILE), _bytes(folder / KEY_FILE)
+        return replace_fields(_checked(folder, certificate, key), token=_token(folder))
 
 
 def _checked(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Identity:
@@ -162,10 +166,11 @@ def replace(folder: Path, certificate: bytes, key: Key) -> Identity:
         raise ConfigError(
             f"{folder}: a certificate on {name!r}, expected one on {wanted!r}; the old one stays"
         )
-    atomic.write(folder / (CERT_FILE + NEW), certificate)
-    _replace_private(folder / KEY_FILE, key_bytes(key))
-    os.replace(folder / (CERT_FILE + NEW), folder / CERT_FILE)
-    _drop(folder)
+    with _alone(folder):
+        atomic.write(folder / (CERT_FILE + NEW), certificate)
+        atomic.write(folder / KEY_FILE, key_bytes(key), private=True)
+        os.replace(folder / (CERT_FILE + NEW), folder / CERT_FILE)
+        _drop(folder)
     return read(folder)
 
 
@@ -181,7 +186,7 @@ def pending_key(folder: Path) -> Key:
         return load_key(_bytes(path))
     except (ConfigError, ValueError, TypeError):  # none yet, or half of one
         key = new_key()
-        _replace_private(path, key_bytes(key))
+        atomic.write(path, key_bytes(key), private=True)
         return key
 
 
@@ -226,6 +231,20 @@ def key_bytes(key: Key) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lets no other process or thread look in between: it would take a pair that is being replaced for one that a cut has left."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _finish(folder: Path) -> None:
@@ -290,10 +309,4 @@ def _unreadable(path: Path, error: OSError) -> ConfigError:
 def write_private(path: Path, content: bytes) -> None:
     """A new file that only its owner may read. Raises OSError, when there is one already too."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-
-
-def _replace_private(path: Path, content: bytes) -> None:
-    with atomic.writing(path) as file:
-        os.fchmod(file.fileno(), 0o600)
         file.write(content)

@@ -69,7 +69,7 @@ class Session:
     """What the broker knows of one client name; it outlives the connection unless its expiry is 0."""
 
     client: InMemoryTransport | None = None
-    patterns: set[str] = field(default_factory=set)
+    patterns: dict[str, int] = field(default_factory=dict)  # with the QoS that each was subscribed at
     waiting: list[Kept] = field(default_factory=list)
 
 
@@ -142,28 +142,30 @@ class InMemoryBroker:
                 self._retained.pop(packet.topic, None)
         passed = replace(packet, retain=False)
         for session in list(self._sessions.values()):
-            if not any(matches(pattern, packet.topic) for pattern in session.patterns):
+            found = [qos for pattern, qos in session.patterns.items() if matches(pattern, packet.topic)]
+            if not found:
                 continue
+            sent = replace(passed, qos=min(packet.qos, max(found)))
             if session.client:
-                session.client.emit(passed)
-            elif passed.qos:
-                session.waiting.append(keep(passed))
+                session.client.emit(sent)
+            elif sent.qos:
+                session.waiting.append(keep(sent))
 
-    def subscribe(self, client: InMemoryTransport, pattern: str) -> None:
+    def subscribe(self, client: InMemoryTransport, pattern: str, qos: int) -> None:
         """Adds a subscription and sends what is retained below it, again when it stood already."""
         session = self._sessions.get(client.client_id)
         if not session or session.client is not client:
             return
-        session.patterns.add(pattern)
+        session.patterns[pattern] = qos
         for topic, kept in sorted(self._retained.items()):
             if matches(pattern, topic) and (packet := kept.fresh()):
-                client.emit(packet)
+                client.emit(replace(packet, qos=min(packet.qos, qos)))
 
     def unsubscribe(self, client: InMemoryTransport, pattern: str) -> None:
         """Takes a subscription back."""
         session = self._sessions.get(client.client_id)
         if session and session.client is client:
-            session.patterns.discard(pattern)
+            session.patterns.pop(pattern, None)
 
     def _drop(self, client_id: str) -> None:
         session = self._sessions.get(client_id)
@@ -213,9 +215,9 @@ class InMemoryTransport(Transport):
         require_sendable(packet, self._limits.max_packet_bytes)
         self._ask(lambda: self._broker.publish(packet))
 
-    def subscribe(self, pattern: str) -> None:
+    def subscribe(self, pattern: str, *, qos: int = 1) -> None:
         require_pattern(pattern)
-        self._ask(lambda: self._broker.subscribe(self, pattern))
+        self._ask(lambda: self._broker.subscribe(self, pattern, qos))
 
     def unsubscribe(self, pattern: str) -> None:
         self._ask(lambda: self._broker.unsubscribe(self, pattern))

@@ -33,6 +33,8 @@ Text = Annotated[str, Meta(max_length=2000)]
 TierName = Literal["head", "full"]
 Mode = Literal["serve", "train", "evaluate", "personalise", "rest"]
 Status = Literal["init", "ready", "sleeping", "disconnected", "lost", "alert"]
+GONE: frozenset[Status] = frozenset({"lost", "disconnected", "sleeping"})
+"""States of a device that is not there."""
 Activity = Literal["idle", "fetching", "installing", "fitting", "training", "evaluating", "reporting"]
 
 
@@ -97,6 +99,12 @@ class Ack(Struct, frozen=True):
     id: Id
     status: Literal["accepted", "duplicate", "rejected"]
     reason: Text = ""
+
+
+class Echo(Struct, frozen=True):
+    """dn/echo, never retained: a device says `id` to itself. The broker keeps the order, so what it retained for the device came before."""
+
+    id: Id
 
 
 class DeviceState(Struct, frozen=True):
@@ -194,6 +202,7 @@ MESSAGES: dict[str, type[Struct]] = {
     "want": Want,
     "cmd": Command,
     "ack": Ack,
+    "echo": Echo,
     "state": DeviceState,
     "meta": Capability,
     "rpt": Report,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -56,8 +55,7 @@ class MqttTransport(Transport):
     """One MQTT client. What is not public runs on the loop's thread, `_attempt` apart.
 
     `clean_start` forgets the broker's session at the first connection; `session_expiry_s` is how long it outlives the last one.
-    `tls` is a context to share among many clients; without it one is made of the endpoint's files. `refused` are topics and patterns
-    that the broker did not allow, with its reasons.
+    `refused` are topics and patterns that the broker did not allow, with its reasons.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class MqttTransport(Transport):
         session_expiry_s: int = 86400,
         clean_start: bool = False,
         keepalive_s: int = 30,
-        tls: ssl.SSLContext | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         self.endpoint = endpoint
@@ -81,9 +78,8 @@ class MqttTransport(Transport):
         self._deliver = deliver
         self._limits = limits
         self._loop = loop or shared_loop()
-        self._changed = (
-            threading.Condition()
-        )  # one for all that a caller may wait for: a client has to be small
+        # one for all that a caller may wait for: a client has to be small
+        self._changed = threading.Condition()
         self._outgoing = Outgoing(limits.max_queued_bytes, self._changed)
         self._max_packet_bytes = limits.max_packet_bytes
         self._window = limits.max_inflight
@@ -105,7 +101,6 @@ class MqttTransport(Transport):
             session_expiry_s=session_expiry_s,
             clean_start=clean_start,
             keepalive_s=keepalive_s,
-            tls=tls,
         )
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
@@ -123,10 +118,10 @@ class MqttTransport(Transport):
         self._outgoing.publish(packet)
         self._send_soon()
 
-    def subscribe(self, pattern: str) -> None:
+    def subscribe(self, pattern: str, *, qos: int = 1) -> None:
         require_pattern(pattern)
         if not self._closed:
-            self._outgoing.filter(pattern, wanted=True)
+            self._outgoing.filter(pattern, wanted=True, qos=qos)
             self._send_soon()
 
     def unsubscribe(self, pattern: str) -> None:
@@ -345,7 +340,7 @@ class MqttTransport(Transport):
         """Hands the item to paho. Returns the message id of the answer to wait for, or None."""
         if isinstance(item, Filter):
             if item.wanted:
-                return self._client.subscribe(item.pattern, qos=1)[1]
+                return self._client.subscribe(item.pattern, qos=item.qos)[1]
             return self._client.unsubscribe(item.pattern)[1]
         if (packet := item.remaining()) is None:
             return None

@@ -44,6 +44,7 @@ class Filter:
     number: int
     pattern: str
     wanted: bool
+    qos: int = 1
 
     @property
     def name(self) -> str:
@@ -77,11 +78,11 @@ class Outgoing:
             self._last += 1
             self._waiting.append(Publication(self._last, packet, until))
 
-    def filter(self, pattern: str, *, wanted: bool) -> None:
+    def filter(self, pattern: str, *, wanted: bool, qos: int = 1) -> None:
         """Appends a subscription, or the end of one."""
         with self._changed:
             self._last += 1
-            self._waiting.append(Filter(self._last, pattern, wanted))
+            self._waiting.append(Filter(self._last, pattern, wanted, qos))
 
     def send(self, window: int, send: Callable[[Publication | Filter], int | None]) -> None:
         """Hands items to `send` until none waits or `window` publications are under way.

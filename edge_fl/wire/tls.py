@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,6 +22,24 @@ NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
 NOT_YET_VALID, EXPIRED = 9, 10
 SEEN_FILE = "last_seen"
 SEEN_EVERY = timedelta(days=1)  # an SD card is not to be written at every connection
+
+
+def kept_fresh(endpoint: Endpoint) -> Callable[[], ssl.SSLContext | None]:
+    """What gives the endpoint's context, for each connection anew: a certificate that took the old one's place serves from then on.
+
+    Raises ConfigError for files that cannot be used, and so does what it returns, for new ones. A certificate that is gone serves on.
+    """
+    seen, context = _changed(endpoint), endpoint.tls_context()
+
+    def current() -> ssl.SSLContext | None:
+        nonlocal seen, context
+        now = _changed(endpoint)
+        if now and now != seen:
+            context = endpoint.tls_context()
+            seen = now
+        return context
+
+    return current
 
 
 def earliest(endpoint: Endpoint) -> datetime | None:
@@ -74,6 +93,14 @@ def turned_away(endpoint: Endpoint) -> str:
 def clock() -> str:
     """What this machine takes for the time."""
     return f"this machine's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; is that right?"
+
+
+def _changed(endpoint: Endpoint) -> int:
+    """When our own certificate was last replaced, which comes after its key; 0 without one."""
+    try:
+        return endpoint.cert.stat().st_mtime_ns if endpoint.cert else 0
+    except OSError:
+        return 0
 
 
 def _dates(endpoint: Endpoint) -> tuple[datetime, datetime] | None:

@@ -8,6 +8,7 @@ One fleet is one prefix ``efl/1/FLEET``, where 1 is the protocol's major version
     art/SHA256/GROUP/INDEX          server   retained         one 64 KiB chunk of a blob, addressed by the blob's hash
     round/TASK                      server   retained         what the current round of a task is
     d/DEVICE/dn/{want,cmd,ack}      server                    desired state (retained), commands, acknowledgements
+    d/DEVICE/dn/echo                device                    what it says to itself, behind all that was on its way to it
     d/DEVICE/up/{state,meta}        device   retained         life cycle (also its will) and capabilities
     d/DEVICE/up/rpt/TASK/ROUND      device                    one report
     d/DEVICE/up/blob/ID/INDEX       device                    one chunk of an update
@@ -40,14 +41,14 @@ CLAIM, WORKER = "claim-", "worker-"
 
 Role = Literal["server", "reader", "operator", "registrar", "broker", "device", "claim", "worker"]
 Right = Literal["read", "write", "readwrite", "deny"]
-OFFICES: dict[str, Role] = {
-    "server": "server",
-    "reader": "reader",  # what the server looks with before it is the server: two clients of one name would throw each other out
-    "operator": "operator",  # a person with `edge-fl fleet list`, `broker check` or `release`
-    "registrar": "registrar",  # who answers requests for certificates
-    "broker": "broker",
-}
-"""The names that no device can have, and their roles."""
+RESERVED: tuple[Role, ...] = (
+    "server",
+    "reader",  # what the server looks with before it is the server: two clients of one name would throw each other out
+    "operator",  # a person with `edge-fl fleet list`, `broker check` or `release`
+    "registrar",  # who answers requests for certificates
+    "broker",
+)
+"""Names that no device can have; each is its own role."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,11 @@ class Topics:
     def ack(self, device: str) -> str:
         return f"{self.root}/d/{device}/dn/ack"
 
+    def echo(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/echo"
+
     def down(self, device: str) -> str:
-        """The subscription for everything the server says to one device."""
+        """The subscription for everything that is said to one device."""
         return f"{self.root}/d/{device}/dn/#"
 
     def state(self, device: str) -> str:
@@ -172,7 +176,10 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case ["dn", ("want" | "cmd" | "ack") as kind] | ["up", ("state" | "meta" | "req" | "log") as kind]:
+        case ["dn", ("want" | "cmd" | "ack" | "echo") as kind] | [
+            "up",
+            ("state" | "meta" | "req" | "log") as kind,
+        ]:
             return Address(kind, device)
         case ["up", "rpt", task, number] if NAME.match(task) and NUMBER.match(number):
             return Address("rpt", device, (task, number))
@@ -186,9 +193,10 @@ def _in_group(group: str, index: str) -> bool:
 
 
 def role_of(name: str) -> Role:
-    """What a name on a certificate makes of its owner: an office, a claim, or else a device."""
-    if name in OFFICES:
-        return OFFICES[name]
+    """What a name on a certificate makes of its owner: a reserved role, a worker, a claim, or else a device."""
+    for role in RESERVED:
+        if name == role:
+            return role
     if name.startswith(WORKER):
         return "worker"
     return "claim" if name.startswith(CLAIM) else "device"
@@ -197,7 +205,7 @@ def role_of(name: str) -> Role:
 def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     """(role, right, pattern) triples; %u is the name on the certificate. What is not granted is refused.
 
-    A device's rules hold for every name, as broker's patterns do, so what a claim must not have of them is taken away again: "deny"
+    A device's rules hold for every name, as a broker's patterns do, so what a claim must not have of them is taken away again: "deny"
     goes before all else.
     """
     root = Topics(fleet).root
@@ -213,6 +221,7 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     for family in BROADCAST:
         yield "device", "read", f"{root}/{family}/#"
     yield "device", "read", f"{root}/d/%u/dn/#"
+    yield "device", "write", f"{root}/d/%u/dn/echo"
     yield "device", "write", f"{root}/d/%u/up/#"
     yield "device", "read", f"{root}/enroll/%u/rsp"
     yield "device", "write", f"{root}/enroll/%u/req"

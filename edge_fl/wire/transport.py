@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
-OCTETS = "application/octet-stream"
+UNTYPED = ""  # a chunk of a blob: what the whole is stands in its descriptor
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,11 @@ class Transport(ABC):
         """Queues a publication; it survives a reconnect when qos is 1. Raises ProtocolError when the broker would refuse its size."""
 
     @abstractmethod
-    def subscribe(self, pattern: str) -> None:
-        """Retained messages that match come first. A second call for the same pattern sends the retained ones again."""
+    def subscribe(self, pattern: str, *, qos: int = 1) -> None:
+        """Retained messages that match come first. A second call for the same pattern sends the retained ones again.
+
+        With `qos` 0 the broker keeps no account of what it sends: for what the owner counts, verifies and asks for again itself.
+        """
 
     @abstractmethod
     def unsubscribe(self, pattern: str) -> None:

@@ -27,11 +27,8 @@ from server.fleets.site import Site
 from server.study import Study
 
 Params = Mapping[str, Tensor]
-TOLERANCES = {
-    "cnn2": 1e-4,
-    "resnet18": 1e-2,
-    "resnet34": 1e-2,
-}  # TF32 convolutions, and BatchNorm on ten images
+# TF32 convolutions, and BatchNorm on ten images
+TOLERANCES = {"cnn2": 1e-4, "resnet18": 1e-2, "resnet34": 1e-2}
 BATCH, SHOWN = 10, 6
 
 

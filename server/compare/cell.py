@@ -104,6 +104,10 @@ def read(cell: Cell, folder: Path) -> Measured | None:
         kept = msgspec.json.decode(path.read_bytes(), type=Measured)
     except FileNotFoundError:
         return None
+    except NotADirectoryError as error:
+        raise InputError(
+            f"{folder}: no folder; expected one for the cells of a comparison; nothing was started"
+        ) from error
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(
             f"{path}: cannot be read ({error}); remove it to run that cell again; nothing was started"
@@ -123,9 +127,8 @@ def read_probe(key: str, folder: Path) -> Probe | None:
 
 def _measure(cell: Cell, folder: Path, commit: str, watch: Watch) -> Measured:
     recipe, device = cell.recipe, simulate.torch_device(cell.recipe.device)
-    if (
-        recipe.engine == "auto" and device == "cpu"
-    ):  # cells run side by side already, and so give the same bits however many
+    if recipe.engine == "auto" and device == "cpu":
+        # cells run side by side already, and so give the same bits however many
         recipe = msgspec.structs.replace(recipe, engine="sequential")
     dataset = _dataset(recipe.data.dataset, Path(recipe.data.data_dir))
     study = Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
@@ -141,6 +144,8 @@ def _measure(cell: Cell, folder: Path, commit: str, watch: Watch) -> Measured:
         _write_probe(probe(method, shared, fleet.personal_state(), study.data(), device), cell.key, folder)
 
     outcome = simulate.run(study, note, look, watch=watch)
+    if outcome.spent:  # cells of fewer rounds than the others compare with nothing
+        raise outcome.spent
     return _summed_up(cell, outcome, curve, took_part, commit, _fingerprint(dataset))
 
 

@@ -9,7 +9,7 @@ import typer
 
 from edge_fl.cli import Format, FormatOption, say
 from edge_fl.errors import InputError, RunError
-from server import own
+from server import imports
 from server.options import SetOption
 
 
@@ -26,10 +26,10 @@ def compare(
         str, typer.Option(help="Partitions, with commas: dirichlet:0.1, pathological:2, domain, iid.")
     ] = "",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from the recipe's on.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1)] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="How many clients share the data.")] = None,
     model: Annotated[str, typer.Option(help="A model by name, or package.module:Class.")] = "",
-    rounds: Annotated[int | None, typer.Option(min=0)] = None,
-    epochs: Annotated[int | None, typer.Option(min=0)] = None,
+    rounds: Annotated[int | None, typer.Option(min=0, help="Communication rounds.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=0, help="Local epochs per round.")] = None,
     data_dir: Annotated[str, typer.Option(help="Where the .npz files of datasets are.")] = "",
     scale: Annotated[float, typer.Option(min=1e-6, max=1, help="Keep this share of the data and of the rounds.")] = 1.0,
     settings: SetOption = None,
@@ -41,7 +41,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="The folder of this comparison; what it holds is not run again.")] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:  # fmt: skip
-    """Compares methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only what is missing."""
+    """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only what is missing."""
     from edge_fl import config
     from edge_fl.methods import names
     from server import recipes
@@ -60,7 +60,7 @@ def compare(
         "method.epochs": epochs,
         "data.data_dir": data_dir,
     }
-    own.importable()
+    imports.from_here()
     base = config.with_settings(base, [
         *(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in given.items() if value not in ("", None)),
         'source="simulated"',

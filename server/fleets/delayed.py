@@ -17,7 +17,7 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import Method
 from edge_fl.seeds import generator
-from server.fleets.fleet import ClientId, Downs, Fleet
+from server.fleets.fleet import ClientId, Downs, Fleet, Step
 
 TASK, START = "task", "start."  # how what a client works on is named among what it remembers
 TICKS = 1_000_000  # whole numbers, which a checkpoint keeps as they are
@@ -51,7 +51,21 @@ class DelayedFleet(Fleet):
     def at_work(self) -> Collection[ClientId]:
         return self._tasks.keys()
 
-    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        if step == "train":
+            return self._train(round, downs)
+        if step == "personalise":
+            self._tasks = {}
+        return self._fleet.each(step, round, method, downs)
+
+    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
+        for client, own in self._fleet.personal_state():
+            yield client, {**own, **_kept(self._tasks[client])} if client in self._tasks else own
+
+    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
+        self._fleet.restore(self._taken_up(states))
+
+    def _train(self, round: int, downs: Downs) -> Iterator[Update]:
         for client in downs:
             takes = abs(generator(self._seed, "delay", round, client).normal())
             self._tasks[client] = Task(round, downs[client], int(takes * TICKS))
@@ -70,20 +84,6 @@ class DelayedFleet(Fleet):
                 late = began < round
                 start = starts[update.client] if late else None
                 yield replace(update, start=start, staleness=round - began)
-
-    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        self._tasks = {}
-        return self._fleet.personalise(round, method, downs)
-
-    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._fleet.evaluate(round, method, downs)
-
-    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        for client, own in self._fleet.personal_state():
-            yield client, {**own, **_kept(self._tasks[client])} if client in self._tasks else own
-
-    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
-        self._fleet.restore(self._taken_up(states))
 
     def _taken_up(self, states: Iterator[tuple[ClientId, Parts]]) -> Iterator[tuple[ClientId, Parts]]:
         for client, own in states:

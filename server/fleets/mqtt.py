@@ -21,7 +21,7 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.method import Method
 from edge_fl.wire.messages import PRIVACY_SPENT, Mode, Report, Request, Round
-from server.fleets.fleet import ClientId, Downs, Fleet
+from server.fleets.fleet import ClientId, Downs, Fleet, Step
 from server.registry.records import TaskWord
 from server.wire.broadcasts import Broadcasts
 from server.wire.exchange import Answer, Exchange
@@ -98,14 +98,19 @@ class MqttFleet(Fleet):
     def trainable(self) -> Sequence[ClientId]:
         return [device for device in self.clients() if device not in self._spent]
 
-    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._ask("train", round, method, downs)
-
-    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._ask("personalise", round, method, downs)
-
-    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._ask("evaluate", round, method, downs)
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        """Asks at once, so that devices work while whoever asked does something else; the iterator waits for the answers."""
+        self._leave_behind(step, round)
+        question = self._question(step, round, method, downs)
+        exchange, limit_s = question.exchange, question.deadline_s
+        until = time.monotonic() + self._limits.deadline_s
+        self._announce()
+        self._inbox.journal.ask(downs, self._task, round, step, exchange.id)
+        for client in downs:
+            down = question.broadcasts.send(downs[client])
+            place = {"task": self._task, "round": round, "id": exchange.id}
+            self._wants.ask(client, step, **place, down=down, deadline_s=limit_s)
+        return self._collect(question, until)
 
     def at_work(self) -> Collection[ClientId]:
         """Members of rounds that are not over for them, and those whose answers have not been looked at."""
@@ -124,20 +129,6 @@ class MqttFleet(Fleet):
     def _late(self) -> bool:
         """Whether late updates count."""
         return self._limits.max_staleness is not None
-
-    def _ask(self, mode: Mode, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """Asks at once, so that devices work while whoever asked does something else; the iterator waits for the answers."""
-        self._leave_behind(mode, round)
-        question = self._question(mode, round, method, downs)
-        exchange, limit_s = question.exchange, question.deadline_s
-        until = time.monotonic() + self._limits.deadline_s
-        self._announce()
-        self._inbox.journal.ask(downs, self._task, round, mode, exchange.id)
-        for client in downs:
-            down = question.broadcasts.send(downs[client])
-            place = {"task": self._task, "round": round, "id": exchange.id}
-            self._wants.ask(client, mode, **place, down=down, deadline_s=limit_s)
-        return self._collect(question, until)
 
     def _question(self, mode: Mode, round: int, method: Method, downs: Downs) -> Question:
         """A question whose answers are taken from now on."""

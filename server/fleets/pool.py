@@ -7,7 +7,7 @@ file; personal parts are one file per client beside it, broadcasts and updates a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -19,10 +19,10 @@ from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from server.fleets import processes, schedule, worker
-from server.fleets.fleet import ClientId, Downs, Fleet
+from server.fleets.fleet import Downs, Step
 from server.fleets.folders import make, until_gone
 from server.fleets.personal import Personal
-from server.fleets.sequential import Step
+from server.fleets.simulated import SimulatedFleet
 from server.fleets.site import Site
 from server.fleets.worker import Done, Job
 
@@ -33,7 +33,7 @@ LEAST_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # what must be free there to be
 SILENCE_S = 3600.0  # a run ends when no client has finished for so long
 
 
-class PoolFleet(Fleet):
+class PoolFleet(SimulatedFleet):
     """The clients of a site, trained by `workers` processes (0: one per core). Its files go when it goes."""
 
     def __init__(self, site: Site, *, workers: int = 0) -> None:
@@ -41,30 +41,10 @@ class PoolFleet(Fleet):
         self._folder = until_gone(self, make())
         self._travelling = until_gone(self, make(_in_memory()))
         site.save(self._folder)
-        self._personal = Personal(build_method(site.settings.spec), self._folder / worker.PERSONAL)
+        personal = Personal(build_method(site.settings.spec), self._folder / worker.PERSONAL)
+        super().__init__(site.settings.clients, personal)
 
-    def clients(self) -> Sequence[ClientId]:
-        return self._site.settings.clients
-
-    def trainable(self) -> Sequence[ClientId]:
-        return self._personal.trainable(self.clients())
-
-    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._spread("train", round, downs)
-
-    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._spread("personalise", round, downs)
-
-    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._spread("evaluate", round, downs)
-
-    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self._personal.everything(self.clients())
-
-    def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
-        self._personal.restore(states)
-
-    def _spread(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Updates as they come, with a bounded number of clients under way; the work of a worker that died is done again."""
         with processes.threads(1):  # whoever takes the updates works beside workers that have all cores
             yield from self._finished(step, round, downs)
@@ -85,7 +65,7 @@ class PoolFleet(Fleet):
             for future in finished:
                 job, tries = running.pop(future)
                 try:
-                    yield worker.collect(job, future.result(), self._personal)
+                    yield worker.collect(job, future.result(), self.personal)
                 except BrokenProcessPool as error:
                     if tries == TRIES:
                         message = f"round {round}, client {job.client}: its worker died {TRIES} times ({error}); the run stops"

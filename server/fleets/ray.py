@@ -8,7 +8,7 @@ Without the address of a cluster in RAY_ADDRESS, one is started on this machine,
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -22,9 +22,10 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from server.fleets import processes, schedule
-from server.fleets.fleet import ClientId, Downs, Fleet
+from server.fleets.fleet import ClientId, Downs, Step
 from server.fleets.personal import Personal
-from server.fleets.sequential import SequentialFleet, Step
+from server.fleets.sequential import SequentialFleet
+from server.fleets.simulated import SimulatedFleet
 from server.fleets.site import Site
 from server.fleets.vector import VectorFleet
 
@@ -36,12 +37,12 @@ CHUNK = 64  # clients that go to a GPU together
 Arrays = dict[str, dict[str, np.ndarray]]
 
 
-class RayFleet(Fleet):
+class RayFleet(SimulatedFleet):
     """The clients of a site on a Ray cluster; `workers` are those to start where there is no cluster yet (0: one per core)."""
 
     def __init__(self, site: Site, method: Method, folder: Path | None = None, *, workers: int = 0) -> None:
+        super().__init__(site.settings.clients, Personal(method, folder))
         self._ray, self._site = _connected(workers), site
-        self._personal = Personal(method, folder)
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if site.device == "cuda" else 0
         self._workers = gpus or int(self._ray.cluster_resources()["CPU"])
         self._chunk = CHUNK if gpus else 1
@@ -49,35 +50,14 @@ class RayFleet(Fleet):
         self._work = self._ray.remote(max_retries=TRIES, **needs)(work)
         self._placed = self._ray.put(site)
 
-    def clients(self) -> Sequence[ClientId]:
-        return self._site.settings.clients
-
-    def trainable(self) -> Sequence[ClientId]:
-        return self._personal.trainable(self.clients())
-
-    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._spread("train", round, downs)
-
-    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._spread("personalise", round, downs)
-
-    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._spread("evaluate", round, downs)
-
-    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self._personal.everything(self.clients())
-
-    def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
-        self._personal.restore(states)
-
-    def _spread(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Updates as they come, with a bounded number of clients under way."""
         order = schedule.largest_first(downs, self._site.samples)
         running: list[Any] = []
         put = _PutOnce(self._ray)
         while True:
             while len(running) < AHEAD * self._workers and (chunk := list(islice(order, self._chunk))):
-                given = [(id, put(downs[id]), to_arrays(self._personal.get(id))) for id in chunk]
+                given = [(id, put(downs[id]), to_arrays(self.personal.get(id))) for id in chunk]
                 running.append(self._work.remote([self._placed], step, round, given))
             if not running:
                 return
@@ -86,7 +66,7 @@ class RayFleet(Fleet):
                 raise RunError(f"round {round}: nothing was finished for {SILENCE_S:.0f} s; the run stops")
             for id, samples, parts, metrics, own in self._result(round, finished[0]):
                 if step != "evaluate":
-                    self._personal.put(id, from_arrays(own))
+                    self.personal.put(id, from_arrays(own))
                 yield Update(id, samples, from_arrays(parts), metrics)
 
     def _result(
@@ -109,12 +89,11 @@ def work(
     site, method, fleet = _run(placed[0])
     fleet.restore((id, from_arrays(own)) for id, _, own in given)
     downs = {id: to_device(from_arrays(ray.get(down)), site.device) for id, down, _ in given}
-    steps = {"train": fleet.train, "personalise": fleet.personalise, "evaluate": fleet.evaluate}
     done = []
-    for update in steps[step](round, method.at(max(round, 1)), downs):
-        id, parts = update.client, to_arrays(update.parts)
-        done.append((id, update.samples, parts, update.metrics, to_arrays(fleet.own(id))))
-        fleet.keep(id, {})  # the server has them again
+    for update in fleet.each(step, round, method.at(max(round, 1)), downs):
+        id, parts, own = update.client, to_arrays(update.parts), to_arrays(fleet.personal.get(update.client))
+        done.append((id, update.samples, parts, update.metrics, own))
+        fleet.personal.put(id, {})  # the server has them again
     return done
 
 

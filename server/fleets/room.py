@@ -15,10 +15,8 @@ import torch
 log = logging.getLogger(__name__)
 
 CPU_CLIENTS, FIRST_CLIENTS, MOST_CLIENTS = 32, 16, 1024
-CPU_OVERHEAD, GPU_OVERHEAD = (
-    3.0,
-    128.0,
-)  # a step's calls or launches, counted in clients that it could train meanwhile
+# a step's calls or launches, counted in clients that it could train meanwhile
+CPU_OVERHEAD, GPU_OVERHEAD = 3.0, 128.0
 SHARE = 0.8  # of the free memory that is used
 
 

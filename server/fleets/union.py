@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.method import Method
-from server.fleets.fleet import ClientId, Downs, Fleet
-
-Step = Callable[[int, Method, Downs], Iterator[Update]]
+from server.fleets.fleet import ClientId, Downs, Fleet, Step
 
 
 class Share(Mapping[ClientId, Parts]):
@@ -47,26 +45,17 @@ class UnionFleet(Fleet):
         devices = (client for client in self._devices.trainable() if client not in self._ours)
         return sorted([*self._simulated.trainable(), *devices])
 
-    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._both(self._devices.train, self._simulated.train, round, method, downs)
-
-    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._both(self._devices.personalise, self._simulated.personalise, round, method, downs)
-
-    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._both(self._devices.evaluate, self._simulated.evaluate, round, method, downs)
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        theirs = Share(downs, [client for client in downs if client not in self._ours])
+        ours = Share(downs, [client for client in downs if client in self._ours])
+        asked = self._devices.each(step, round, method, theirs) if theirs else iter(())
+        return _one_after_the_other(self._simulated.each(step, round, method, ours), asked)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
         return self._simulated.personal_state()
 
     def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
         self._simulated.restore(states)
-
-    def _both(self, remote: Step, local: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        theirs = Share(downs, [client for client in downs if client not in self._ours])
-        ours = Share(downs, [client for client in downs if client in self._ours])
-        asked = remote(round, method, theirs) if theirs else iter(())
-        return _one_after_the_other(local(round, method, ours), asked)
 
 
 def _one_after_the_other(*steps: Iterator[Update]) -> Iterator[Update]:

@@ -7,7 +7,7 @@ small; how many fit is found by `Room`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,15 @@ from edge_fl.methods import steps, transit
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from server.fleets import room, schedule
-from server.fleets.fleet import ClientId, Downs, Fleet
+from server.fleets.fleet import ClientId, Downs, Step
 from server.fleets.room import Room
 from server.fleets.sequential import SequentialFleet
+from server.fleets.simulated import SimulatedFleet
 
 log = logging.getLogger(__name__)
 
 
-class VectorFleet(Fleet):
+class VectorFleet(SimulatedFleet):
     """Simulated clients as in the sequential fleet; `train` is vectorised where the method allows, the rest is the reference's own.
 
     `chunk` is the most clients that are trained as one, 0 for what `Room` finds.
@@ -47,21 +48,16 @@ class VectorFleet(Fleet):
         chunk: int = 0,
     ) -> None:
         self._reference = SequentialFleet(clients, method, folder)
+        super().__init__(self._reference.clients(), self._reference.personal)
         self._clients = clients
         self.room = Room(next(iter(clients.values())).device, chunk)
         self.fallback = ""
         if reason := unable(method):
             self._give_up(method, reason)
 
-    def clients(self) -> Sequence[ClientId]:
-        return self._reference.clients()
-
-    def trainable(self) -> Sequence[ClientId]:
-        return self._reference.trainable()
-
-    def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        if self.fallback:
-            yield from self._reference.train(round, method, downs)
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        if step != "train" or self.fallback:
+            yield from self._reference.each(step, round, method, downs)
             return
         for window in schedule.windows(downs):
             chunks, planned_for = [list(window)], 0
@@ -88,26 +84,6 @@ class VectorFleet(Fleet):
                 yield from updates
                 del updates  # before the next chunk needs the memory
 
-    def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._reference.personalise(round, method, downs)
-
-    def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._reference.evaluate(round, method, downs)
-
-    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self._reference.personal_state()
-
-    def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
-        self._reference.restore(states)
-
-    def own(self, id: ClientId) -> Parts:
-        """One client's personal parts, where its data are."""
-        return self._reference.own(id)
-
-    def keep(self, id: ClientId, own: Parts) -> None:
-        """Replaces one client's personal parts."""
-        self._reference.keep(id, own)
-
     def _give_up(self, method: Method, reason: str) -> None:
         self.fallback = reason
         log.warning("%s is trained client by client: %s", method.title, reason)
@@ -119,7 +95,7 @@ class VectorFleet(Fleet):
         """The local updates of a chunk in one computation; personal parts are replaced only when all of it went well."""
         members = [self._clients[id].batches(round) for id in chunk]
         down = stacked([downs[id] for id in chunk])
-        own = stacked([self._reference.own(id) for id in chunk])
+        own = stacked([tree.to_device(self.personal.get(id), self._clients[id].device) for id in chunk])
         x, y, real = stack(members)
         first = members[0]
 
@@ -151,7 +127,7 @@ class VectorFleet(Fleet):
             parts, mine = steps.sent(method, "train", downs[id], parts, mine, member)
             updates.append((Update(id, len(member), parts, transit.told(method, mine)), mine))
         for update, mine in updates:
-            self._reference.keep(update.client, mine)
+            self.personal.put(update.client, mine)
         return [update for update, _ in updates]
 
 

@@ -16,9 +16,9 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
-from server.fleets.fleet import ClientId
+from server.fleets.fleet import ClientId, Step
 from server.fleets.personal import Personal
-from server.fleets.sequential import Step, take_step
+from server.fleets.simulated import take_step
 from server.fleets.site import Site
 
 PERSONAL = "personal"

@@ -27,7 +27,8 @@ def find(recipe: str) -> Recipe:
         return config.convert(_tree(FOLDER / f"{recipe}.toml") | {"name": recipe}, recipe)
     if not recipe.endswith(".toml"):
         raise ConfigError(
-            f"recipe {recipe!r}: unknown{nearest(recipe, names())}, and not the path of a .toml file; nothing was started"
+            f"recipe {recipe!r}: unknown{nearest(recipe, names())}; expected a name of 'edge-fl recipes list' or the path of a .toml file;"
+            " nothing was started"
         )
     return config.convert(_tree(Path(recipe)), recipe)
 

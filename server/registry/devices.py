@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import and_, bindparam, select, update
 
+from edge_fl.wire.messages import GONE
 from server.registry.database import Database, now
 from server.registry.records import DeviceRecord
 from server.registry.tables import devices
 
 STANDING = ("first_seen_at", "quarantine", "revoked", "refusals")
 """Columns that hearing from a device does not change."""
+SILENT = DeviceRecord("", "").status
+EVER = range(2**63)
 
 
 def heard(db: Database, found: Iterable[DeviceRecord]) -> None:
@@ -25,6 +28,22 @@ def heard(db: Database, found: Iterable[DeviceRecord]) -> None:
     ]
     with db.writing() as connection:
         db.put(connection, devices, rows, *STANDING)
+
+
+def silence(db: Database, fleet: str, heard: range = EVER, but: Container[str] = ()) -> None:
+    """Nobody listens any more: devices that were there when they were heard last, as number `heard`, are "silent" from now on."""
+    columns = select(devices.c.device, devices.c.seen_sequence)
+    there = columns.where(devices.c.fleet == fleet, devices.c.status.not_in({*GONE, SILENT}))
+    mine = and_(devices.c.fleet == fleet, devices.c.device == bindparam("name"))
+    with db.writing() as connection:
+        names = [
+            row.device
+            for row in connection.execute(there)
+            if row.seen_sequence in heard and row.device not in but
+        ]
+        if names:
+            change = update(devices).where(mine).values(status=SILENT, activity="idle")
+            connection.execute(change, [{"name": name} for name in names])
 
 
 def known(db: Database, fleet: str) -> list[DeviceRecord]:

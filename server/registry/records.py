@@ -9,8 +9,8 @@ from msgspec import Struct
 from edge_fl.config import Source
 from edge_fl.wire.messages import Mode
 
-RunWord = Literal["running", "completed", "failed", "stopped"]
-Ending = Literal["completed", "failed", "stopped"]
+RunWord = Literal["running", "completed", "failed", "stopped", "spent"]
+Ending = Literal["completed", "failed", "stopped", "spent"]
 TaskWord = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "removed"]
 RolloutDesire = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutWord = Literal["running", "paused", "completed", "aborted", "rolled_back", "failed"]

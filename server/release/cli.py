@@ -17,9 +17,9 @@ from server.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOp
 if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
     from edge_fl.release.repository import Repository
-    from server.release.conduct import Office
+    from server.release.control import ReleaseControl
 
-Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds until it must have come to rest.")]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for its end.")]
 WAIT_S = 3600.0
 With = Annotated[list[Path] | None, typer.Option("--with", help="A folder with keys that were taken out.")]
 Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see 'release list'.")]
@@ -39,7 +39,9 @@ RoleArgument = Annotated[Role, typer.Argument(help="What the key signs.")]
 
 def register(app: App) -> None:
     """Adds the group `release`."""
-    release = app.group("release", help="Releases of the extractor: roll out in groups, pause, take back.")
+    release = app.group(
+        "release", help="Releases of the extractor: roll out in groups, pause, roll back, export, keys."
+    )
     release.command("list")(list_releases)
     for command in (rollout, pause, abort, rollback, export):
         release.command()(command)
@@ -59,10 +61,10 @@ def list_releases(
     """List the kept releases, the newest first, and how the last roll-out of each stands."""
     import msgspec
 
-    from server.release import conduct
+    from server.release import control
 
-    with _office(home, fleet, database) as office:
-        show_table([msgspec.to_builtins(row) for row in office.rows()], conduct.COLUMNS, format)
+    with _control(home, fleet, database) as releases:
+        show_table([msgspec.to_builtins(row) for row in releases.rows()], control.COLUMNS, format)
 
 
 def rollout(
@@ -70,7 +72,7 @@ def rollout(
     groups: Annotated[str, typer.Option(help="Growing shares of the fleet; the last is 1.")] = "0.05,0.25,1",
     success: Annotated[float, typer.Option(help="The share of a group that must succeed.")] = 0.9,
     false_abort: Annotated[
-        float, typer.Option(help="Chance, at most, to stop though nothing is wrong.")
+        float, typer.Option(help="Largest chance to abort though nothing is wrong.")
     ] = 0.02,
     group_wait_s: Annotated[
         float, typer.Option("--group-wait", help="Seconds that a group has to answer.")
@@ -83,10 +85,10 @@ def rollout(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Roll out a kept release (the last published), group after group; or go on with one that is paused."""
+    """Roll out a kept release (by default the last), group after group, or resume a paused roll-out."""
     plan = _plan(groups, success, false_abort, group_wait_s)
-    with _office(home, fleet, database, host, port, identity) as office:
-        _carry_out(office, office.roll_out(release, plan), wait_s)
+    with _control(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.roll_out(release, plan), wait_s)
 
 
 def pause(
@@ -98,9 +100,9 @@ def pause(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Let no further group begin; 'release rollout' goes on."""
-    with _office(home, fleet, database, host, port, identity) as office:
-        _carry_out(office, office.steer("paused"), wait_s)
+    """Pause the roll-out: no further group begins; 'release rollout' resumes it."""
+    with _control(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.steer("paused"), wait_s)
 
 
 def abort(
@@ -112,9 +114,9 @@ def abort(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Stop the roll-out under way; devices that have the release go back to the one before."""
-    with _office(home, fleet, database, host, port, identity) as office:
-        _carry_out(office, office.steer("aborted"), wait_s)
+    """Abort the roll-out: devices that have the release go back to the one before."""
+    with _control(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.steer("aborted"), wait_s)
 
 
 def rollback(
@@ -127,21 +129,31 @@ def rollback(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Bring the whole fleet back to the release before, or to a kept one, at once."""
-    with _office(home, fleet, database, host, port, identity) as office:
-        _carry_out(office, office.roll_back(release), wait_s)
+    """Roll the whole fleet back at once: to the release before, or to a kept one."""
+    with _control(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.roll_back(release), wait_s)
 
 
 def export(
     folder: Annotated[Path, typer.Argument(help="What a web server serves: metadata/ and targets/.")],
+    keep: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep/--no-keep",
+            help="Whether releases, roll-outs and roll-backs go there too from now on [as it was].",
+        ),
+    ] = None,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
 ) -> None:
     """Write the signed repository as static files, for devices and auditors that fetch over HTTP; prints those that are new."""
     from server.release import website
 
-    for path in website.export(_repository(home, fleet, None), folder):
+    repository = _repository(home, fleet, None)
+    for path in website.export(repository, folder):
         print(path)
+    if keep is not None:
+        website.keep(repository, folder if keep else None)
 
 
 def list_keys(
@@ -150,7 +162,7 @@ def list_keys(
     elsewhere: With = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show which key signs what, until when that is believed, and where the key is."""
+    """List which key signs what, when that expires, and where the key is."""
     import msgspec
 
     rows = [msgspec.to_builtins(row) for row in _repository(home, fleet, elsewhere).key_rows()]
@@ -160,7 +172,7 @@ def list_keys(
 def rotate(
     role: RoleArgument, home: HomeOption = HOME, fleet: FleetOption = "main", elsewhere: With = None
 ) -> None:
-    """A new key for a role; devices refuse the old one as soon as they see the new root."""
+    """Replace a role's key; devices refuse the old one as soon as they see the new root."""
     for name, _ in _repository(home, fleet, elsewhere).rotate(role):
         print(name)
 
@@ -178,13 +190,13 @@ def take_out(
 
 def add(
     role: RoleArgument,
-    threshold: Annotated[int, typer.Option(min=1, help="How many of the role's keys must sign from now on.")],
+    threshold: Annotated[int, typer.Option(min=1, help="How many of the role's keys must sign.")],
     to: Annotated[Path, typer.Option(help="The folder that takes the new key.")],
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
     elsewhere: With = None,
 ) -> None:
-    """One more key for a role, so that one stolen key is not enough."""
+    """Add a key to a role, so that one stolen key is not enough."""
     for name, _ in _repository(home, fleet, elsewhere).add_key(role, threshold, to):
         print(name)
 
@@ -201,28 +213,28 @@ def _repository(home: Path, fleet: str, elsewhere: list[Path] | None) -> Reposit
 
 
 @contextmanager
-def _office(
+def _control(
     home: Path,
     fleet: str,
     database: str,
     host: str = "127.0.0.1",
     port: int | None = None,
     identity: Path | None = None,
-) -> Iterator[Office]:
+) -> Iterator[ReleaseControl]:
     from server.registry import Database
     from server.registry.database import place
-    from server.release.conduct import Office
+    from server.release.control import ReleaseControl
     from server.wire.entry import entry
 
     with closing(Database.open(place(database, home))) as db:
-        yield Office(entry(host, port or 0, identity), fleet, home, db)
+        yield ReleaseControl(entry(host, port or 0, identity), fleet, home, db)
 
 
-def _carry_out(office: Office, number: int, wait_s: float) -> None:
+def _carry_out(releases: ReleaseControl, number: int, wait_s: float) -> None:
     from edge_fl.progress import Progress
 
     with Progress() as progress:
-        record = office.carry_out(number, progress.say, wait_s, progress)
+        record = releases.carry_out(number, progress.say, wait_s, progress)
     print(record.state)
 
 

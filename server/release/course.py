@@ -44,7 +44,7 @@ class Course:
         self._written: tuple[State, int] = ("running", 0)
         self._untold = False  # devices have not heard yet where the roll-out stands
         self.stages: Stages | None = None
-        self.previous = self._last_good()
+        self.previous = serving(db, fleet)
         unfinished = rollouts.current(db, fleet)
         if unfinished and (resume or len(_plan(unfinished).groups) > 1):
             self._take_over(unfinished)
@@ -128,9 +128,8 @@ class Course:
     def _set(self, stages: Stages, want: str) -> None:
         self.stages, self.want, self._written = stages, want, (stages.state, stages.stage)
         self._group_began_s = self._clock()
-        if (
-            stages.state == "aborted"
-        ):  # by what was reported before the restart: `look` has still to write it down
+        if stages.state == "aborted":
+            # by what was reported before the restart: `look` has still to write it down
             self._written = ("running", stages.stage)
 
     def _write(self, number: int, state: State, stage: int, reason: str) -> None:
@@ -140,14 +139,15 @@ class Course:
                 return
         log.warning("roll-out %d: the registry keeps changing; %s is not written down", number, state)
 
-    def _last_good(self) -> int:
-        """The release that the fleet serves, as far as the registry knows."""
-        for record in rollouts.listed(self._db, self._fleet):
-            if record.state == "completed":
-                return record.release
-            if record.previous:
-                return record.previous
-        return 0
+
+def serving(db: Database, fleet: str) -> int:
+    """The release that a fleet serves, as far as the registry knows (0: none): a new one is compared with it, and may go back to it."""
+    for record in rollouts.listed(db, fleet):
+        if record.state == "completed":
+            return record.release
+        if record.previous:
+            return record.previous
+    return 0
 
 
 def want_id(release: int) -> str:

@@ -130,9 +130,8 @@ def release(
     variants: dict[Precision, Variant] = {}
     if small:
         canary = _canary(small.onnx, spec, number)
-        rough = max(
-            abs(value) for row in canary.features for value in row
-        )  # a step of int8 rounds otherwise elsewhere
+        # a step of int8 rounds otherwise elsewhere
+        rough = max(abs(value) for row in canary.features for value in row)
         canary = msgspec.structs.replace(canary, tolerance=min(1.0, max(canary.tolerance, ROUGHNESS * rough)))
         variants["int8"] = Variant(blob.describe(small.onnx), canary, small.cosine, small.loss)
     manifest = Manifest(

@@ -1,7 +1,7 @@
 """Whether a release makes devices worse: four sequential tests on what each device says of itself before and after, pure arithmetic.
 
-Each gate is a stake in Wald's sequential probability ratio test (Ann. Math. Stat. 1945): every report multiplies it by how likely that
-report is under a certain harm, over how likely it is when nothing is wrong. While nothing is wrong the stake is a nonnegative
+Each gate is Wald's sequential probability ratio test (Ann. Math. Stat. 1945): every report multiplies a likelihood ratio by how likely that
+report is under a certain harm, over how likely it is when nothing is wrong. While nothing is wrong the ratio is a nonnegative
 supermartingale that starts at 1, so the chance that it *ever* reaches 1/a is at most a (Ville's inequality), whatever the groups are, in
 whatever order devices answer and however often one looks. `false_abort` is shared out over the gates (Bonferroni).
 
@@ -28,11 +28,11 @@ DECILE = 0.1
 FAILING, FAILING_ANYHOW = 0.3, 0.05
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
 MAX_LOG_RATIO = math.log(8)
-MAX_STEP = 3.0  # of a stake's logarithm at one report: no device alone ends a roll-out, whatever it says
+MAX_STEP = 3.0  # of a log likelihood ratio at one report: no device alone ends a roll-out, whatever it says
 MAX_EXPONENT = 50.0
 MAX_IMAGES = 10**6
 
-Stakes = Mapping[str, float]
+Evidence = Mapping[str, float]  # log likelihood ratios by gate
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,20 @@ def outcome_of(error: str, found: Mapping[str, float]) -> Outcome:
     return Outcome("", max(images, lost + gained), lost, gained, after / before if measured else 0.0)
 
 
-def raised(stakes: Stakes, outcome: Outcome, gates: GateConfig) -> Stakes:
-    """The stakes, as logarithms by gate, after one more outcome."""
-    return {name: stakes[name] + min(gate(outcome, gates), MAX_STEP) for name, gate in GATES.items()}
+def updated(evidence: Evidence, outcome: Outcome, gates: GateConfig) -> Evidence:
+    """The evidence after one more outcome."""
+    return {name: evidence[name] + min(gate(outcome, gates), MAX_STEP) for name, gate in GATES.items()}
 
 
 def limit(gates: GateConfig) -> float:
-    """Where a stake's logarithm says that something is wrong."""
+    """The log likelihood ratio at which a gate says that something is wrong."""
     return math.log(len(GATES) / gates.false_abort)
 
 
-def objection(stakes: Stakes, outcomes: Iterable[Outcome], gates: GateConfig) -> str:
+def objection(evidence: Evidence, outcomes: Iterable[Outcome], gates: GateConfig) -> str:
     """The gate that says that something is wrong, in words that come from `outcomes`; empty while none does."""
-    name = max(stakes, key=stakes.__getitem__)
-    return f"{name}: {WORDS[name](list(outcomes))}" if stakes[name] >= limit(gates) else ""
+    name = max(evidence, key=evidence.__getitem__)
+    return f"{name}: {WORDS[name](list(outcomes))}" if evidence[name] >= limit(gates) else ""
 
 
 def _mean(outcome: Outcome, gates: GateConfig) -> float:
@@ -129,9 +129,9 @@ GATES: Mapping[str, Callable[[Outcome, GateConfig], float]] = {
     "latency": _latency,
     "failures": _failures,
 }
-"""What one outcome adds to the logarithm of each gate's stake."""
+"""What one outcome adds to the evidence of each gate."""
 
-START: Stakes = dict.fromkeys(GATES, 0.0)
+START: Evidence = dict.fromkeys(GATES, 0.0)
 
 WORDS: Mapping[str, Callable[[list[Outcome]], str]] = {
     "mean": _say_accuracy,

@@ -19,7 +19,7 @@ from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.release.repository import Repository, superseded
 from edge_fl.wire.blob import Blob, digest, split
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import JSON, OCTETS, Packet, Transport
+from edge_fl.wire.transport import JSON, UNTYPED, Packet, Transport
 from server.release import website
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Limits:
 
 
 LIMITS = Limits()
+NONE_AT_HAND: Mapping[str, bytes] = {}
 
 
 def send_chunks(
@@ -41,7 +42,6 @@ def send_chunks(
     topics: Topics,
     blob: Blob,
     payload: bytes,
-    content_type: str = OCTETS,
     expiry_s: int | None = None,
     *,
     only: Iterable[int] | None = None,
@@ -56,7 +56,7 @@ def send_chunks(
     outstanding_bytes = 0
     for index in range(len(chunks)) if only is None else only:
         topic = topics.chunk(blob.sha256, index)
-        transport.publish(Packet(topic, bytes(chunks[index]), True, 1, content_type, expiry_s))
+        transport.publish(Packet(topic, bytes(chunks[index]), True, 1, UNTYPED, expiry_s))
         outstanding_bytes += len(chunks[index])
         if outstanding_bytes >= limits.outstanding_bytes:
             transport.drain(limits.drain_s)
@@ -67,11 +67,11 @@ def send_chunks(
 def clear_chunks(transport: Transport, topics: Topics, blob: Blob) -> None:
     """Makes the broker forget the chunks of one blob."""
     for index in range(len(blob.chunks)):
-        transport.publish(Packet(topics.chunk(blob.sha256, index), b"", retain=True, content_type=OCTETS))
+        transport.publish(Packet(topics.chunk(blob.sha256, index), b"", retain=True, content_type=UNTYPED))
 
 
 class Publisher:
-    """Puts a repository's releases on a broker and keeps them there; in the folder `website` too, for a web server."""
+    """Puts a repository's releases on a broker and keeps them there; on the website that it is to have, too (`server.release.website`)."""
 
     def __init__(
         self,
@@ -80,11 +80,10 @@ class Publisher:
         repository: Repository,
         limits: Limits = LIMITS,
         *,
-        website: Path | None = None,
         watch: Watch = unwatched,
     ) -> None:
         self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
-        self._website, self._watch = website, watch
+        self._watch = watch
 
     def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Signs and publishes a release; older ones beyond the last three are cleared.
@@ -94,7 +93,7 @@ class Publisher:
         """
         for blob in blobs(manifest):
             self._keep(blob, payloads.get(blob.sha256, b""))
-        self._publish(manifest)
+        self._publish(manifest, payloads)
 
     def republish(self, release: int) -> None:
         """Publishes a kept release again, under a higher metadata version: what a rollback of the fleet is. Raises InputError."""
@@ -126,15 +125,15 @@ class Publisher:
         clear_chunks(self._transport, self._topics, blob)
         self._path(blob).unlink(missing_ok=True)
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifest: Manifest, payloads: Mapping[str, bytes] = NONE_AT_HAND) -> None:
         before = self._repository.releases()
-        self._send(manifest)
+        self._send(manifest, payloads)
         self._repository.publish(manifest)
         self._send_metadata()
         self._forget(before)
 
-    def _send(self, manifest: Manifest) -> None:
-        """The chunks, all taken by the broker when this returns."""
+    def _send(self, manifest: Manifest, payloads: Mapping[str, bytes] = NONE_AT_HAND) -> None:
+        """The chunks, all taken by the broker when this returns; what is not at hand is read from the disk."""
         stage, total, sent = f"release {manifest.release}", sum(blob.bytes for blob in blobs(manifest)), 0
 
         def taken(bytes: int) -> None:
@@ -144,7 +143,7 @@ class Publisher:
 
         taken(0)
         for blob in blobs(manifest):
-            if payload := self._kept(blob):
+            if payload := payloads.get(blob.sha256) or self._kept(blob):
                 send_chunks(self._transport, self._topics, blob, payload, limits=self._limits, taken=taken)
             else:
                 log.warning(
@@ -167,13 +166,12 @@ class Publisher:
         self._transport.drain(self._limits.drain_s)
 
     def _export(self) -> None:
-        if self._website:
-            try:
-                website.export(self._repository, self._website)
-            except (
-                EdgeFLError
-            ) as error:  # the broker has everything, and devices ask it for what a web server lacks
-                log.warning("%s; devices are served by the broker alone", error)
+        try:
+            if folder := website.kept(self._repository):
+                website.export(self._repository, folder)
+        except EdgeFLError as error:
+            # The broker has everything, and devices ask it for what a web server lacks.
+            log.warning("%s; devices are served by the broker alone", error)
 
     def _retain(self, name: str, payload: bytes) -> None:
         self._transport.publish(Packet(self._topics.tuf(name), payload, retain=True, content_type=JSON))

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from edge_fl.capability import Tier
 from edge_fl.config import RolloutConfig, TaskSpec
@@ -63,13 +62,12 @@ class Rollout:
         db: Database | None = None,
         resume: bool = False,
         smaller: Smaller | None = None,
-        website: Path | None = None,
         watch: Watch = unwatched,
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
         self._heard, self._plan, self._smaller, self._told = heard, plan, smaller, watch
-        self._publisher = Publisher(link.transport, link.topics, repository, website=website, watch=watch)
+        self._publisher = Publisher(link.transport, link.topics, repository, watch=watch)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
         self._course = Course(db or Database.open(), link.topics.fleet, resume=resume)
         self._reported: set[tuple[str, str]] = set()  # devices, and ids of wants
@@ -146,9 +144,8 @@ class Rollout:
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._change.wait(min(left, POLL_S))
-                self._change.wait_for(
-                    lambda: False, LOOK_S
-                )  # thousands of heads report at once: count them once
+                # thousands of heads report at once: count them once
+                self._change.wait_for(lambda: False, LOOK_S)
             self._told(Count("heads", self._heads, self._heads))
         return self.missing()
 

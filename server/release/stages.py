@@ -16,7 +16,7 @@ import msgspec
 
 from edge_fl.config import RolloutConfig
 from server.release import gates
-from server.release.gates import Outcome, Stakes
+from server.release.gates import Evidence, Outcome
 
 State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
 OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
@@ -35,7 +35,7 @@ class Stages:
     state: State = "running"
     reason: str = ""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    stakes: Stakes = field(default_factory=lambda: gates.START)
+    evidence: Evidence = field(default_factory=lambda: gates.START)
 
     @property
     def over(self) -> bool:
@@ -82,9 +82,9 @@ def noted(stages: Stages, device: str, outcome: Outcome) -> Stages:
     if stages.over or device in stages.outcomes:
         return stages
     outcomes = {**stages.outcomes, device: outcome}
-    raised = gates.raised(stages.stakes, outcome, stages.plan.gates)
-    stages = replace(stages, outcomes=outcomes, stakes=raised)
-    if stages.gated and (reason := gates.objection(raised, outcomes.values(), stages.plan.gates)):
+    updated = gates.updated(stages.evidence, outcome, stages.plan.gates)
+    stages = replace(stages, outcomes=outcomes, evidence=updated)
+    if stages.gated and (reason := gates.objection(updated, outcomes.values(), stages.plan.gates)):
         return replace(stages, state="aborted", reason=reason)
     return stages
 

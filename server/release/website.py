@@ -5,6 +5,9 @@
 
 It is the layout that TUF clients expect (consistent snapshots). No key is ever written there. Files come in the order in which they are
 published, the timestamp last, so that whoever reads in between finds the repository as it was before or as it is after.
+
+The repository remembers one such folder, in its file `website`. Whoever publishes from it brings that folder up to date first, be it a run,
+a roll-out, or a roll-back that a person types with no server there.
 """
 
 from __future__ import annotations
@@ -47,6 +50,25 @@ def export(repository: Repository, folder: Path) -> list[Path]:
             if place not in needed and place not in wanted:
                 place.unlink()
     return new
+
+
+def keep(repository: Repository, folder: Path | None) -> None:
+    """From now on whatever is published goes to `folder` too; None: to none. Raises ArtefactError when the disk fails."""
+    with reporting(str(repository.folder)):
+        if folder is None:
+            _place(repository).unlink(missing_ok=True)
+        else:
+            atomic.write(_place(repository), str(folder.absolute()))
+
+
+def kept(repository: Repository) -> Path | None:
+    """The folder that is to have whatever is published. Raises ArtefactError when the disk fails."""
+    with reporting(str(repository.folder)):
+        return Path(_place(repository).read_text()) if _place(repository).exists() else None
+
+
+def _place(repository: Repository) -> Path:
+    return repository.folder / "website"
 
 
 def _require_ours(repository: Repository, folder: Path) -> None:

@@ -23,10 +23,8 @@ from edge_fl.seeds import generator
 
 Features = NDArray[np.float32]
 MAX_IMAGES = 600
-OWN_EXTRACTORS = (
-    "tuned_extractor",
-    f"{PERSONAL}extractor",
-)  # instead of the shared one, where a client has it
+# instead of the shared one, where a client has it
+OWN_EXTRACTORS = ("tuned_extractor", f"{PERSONAL}extractor")
 PROJECTOR = "projector"
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from edge_fl.learn.tree import Parts, to_arrays
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Blob, describe
-from edge_fl.wire.transport import SAFETENSORS
 from server.release.publish import clear_chunks, send_chunks
 from server.wire.link import Link
 
@@ -47,7 +46,6 @@ class Broadcasts:
                 self._link.topics,
                 blob,
                 payload,
-                SAFETENSORS,
                 max(1, round(self._expiry_s)),
                 only=chunks,
             )

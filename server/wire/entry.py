@@ -13,7 +13,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.loop import MqttLoop
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.transport import Listener, Packet
-from server.wire.link import Connect
+from server.wire.reader import Connect
 
 READER = "reader"
 

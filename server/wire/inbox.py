@@ -23,9 +23,8 @@ log = logging.getLogger(__name__)
 ACK_EXPIRY_S = 3600
 STALE = "stale_round"
 
-HeadHandler = Callable[
-    [str, Report], Verdict | None
-]  # (device, report) -> the answer, None while chunks are missing
+# (device, report) -> the answer, None while chunks are missing
+HeadHandler = Callable[[str, Report], Verdict | None]
 
 
 class Inbox:

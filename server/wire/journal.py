@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.messages import Mode, Report
@@ -47,7 +49,7 @@ class Journal:
         self._denied = denied
         self._barred = self._read_barred()
         self._heard: dict[str, DeviceRecord] = {}
-        self._sequence = 0
+        self._first = self._sequence = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_up, name="edge-fl-journal", daemon=True)
@@ -62,20 +64,30 @@ class Journal:
         self._closing.set()
         self._thread.join(10.0)
         self._catch_up()
+        # Those alone that were heard here: another server may have taken the fleet over.
+        self._silence(range(self._first, self._sequence + 1))
 
     def begin(self, epoch: int) -> None:
-        """Numbers what is heard from now on, above all that servers before this one have heard."""
-        self._sequence = epoch * SEQUENCES_PER_EPOCH
+        """Numbers what is heard from now on, above all that servers before this one have heard.
+
+        What came in between the connection and this call has waited for its number. Devices of which those servers said that they are
+        there, and which have not spoken since, may have left while nobody listened.
+        """
+        with self._lock:
+            self._first = self._sequence = epoch * SEQUENCES_PER_EPOCH
+            waiting = frozenset(self._heard)
+            for record in self._heard.values():
+                self._note(record)
+        self._silence(but=waiting)
 
     def barred(self, device: str) -> str:
         """Why nothing that a device sends counts: "quarantined", "revoked", or "" when it does."""
         return self._barred.get(device, "")
 
     def heard(self, record: DeviceRecord) -> None:
-        """A device said something about itself; written soon."""
+        """A device said something about itself; written soon after `begin`, or at the end."""
         with self._lock:
-            self._sequence += 1
-            self._heard[record.device] = _numbered(record, self._sequence)
+            self._note(record)
 
     def counted(self, device: str, id: str) -> bool:
         """Whether the report `id` of a device has been counted."""
@@ -110,6 +122,16 @@ class Journal:
         """The task `id` of one device is over, or all that are still open under it."""
         runs.settle(self.db, self.fleet, id, state, reason, device=device)
 
+    def _note(self, record: DeviceRecord) -> None:
+        self._sequence += 1
+        self._heard[record.device] = replace(record, seen_sequence=self._sequence)
+
+    def _silence(self, heard: range = devices.EVER, but: Container[str] = ()) -> None:
+        try:
+            devices.silence(self.db, self.fleet, heard, but)
+        except EdgeFLError as error:
+            log.warning("%s; the registry goes on naming devices as they were heard last", error)
+
     def _read_barred(self) -> dict[str, str]:
         revoked = _names(self._denied) if self._denied else []
         return {**devices.barred(self.db, self.fleet), **dict.fromkeys(revoked, "revoked")}
@@ -119,8 +141,10 @@ class Journal:
             self._catch_up()
 
     def _catch_up(self) -> None:
+        heard: dict[str, DeviceRecord] = {}
         with self._lock:
-            heard, self._heard = self._heard, {}
+            if self._first or self._closing.is_set():
+                heard, self._heard = self._heard, heard
         try:
             if heard:
                 devices.heard(self.db, heard.values())
@@ -141,8 +165,3 @@ def _names(path: Path) -> list[str]:
         raise ConfigError(
             f"{path}: {error}; expected the names that were revoked; those known before stay so"
         ) from error
-
-
-def _numbered(record: DeviceRecord, sequence: int) -> DeviceRecord:
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    return DeviceRecord(**{**fields, "seen_sequence": sequence})

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
-from edge_fl.wire.messages import PROTOCOL, Capability, DeviceState
+from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from server.registry.records import DeviceRecord
 from server.wire.clones import Clones
 from server.wire.journal import Journal
@@ -27,10 +27,8 @@ POLL_S = 0.5
 LOOK_S = 0.02
 MAX_DEVICES = 100_000
 
-GONE = frozenset({"lost", "disconnected", "sleeping"})
-AT_WORK = frozenset(
-    {"ready", "alert"}
-)  # an alert names a failure that still stands; the device can do the next thing all the same
+# an alert names a failure that still stands; the device can do the next thing all the same
+AT_WORK = frozenset({"ready", "alert"})
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,8 @@ class Roster:
                         f" devices after {deadline_s:g} s, expected {full} and {heads}; there are {self._who()}; the run stops"
                     )
                 self._change.wait(min(left, POLL_S))
-                self._change.wait_for(
-                    lambda: False, LOOK_S
-                )  # thousands of devices speak at once: look at them once
+                # thousands of devices speak at once: look at them once
+                self._change.wait_for(lambda: False, LOOK_S)
 
     def _who(self) -> str:
         there = [f"{id} ({_word(device)})" for id, device in sorted(self._devices.items())]

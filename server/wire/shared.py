@@ -29,7 +29,8 @@ from server.wire.exchange import Answer, Exchange, Verdict
 from server.wire.inbox import ACK_EXPIRY_S, STALE, Inbox
 from server.wire.journal import Journal
 from server.wire.judge import Terms, expected_of, flaw_of
-from server.wire.link import Connect, Heard, Link
+from server.wire.link import Heard, Link
+from server.wire.reader import Connect
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import Mode, Request, Want, decode
-from server.wire.link import Connect, Heard, Link, read_retained
+from server.wire.link import Heard, Link
+from server.wire.reader import Connect, read_retained
 
 WANTS_PER_EPOCH = 2**20
 LASTING: frozenset[Mode] = frozenset({"serve"})

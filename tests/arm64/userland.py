@@ -101,11 +101,8 @@ def _download(packages: Sequence[str], state: Path) -> list[Path]:
 
 
 def _unpack(packages: Sequence[Path], root: Path) -> None:
-    for name in (
-        "bin",
-        "sbin",
-        "lib",
-    ):  # as every Debian has been since 12, before the first package makes folders of them
+    for name in ("bin", "sbin", "lib"):
+        # as every Debian has been since 12, before the first package makes folders of them
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
     for package in packages:

@@ -49,6 +49,7 @@ def topics_of(device: str) -> dict[str, str]:
         "dn/want": FLEET.want(device),
         "dn/cmd": FLEET.command(device),
         "dn/ack": FLEET.ack(device),
+        "dn/echo": FLEET.echo(device),
         "up/state": FLEET.state(device),
         "up/meta": FLEET.meta(device),
         "up/rpt": FLEET.report(device, "task", 1),
@@ -61,7 +62,9 @@ def topics_of(device: str) -> dict[str, str]:
 
 
 BROADCAST = {"srv/state", "tuf", "art", "round"}
-DOWN, UP = {"dn/want", "dn/cmd", "dn/ack"}, {name for name in topics_of("x") if name.startswith("up/")}
+DOWN = {name for name in topics_of("x") if name.startswith("dn/")}
+# what a device says, if to itself
+UP = {name for name in topics_of("x") if name.startswith("up/")} | {"dn/echo"}
 ALL = set(topics_of("x"))
 # role -> what it may (write, read) of its own and of another's topics, written out by hand: the rules are not to grade themselves
 MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {

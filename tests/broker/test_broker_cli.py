@@ -56,7 +56,7 @@ def test_check_lists_findings_as_json(mosquitto: Mosquitto, capsys: pytest.Captu
         (["up"], 4, "--insecure does without"),
         (["up", "--ca", "ca.pem"], 4, "--ca, --cert and --key together"),
         (["up", "--port", "70000"], 4, "65535"),
-        (["up", "--insecure", "--fleet", "Upper"], 1, "'Upper'"),
+        (["up", "--insecure", "--fleet", "Upper"], 4, "--fleet Upper"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_an_exit_code(

@@ -26,9 +26,8 @@ def test_our_own_broker_passes_and_nothing_is_left_behind(mosquitto: Mosquitto) 
         "sessions",
         "shared subscriptions",
     ]
-    assert all(
-        finding.ok for finding in findings if finding.what != "round trip"
-    )  # a figure of a shared machine
+    # a figure of a shared machine
+    assert all(finding.ok for finding in findings if finding.what != "round trip")
     left: list[object] = []
     watcher = MqttTransport(mosquitto.endpoint, "watcher", None, left.append, session_expiry_s=0)
     watcher.wait_connected(5)

@@ -27,10 +27,10 @@ def watch(folder: Path, step: str) -> None:
         verb, index = EVENTS[event]
         path = arguments[index]
         if verb == "create":
-            mode = set(str(arguments[1] or ""))
-            if not mode & set("xwa+"):
+            flags = arguments[2]  # of open(2), for Python's own open too
+            if not flags & (os.O_WRONLY | os.O_RDWR):
                 return
-            verb = "create" if mode & set("xwa") else "change"
+            verb = "create" if flags & (os.O_TRUNC | os.O_EXCL | os.O_APPEND) else "change"
         if not isinstance(path, str | os.PathLike) or not Path(path).is_relative_to(folder):
             return
         name = f"{verb} {Path(path).relative_to(folder)}"

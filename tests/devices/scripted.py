@@ -19,7 +19,7 @@ from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import MESSAGES, Ack, Report, Round, ServerState, Want, decode, encode
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import OCTETS, Event, Packet
+from edge_fl.wire.transport import UNTYPED, Event, Packet
 
 TOPICS = Topics("test")
 WAIT_S = 90.0
@@ -62,7 +62,7 @@ class ScriptedServer:
             if index not in leave_out:
                 content = b"x" * len(chunk) if index in spoil else bytes(chunk)
                 self.transport.publish(
-                    Packet(TOPICS.chunk(blob.sha256, index), content, True, content_type=OCTETS)
+                    Packet(TOPICS.chunk(blob.sha256, index), content, True, content_type=UNTYPED)
                 )
         return blob
 
@@ -132,7 +132,8 @@ class ScriptedServer:
     def leave(self) -> None:
         """Clears everything that is retained, for the next test, and disconnects."""
         self.transport.subscribe(f"{TOPICS.root}/#")
-        time.sleep(0.2)
+        self.transport.publish(Packet(TOPICS.echo("leaving"), b"-"))  # behind all that is retained
+        self.wait(lambda heard: any(address.device == "leaving" for address, _ in heard), "its own echo")
         for topic in tuple(self._retained):
             self.transport.publish(Packet(topic, b"", retain=True))
         self.transport.drain(WAIT_S)

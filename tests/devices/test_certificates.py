@@ -18,8 +18,8 @@ from broker.find import Program
 from broker.mosquitto import Mosquitto
 from broker.provision import gate
 from broker.provision.authority import Authority
-from broker.provision.desk import Desk
 from broker.provision.gate import Gate
+from broker.provision.registrar import Registrar
 from devices.certificates import Renewal, enrol
 from devices.entry import entry, own_entry
 from edge_fl.errors import ConnectError, DeadlineError
@@ -37,7 +37,7 @@ FLEET = Topics("mill")
 
 @dataclass
 class Site:
-    """A closed broker with its desk."""
+    """A closed broker with its registrar."""
 
     broker: Mosquitto
     authority: Authority
@@ -67,7 +67,7 @@ def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -
     )
     with (
         Mosquitto(settings, mosquitto_program) as broker,
-        Desk(authority, "127.0.0.1", broker.settings.port, "mill"),
+        Registrar(authority, "127.0.0.1", broker.settings.port, "mill"),
     ):
         yield Site(broker, authority, Gate(broker, authority), folder / "ids")
 
@@ -124,7 +124,7 @@ def test_a_wrong_secret_is_refused(site: Site) -> None:
         site.enrol(guess)
 
 
-def test_without_a_desk_the_wait_has_an_end(site: Site) -> None:
+def test_without_a_registrar_the_wait_has_an_end(site: Site) -> None:
     claim = site.claim("pi-5")
     endpoint = site.endpoint(claim)
     with pytest.raises(DeadlineError, match="no answer to the claim"):
@@ -146,11 +146,9 @@ def test_rotation_loses_no_message_and_the_new_certificate_serves_from_then_on(s
     (old,) = site.authority.bake({"pi-7": site.ids / "pi-7"}, timedelta(seconds=4))
     site.authority.bake({"watcher": site.ids / "watcher"})
     endpoint = site.endpoint(old)
-    tls = endpoint.tls_context()
-    assert tls
     heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    renewal = Renewal(old, "mill", tls)
-    connect = renewal.through(partial(MqttTransport, endpoint, tls=tls))
+    renewal = Renewal(old, "mill")
+    connect = renewal.through(partial(MqttTransport, endpoint))
     device = connect("pi-7", None, heard.put)
     device.wait_connected(WAIT_S)
     device.subscribe(FLEET.down("pi-7"))

@@ -229,7 +229,12 @@ def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path
     server, method = ScriptedServer(connect), build_method(spec)
     server.online()
     shared = steps.start(method)
+
+    def idle(times: int) -> None:
+        server.wait_for("pi-01", "state", lambda s: s.status == "ready" and s.activity == "idle", times)
+
     with running(full_device(tmp_path), connect=connect):
+        idle(1)
         for round in (1, 2):
             payload = pack(tree.to_arrays(steps.broadcast(method, shared, "pi-01")))
             server.round(Round("t", round, 60, spec))
@@ -241,9 +246,7 @@ def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path
             sent = unpack(server.blob("pi-01", report))
             assert set(sent) == {"extractor"} and report.bytes_down == len(payload) and not report.error
             server.ack("pi-01", report.id)
-            server.wait_for(
-                "pi-01", "state", lambda s: s.status == "ready" and s.activity == "idle", number=round
-            )
+            idle(round + 1)
     said = [state.status for state in server.messages("pi-01", "state")]
     assert said[0] == "init" and said[-1] == "disconnected" and "alert" not in said
     assert Store(tmp_path).memory().done == ("t-1-0", "t-2-0") and Store(tmp_path).outbox() == []

@@ -61,12 +61,6 @@ def test_a_child_that_needs_too_much_memory_is_an_error_here_and_no_more() -> No
         ChildFitter(FitLimits(max_address_mb=32))(order(), GIVEN)
 
 
-def test_a_child_ends_after_its_fit_unless_it_is_kept() -> None:
-    fitter = ChildFitter()
-    fitter(order(), GIVEN)
-    assert fitter._idle.empty()
-
-
 def test_fitting_in_a_child_leaves_no_scikit_learn_here() -> None:
     script = """
 import sys, numpy as np

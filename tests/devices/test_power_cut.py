@@ -33,14 +33,14 @@ WAIT_S = 240.0
 STEPS = [
     "change release/chunks/*:2",  # fetching: one chunk is there
     "change release/chunks/*:20",  # half of them are
-    "rename release/state.json:1",  # installing: the slot is about to be emptied
+    "remove release/?/manifest.json",  # installing: the slot is about to be emptied
     "rename release/?/extractor.onnx",
     "rename release/?/manifest.json",
-    "rename release/state.json:2",  # the new release is about to become current
+    "rename release/state.json:1",  # the new release is about to become current
     "remove release/chunks/[0-9a-f]*",  # it is current, leftovers are there
     "create heads/*",  # fitting: the head is known, nothing of it is on the disk
     "rename heads/*",  # the new pair is about to serve
-    "rename release/state.json:3",  # it serves, but is not marked as good
+    "rename release/state.json:2",  # it serves, but is not marked as good
     "rename outbox/*",  # reporting: it serves and is good, the report is not in the outbox
     "rename memory.json:2",  # acknowledged, which is not yet remembered
     "remove outbox/rel-2.json",  # remembered, but still in the outbox
@@ -128,9 +128,8 @@ def release_served(folder: Path) -> int:
     """The release of the pair that serves; it must be whole, and as good as a pair is."""
     found = Predictor(folder).predict(DATA.x)
     right = [name == "ab"[y] for (name, _), y in zip(found, DATA.y, strict=True)]
-    assert (
-        np.mean(right) > 0.7
-    )  # an old head on new features, whose signs are turned, is right on almost none
+    # an old head on new features, whose signs are turned, is right on almost none
+    assert np.mean(right) > 0.7
     pair = serving(Store(folder), Slots(folder / "release"))
     assert pair and pair.stored.head.extractor == pair.installed.manifest.extractor.sha256
     assert pair.stored.release == pair.installed.manifest.release

@@ -49,3 +49,9 @@ def test_a_file_is_put_at_a_second_place_also_where_there_are_no_links(
     assert (tmp_path / "place").read_bytes() == b"new"
     assert (tmp_path / "place").samefile(tmp_path / "new") == shared
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "place"]
+
+
+def test_a_private_file_is_private_before_anything_is_in_it(tmp_path: Path) -> None:
+    with atomic.writing(tmp_path / "key.pem", private=True):
+        assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
+    assert (tmp_path / "key.pem").stat().st_mode & 0o777 == 0o600

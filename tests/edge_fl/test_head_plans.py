@@ -46,8 +46,8 @@ def in_torch(loss, steps: int = 1, lr: float = 0.1) -> tuple[torch.Tensor, torch
     """HEAD after plain descent on loss(weight, bias, z, y)."""
     w, b = (torch.tensor(t, requires_grad=True) for t in (WEIGHT, BIAS))
     for _ in range(steps):
-        slopes = torch.autograd.grad(loss(w, b, torch.tensor(Z), torch.tensor(Y)), (w, b))
-        w, b = ((t - lr * g).detach().requires_grad_() for t, g in zip((w, b), slopes, strict=True))
+        grads = torch.autograd.grad(loss(w, b, torch.tensor(Z), torch.tensor(Y)), (w, b))
+        w, b = ((t - lr * g).detach().requires_grad_() for t, g in zip((w, b), grads, strict=True))
     return w.detach(), b.detach()
 
 
@@ -86,8 +86,8 @@ def test_a_pull_keeps_the_head_near_and_none_is_too_strong() -> None:
     w, b = torch.tensor(found.weight, requires_grad=True), torch.tensor(found.bias, requires_grad=True)
     loss = entropy(w, b, torch.tensor(Z), torch.tensor(Y))
     away = ((w - torch.tensor(WEIGHT)) ** 2).sum() + ((b - torch.tensor(BIAS)) ** 2).sum()
-    slopes = torch.autograd.grad(loss + away, (w, b))  # λ/2 |h - h_w|² with λ = 2
-    assert max(float(slope.abs().max()) for slope in slopes) < 1e-3
+    grads = torch.autograd.grad(loss + away, (w, b))  # λ/2 |h - h_w|² with λ = 2
+    assert max(float(grad.abs().max()) for grad in grads) < 1e-3
 
 
 def test_fed_rod_s_two_heads_are_one_that_starts_at_their_sum() -> None:
@@ -112,8 +112,8 @@ def test_a_frame_is_trained_behind_its_scale() -> None:
 def in_torch_without_bias(loss, steps: int, lr: float) -> tuple[torch.Tensor, None]:  # type: ignore[no-untyped-def]
     w = torch.tensor(WEIGHT, requires_grad=True)
     for _ in range(steps):
-        (slope,) = torch.autograd.grad(loss(w, None, torch.tensor(Z), torch.tensor(Y)), (w,))
-        w = (w - lr * slope).detach().requires_grad_()
+        (grad,) = torch.autograd.grad(loss(w, None, torch.tensor(Z), torch.tensor(Y)), (w,))
+        w = (w - lr * grad).detach().requires_grad_()
     return w.detach(), None
 
 

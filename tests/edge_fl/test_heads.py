@@ -155,14 +155,14 @@ def test_the_mlps_gradient_is_the_slope_of_its_loss() -> None:
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return float(-(cost * logits[np.arange(5), y]).mean())
 
-    for layer, slope in zip(layers, mlp._gradient(layers, u, y, cost), strict=True):
+    for layer, grad in zip(layers, mlp._gradient(layers, u, y, cost), strict=True):
         for index in np.ndindex(layer.shape):
             layer[index] += 1e-6
             up = loss()
             layer[index] -= 2e-6
             down = loss()
             layer[index] += 1e-6
-            assert slope[index] == pytest.approx((up - down) / 2e-6, abs=1e-6)
+            assert grad[index] == pytest.approx((up - down) / 2e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", [*LEARNING, "constant"])

@@ -29,10 +29,10 @@ from devices.work import Worker
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
-from edge_fl.wire.messages import MESSAGES, Capability, DeviceState, Log, Want, encode
+from edge_fl.wire.messages import MESSAGES, Capability, DeviceState, Log, ServerState, Want, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
-from server.wire import link as links
+from server.wire import reader
 from server.wire.exchange import Exchange
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
@@ -46,7 +46,7 @@ from tests.fuzz.valid import structs
 SPEC = TaskSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
 TOPICS = Topics("main")
 DOWN = {"server_state": TOPICS.server_state(), "round": TOPICS.round("t"), "want": TOPICS.want("d1")}
-DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1")}
+DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1"), "echo": TOPICS.echo("d1")}
 UP = {"state": TOPICS.state("d1"), "meta": TOPICS.meta("d1"), "rpt": TOPICS.report("d1", "t", 1)}
 UP |= {"req": TOPICS.request("d1"), "log": TOPICS.log("d1")}
 CLONED = "two machines have its identity"  # said as an error on purpose: boot ids that take turns
@@ -108,7 +108,7 @@ def _hear_and_obey(tier: Any, heard: list[Packet], store: Store) -> None:
     _let(alive, rim, Connected(False))
     for packet in heard:
         _let(alive, rim, packet)
-    server = links.ServerState(True, secrets.token_hex(8))
+    server = ServerState(True, secrets.token_hex(8))
     for message, topic in ((server, DOWN["server_state"]), (Want(1, "rest", why="tired"), DOWN["want"])):
         _let(alive, rim, Packet(topic, encode(message)))
     assert alive.state.want and alive.state.want.why == "tired"
@@ -126,14 +126,14 @@ class _Deaf:
     """A transport on which nobody listens."""
 
     def __init__(self) -> None:
-        self.publish = self.subscribe = self.unsubscribe = self.spread = lambda *_: None
+        self.publish = self.subscribe = self.unsubscribe = self.spread = lambda *_, **__: None
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[Link, InMemoryTransport, queue.SimpleQueue[str]]]:
     """A server with an exchange open, a device's connection to it, and the log lines that it hears."""
     broker = InMemoryBroker()
-    link = Link(partial(InMemoryTransport, broker), "main", limits=links.Limits(settle_s=0.02))
+    link = Link(partial(InMemoryTransport, broker), "main", limits=reader.Limits(settle_s=0.02))
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Journal(fleet="main", quarantine_after=0) as journal:
         inbox, _, _ = Inbox(link, journal), Roster(link, journal), Wants(link)

@@ -43,7 +43,7 @@ from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from server import task
 from server.results import Results
-from server.wire.link import Connect
+from server.wire.reader import Connect
 
 QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 TOPICS = Topics("main")
@@ -72,6 +72,7 @@ class Site:
     packets: list[tuple[str, bytes]] = field(default_factory=list)
     families: set[str] = field(default_factory=set)
     devices: dict[str, Device] = field(default_factory=dict)
+    data: Callable[[str], ClientData] = data_of
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -95,13 +96,13 @@ class Site:
         """Agents alive: full devices, and head-only ones with their kind of head."""
         runner = Runner(workers=2)
         for name in (*full, *heads):
-            data = data_of(name)
+            data = partial(self.data, name)
             store = Store(self.folder / name)
             worker = (
                 HeadWorker(
                     name,
                     store,
-                    Here(lambda c, i, d=data: d, store.folder),  # type: ignore[misc]
+                    Here(lambda c, i, d=data: d(), store.folder),  # type: ignore[misc]
                     heads[name],
                     fit_here,
                     runtime(),
@@ -110,7 +111,7 @@ class Site:
                     **options,
                 )
                 if name in heads
-                else FullWorker(name, store, lambda c, i, d=data: d, limits=QUICK)  # type: ignore[misc]
+                else FullWorker(name, store, lambda c, i, d=data: d(), limits=QUICK)  # type: ignore[misc]
             )
             can = Capability(
                 "head" if name in heads else "full", "test", "3", samples=20, head=heads.get(name, "")

@@ -28,7 +28,7 @@ from edge_fl.wire.topics import Topics
 from server.registry import Database
 from server.view.dashboard.queries import fleet as fleets
 from server.view.dashboard.queries.fleet import FleetRow, Wish
-from server.wire import link as links
+from server.wire import reader
 from server.wire.journal import Journal
 from server.wire.link import Link
 from server.wire.roster import Roster
@@ -62,10 +62,11 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
     config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
     meter = Meter(folder, lambda: 0)
     watch = Watch(config, device, partial(runner.deliver, device), meter)
-    link = Link(connect, "main", limits=links.Limits(settle_s=0.05))
+    link = Link(connect, "main", limits=reader.Limits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
         Roster(link, journal)
         link.open()
+        journal.begin(link.epoch)
         runner.add(device, connect)
         thread = threading.Thread(target=partial(runner.run, deadline_s=60), daemon=True)
         thread.start()

@@ -31,7 +31,7 @@ from edge_fl.wire.topics import Topics
 from server.registry import Database, rollouts
 from server.release.rollout import Rollout
 from server.release.stages import place
-from server.wire import link as links
+from server.wire import reader
 from server.wire.inbox import Inbox
 from server.wire.link import Link
 from server.wire.roster import Roster
@@ -93,7 +93,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     connect = partial(InMemoryTransport, broker)
 
     def make(count: int, hidden: float = 0.0) -> Fleet:
-        link = Link(connect, "main", limits=links.Limits(settle_s=0.05))
+        link = Link(connect, "main", limits=reader.Limits(settle_s=0.05))
         roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
         link.open()
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")

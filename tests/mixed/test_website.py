@@ -80,6 +80,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.web, self.repository = self.folder / "web", Repository(self.folder / "home" / "main")
+        website.keep(self.repository, self.web)
         self.server = ScriptedServer(partial(InMemoryTransport, self.broker))
         self.server.online()
 
@@ -88,7 +89,7 @@ class Fleet:
         manifest, elsewhere = graphs.manifest_for(payload, release=number, extras=EXTRAS), InMemoryBroker()
         transport = InMemoryTransport(elsewhere, "publisher", None, lambda event: None)
         payloads = {manifest.extractor.sha256: payload, EXTRAS["head"].sha256: HEAD}
-        Publisher(transport, TOPICS, self.repository, website=self.web).publish(manifest, payloads)
+        Publisher(transport, TOPICS, self.repository).publish(manifest, payloads)
         transport.close()
         elsewhere.close()
         self.server.metadata(self.repository.files())

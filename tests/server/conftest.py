@@ -36,17 +36,18 @@ from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
 from server.fleets.mqtt import Limits, MqttFleet
-from server.wire import link as links
+from server.wire import reader
 from server.wire.exchange import KINDS
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
-from server.wire.link import Connect, Link
+from server.wire.link import Link
+from server.wire.reader import Connect
 from server.wire.roster import Roster
 from server.wire.wants import Wants
 
 CLASSES = 3
 INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))
-QUICK = links.Limits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
+QUICK = reader.Limits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
 
 
 def spec_of(method: str, **options: Any) -> TaskSpec:
@@ -73,9 +74,8 @@ def client_of(id: str) -> Client:
     return Client(id, data_of(id), CLASSES, batch_size=8, run=1)
 
 
-Tamper = Callable[
-    [str, Report, bytes], list[tuple[Report, bytes]]
-]  # (mode, report, payload) -> what is really sent
+# (mode, report, payload) -> what is really sent
+Tamper = Callable[[str, Report, bytes], list[tuple[Report, bytes]]]
 
 
 def honest(mode: str, report: Report, payload: bytes) -> list[tuple[Report, bytes]]:
@@ -311,7 +311,7 @@ class Stage:
 
     def retained(self, pattern: str = "#") -> dict[str, bytes]:
         """What is retained on the broker, by topic without the fleet's root."""
-        found = links.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
+        found = reader.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
         return {topic.removeprefix(self.topics.root + "/"): payload for topic, payload in found.items()}
 
     @staticmethod

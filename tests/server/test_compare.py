@@ -13,6 +13,7 @@ from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError, InputError, MethodError
 from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
+from edge_fl.progress import Count
 from server import recipes
 from server.compare import cell as cells_of
 from server.compare import comparison, jobs, paper, render, sheets, table
@@ -141,9 +142,15 @@ def test_child_processes_give_the_same_numbers_and_one_that_dies_costs_only_its_
     )
     (tmp_path / "good.py").write_text("from edge_fl.models.cnn import tiny as build\n")
     found: dict[str, Measured] = {}
-    jobs.run([deadly, good], tmp_path / "children", 2, "", lambda m: found.update({m.label: m}))
+    counts: list[Count] = []
+    jobs.run(
+        [deadly, good], tmp_path / "children", 2, "", lambda m: found.update({m.label: m}), counts.append
+    )
     assert found["deadly"].failure == jobs.DIED
     assert cells_of.read(deadly, tmp_path / "children") is None  # it may do better next time
+    rounds = [(count.done, count.of) for count in counts if count.stage == str(good)]
+    assert rounds[-1] == (1, 1) and (TINY.rounds, TINY.rounds) in rounds and (0, TINY.rounds) in rounds
+    assert counts.count(Count(str(deadly), 1, 1)) == 1
     here = cells_of.run(good, tmp_path / "here")
     assert (here.last, here.clients) == (found["good"].last, found["good"].clients) and here.last
 

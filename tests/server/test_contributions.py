@@ -220,9 +220,9 @@ def test_hybrid_equals_simulation_to_the_bit(bench):
 class Waiting(SequentialFleet):
     """Clients that do not begin before the device has been asked."""
 
-    def train(self, round, method, downs):
+    def each(self, step, round, method, downs):
         assert self.bench.eventually(lambda: self.bench.devices[0].wants)
-        yield from super().train(round, method, downs)
+        yield from super().each(step, round, method, downs)
 
 
 def test_devices_are_asked_before_simulated_clients_begin(bench):
@@ -237,9 +237,9 @@ def test_devices_are_asked_before_simulated_clients_begin(bench):
 class Slow(SequentialFleet):
     """Clients that take longer than devices are given."""
 
-    def train(self, round, method, downs):
+    def each(self, step, round, method, downs):
         assert self.bench.eventually(lambda: self.bench.devices[0].acks)
-        yield from super().train(round, method, downs)
+        yield from super().each(step, round, method, downs)
         time.sleep(1.2)
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -37,7 +38,8 @@ from server.rounds import Plan
 from tests.edge_fl.methods import toy
 
 TOLERANCE = 1e-5  # between engines that add in another order
-ILL_CONDITIONED = {"dualfed"}  # two samples through two BatchNorms: rounding grows in the reference itself
+# a sharp contrast of small batches behind BatchNorm: rounding would grow in the reference itself
+STEADIER: dict[str, dict[str, Any]] = {"dualfed": {"batch_size": 64, "options": {"temperature": 1.0}}}
 CANNOT_BE_VECTORISED = {"fedala"}  # how long it learns its weights depends on their values
 CONVOLUTIONS = ModelConfig("cnn-tiny", {"feature_dim": 32, "width": 4})
 
@@ -65,25 +67,27 @@ def site(
     split = Split(
         sum(map(len, parts)), tuple(clients), tuple(rows[::3]), tuple(rows[1::3]), tuple(rows[2::3])
     )
-    config = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=momentum))
+    usual = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=momentum))
+    config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
     spec = TaskSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
     return Site(Settings(spec, tuple(clients), precision), x, y, split)
 
 
-def two_rounds(at: Site, fleet: Fleet, nudge: float = 0.0) -> tuple[Method, Parts]:
-    """With most clients in each, from parts that a relative `nudge` makes a little different: (method, shared parts)."""
+def two_rounds(at: Site, fleet: Fleet) -> tuple[Method, Parts]:
+    """With most clients in each: (method, shared parts)."""
     method = build_method(at.settings.spec)
-    start = tree.map(lambda t: t * (1 + nudge) if t.is_floating_point() else t, steps.start(method))
+    method.net.to(at.device)
+    start = tree.to_device(steps.start(method), at.device)
     plan, shared = Plan(2, seed=3, cohort=CohortConfig(participation=0.8)), start
     for result in rounds.run(method, fleet, plan, start):
         shared = result.shared
     return method, shared
 
 
-def trained(at: Site, fleet: Fleet, nudge: float = 0.0) -> Leaves:
+def trained(at: Site, fleet: Fleet) -> Leaves:
     """Shared and personal parts after two rounds."""
-    _, shared = two_rounds(at, fleet, nudge)
+    _, shared = two_rounds(at, fleet)
     return tree.leaves({"shared": shared, "own": dict(fleet.personal_state())})
 
 
@@ -134,12 +138,7 @@ def test_the_pool_equals_the_reference_to_the_bit(name: str) -> None:
 def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> None:
     at = site(name)
     fleet = vectorised(at)
-    expected = trained(at, sequential(at))
-    tolerance = TOLERANCE
-    if name in ILL_CONDITIONED:
-        tolerance = 10 * difference(trained(at, sequential(at), nudge=1e-7), expected)
-        assert TOLERANCE < tolerance < 0.01
-    assert difference(trained(at, fleet), expected) < tolerance
+    assert difference(trained(at, fleet), trained(at, sequential(at))) < TOLERANCE
     assert bool(fleet.fallback) == (name in CANNOT_BE_VECTORISED)
 
 

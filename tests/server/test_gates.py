@@ -47,12 +47,12 @@ def roll_out(seed: int, harm: float = 0.0, share: float = 0.2) -> Stages:
     return at
 
 
-def stakes_after(outcomes: Iterable[Outcome]) -> gates.Stakes:
-    return reduce(lambda stakes, found: gates.raised(stakes, found, GATES), outcomes, gates.START)
+def evidence_after(outcomes: Iterable[Outcome]) -> gates.Evidence:
+    return reduce(lambda evidence, found: gates.updated(evidence, found, GATES), outcomes, gates.START)
 
 
 def objection(outcomes: list[Outcome]) -> str:
-    return gates.objection(stakes_after(outcomes), outcomes, GATES)
+    return gates.objection(evidence_after(outcomes), outcomes, GATES)
 
 
 def test_a_hundred_roll_outs_of_an_unchanged_extractor_abort_at_most_five_times() -> None:
@@ -70,7 +70,7 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_are_seen_within_the_first_two
 
 @pytest.mark.parametrize("spread", [0.0, 0.02])
 @pytest.mark.parametrize("images", [10, 100, 1000])
-def test_a_stake_of_which_nothing_is_wrong_is_a_supermartingale(images: int, spread: float) -> None:
+def test_a_likelihood_ratio_while_nothing_is_wrong_is_a_supermartingale(images: int, spread: float) -> None:
     """Ville's inequality needs no more than that its mean is at most 1 after every report."""
     rng = np.random.default_rng(images)
     drawn = [outcome(rng, images, rng.normal(0, spread)) for _ in range(4000)]
@@ -89,7 +89,7 @@ def test_a_stake_of_which_nothing_is_wrong_is_a_supermartingale(images: int, spr
     ],
 )
 def test_each_gate_sees_the_harm_that_it_is_for(outcomes: list[Outcome], gate: str) -> None:
-    found = stakes_after(outcomes)
+    found = evidence_after(outcomes)
     assert max(found, key=found.__getitem__) == gate
     assert objection(outcomes)
     assert not objection([FINE] * 200)
@@ -109,9 +109,9 @@ OUTCOMES = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(OUTCOMES, max_size=30), st.randoms(use_true_random=False))
-def test_stakes_are_finite_and_where_they_end_does_not_depend_on_the_order(outcomes, random) -> None:
-    ends, others = stakes_after(outcomes), stakes_after(random.sample(outcomes, len(outcomes)))
-    assert all(math.isfinite(stake) for stake in ends.values())
+def test_evidence_is_finite_and_where_it_ends_does_not_depend_on_the_order(outcomes, random) -> None:
+    ends, others = evidence_after(outcomes), evidence_after(random.sample(outcomes, len(outcomes)))
+    assert all(math.isfinite(ratio) for ratio in ends.values())
     assert ends == pytest.approx(others)
 
 

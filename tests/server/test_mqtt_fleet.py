@@ -49,10 +49,8 @@ def test_devices_and_simulation_agree_to_the_bit(bench, name):
 def test_equal_broadcasts_are_sent_once_and_nothing_stays_retained(bench):
     sent = []
     publish = bench.link.transport.publish
-    bench.link.transport.publish = lambda packet: (
-        sent.append(packet),
-        publish(packet),
-    )  # a spy, everything goes through
+    # a spy, everything goes through
+    bench.link.transport.publish = lambda packet: (sent.append(packet), publish(packet))
     for id in IDS:
         bench.device(id)
     bench.wait_for(full=3)

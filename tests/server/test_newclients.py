@@ -1,4 +1,4 @@
-"""Clients that come late: those left out never train, strangers get the global model or averaged heads, a new task leaves the extractor."""
+"""Clients that come late: those left out never train, newcomers get the global model or averaged heads, a new task leaves the extractor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_fl.learn.tree import Params
 from edge_fl.methods import build_method, steps
 from server import cohort, newclients, simulate
 from server import study as studies
-from server.newclients import Lesson, draw, learn_task, meet, stranger
+from server.newclients import Lesson, draw, learn_task, meet, newcomers_model
 from server.rounds import RoundResult
 from server.simulate import Outcome
 
@@ -39,18 +39,18 @@ def run(method: str) -> tuple[studies.Study, list[RoundResult], Outcome]:
 
 def test_clients_left_out_never_train_and_are_all_met() -> None:
     study, seen, outcome = run("fedavg")
-    strangers = set(study.unseen)
-    assert len(strangers) == 2 and len(study.data()) == 3
-    assert all(not strangers & set(result.asked) for result in seen)
+    newcomers = set(study.unseen)
+    assert len(newcomers) == 2 and len(study.data()) == 3
+    assert all(not newcomers & set(result.asked) for result in seen)
     assert outcome.closing.keys() == study.data().keys()
-    assert outcome.unseen.keys() == strangers
+    assert outcome.unseen.keys() == newcomers
     assert outcome.last()[metrics.UNSEEN_TEST].clients == 2
     assert outcome.last()["global.test_acc"].clients == 3
 
 
-def test_strangers_get_the_stranger_without_any_adaptation() -> None:
+def test_newcomers_get_the_global_model_without_any_adaptation() -> None:
     study, _, outcome = run("fedavg")
-    model = stranger(outcome.method, outcome.shared, [], {})
+    model = newcomers_model(outcome.method, outcome.shared, [], {})
     assert model is not None
     for id, data in study.unseen_data().items():
         with torch.no_grad():
@@ -67,7 +67,7 @@ def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> N
         return {name: torch.full_like(t, value) for name, t in method.net.head.init().items()}
 
     own = [("c000", {"head": head(1.0)}), ("c001", {"head": head(4.0)}), ("c002", {"head": head(99.0)})]
-    model = stranger(method, shared, own, {"c000": 30, "c001": 10})
+    model = newcomers_model(method, shared, own, {"c000": 30, "c001": 10})
     assert model is not None
     expected = method.classify({**shared, "head": head((30 * 1 + 10 * 4) / 40)}, x)
     assert torch.allclose(model(torch.empty(0))(x), expected)
@@ -83,7 +83,7 @@ def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
     study = studies.prepare(config.with_settings(TINY, ["method.name=fedbn"]))
     outcome = simulate.run(study, lambda _: None)
     (first, data), *_ = sorted(study.unseen_data().items())
-    model = stranger(outcome.method, outcome.shared, [], {})
+    model = newcomers_model(outcome.method, outcome.shared, [], {})
     assert model is not None
     x = torch.from_numpy(data.test.x) / 255
     own = model(torch.from_numpy(data.train.x))(x)
@@ -100,7 +100,7 @@ def test_the_same_clients_are_left_out_whatever_the_method() -> None:
         draw(clients, 100, seed=1)
 
 
-def test_an_accuracy_of_strangers_is_over_their_own_test_sets() -> None:
+def test_an_accuracy_of_newcomers_is_over_their_own_test_sets() -> None:
     x = np.zeros((4, 1, 2, 2), np.uint8)
     data = ClientData(
         Samples(x, np.zeros(4, np.int64)),

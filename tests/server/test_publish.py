@@ -17,7 +17,7 @@ from edge_fl.wire.blob import describe, split
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import OCTETS, Packet
+from edge_fl.wire.transport import UNTYPED, Packet
 from server.release.publish import Limits, Publisher, clear_chunks, send_chunks
 
 TOPICS = Topics("test")
@@ -293,12 +293,12 @@ def test_a_real_broker_retains_a_release_as_it_was_published(mosquitto, reposito
 
 def test_any_blob_can_be_sent_with_its_own_type_and_expiry_and_be_cleared(transport, broker):
     blob = describe(bytes(40_000), 1024)
-    send_chunks(transport, TOPICS, blob, bytes(40_000), "application/x", expiry_s=60)
+    send_chunks(transport, TOPICS, blob, bytes(40_000), expiry_s=60)
     first = transport.calls[0]
-    assert (first.content_type, first.expiry_s, first.retain) == ("application/x", 60, True)
+    assert (first.content_type, first.expiry_s, first.retain) == (UNTYPED, 60, True)
     topics = retained(broker, "art/#")
     assert len(topics) == 40
     assert f"art/{blob.sha256}/2/39" in topics  # groups of 16
     clear_chunks(transport, TOPICS, blob)
     assert retained(broker) == {}
-    assert transport.calls[-1].content_type == OCTETS
+    assert transport.calls[-1].content_type == UNTYPED

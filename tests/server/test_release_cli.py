@@ -16,7 +16,7 @@ from edge_fl.wire.memory import InMemoryTransport
 from edge_fl.wire.messages import Want, decode
 from edge_fl.wire.topics import Topics
 from server.registry import Database, rollouts
-from server.release.conduct import Office
+from server.release.control import ReleaseControl
 from server.release.publish import Publisher
 from server.release.rollout import Rollout
 from tests.devices import graphs
@@ -27,7 +27,7 @@ STAGED = RolloutConfig(groups=(0.5, 1.0))
 
 
 @pytest.fixture
-def office(broker, tmp_path) -> Office:
+def releases(broker, tmp_path) -> ReleaseControl:
     """Two releases are kept, and the first one is served."""
     repository = Repository(tmp_path / "home" / "main")
     transport = InMemoryTransport(broker, "publisher", None, lambda event: None)
@@ -40,57 +40,81 @@ def office(broker, tmp_path) -> Office:
     db = Database.open(tmp_path / "server" / "registry.sqlite")
     number = rollouts.begin(db, "main", 1)
     rollouts.advance(db, rollouts.get(db, number), state="completed")
-    return Office(partial(InMemoryTransport, broker), "main", tmp_path / "home", db)
+    return ReleaseControl(partial(InMemoryTransport, broker), "main", tmp_path / "home", db)
 
 
-def test_without_a_server_a_roll_out_is_carried_out_from_here(office, stage, tmp_path) -> None:
+def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, tmp_path) -> None:
     heads = [stage.head(f"h{number}", tmp_path) for number in range(4)]
     said: list[str] = []
-    record = office.carry_out(office.roll_out(2, STAGED), said.append, 30)
+    record = releases.carry_out(releases.roll_out(2, STAGED), said.append, 30)
     assert (record.state, record.previous) == ("completed", 1)
     assert [head.served[-1] for head in heads] == [2] * 4
     assert [head.served.count(2) for head in heads] == [1] * 4
     assert said[0] == "no server is online: carried out from here"
     assert "completed" in said[-1]
-    back = office.carry_out(office.roll_back(None), said.append, 30)
+    back = releases.carry_out(releases.roll_back(None), said.append, 30)
     assert (back.state, back.release) == ("completed", 1)
     assert stage.eventually(lambda: [head.served[-1] for head in heads] == [1] * 4)
 
 
-def test_a_running_server_does_as_it_is_told(office, bench: Bench, tmp_path) -> None:
-    rollout = Rollout(bench.link, bench.roster, bench.inbox, bench.wants, office.repository, db=office.db)
+def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
+    site = tmp_path / "www"
+
+    def is_up_to_date() -> bool:
+        name, payload = releases.repository.files()[-1]
+        return (site / "metadata" / name).read_bytes() == payload
+
+    def export(*options: str) -> int:
+        return main(["release", "export", str(site), "--home", str(releases.home), *options])
+
+    def carry_out(number: int) -> str:
+        return releases.carry_out(number, lambda line: None, 30).state
+
+    assert export("--keep") == 0 and is_up_to_date()
+    assert carry_out(releases.roll_out(1, AT_ONCE)) == "completed"
+    assert is_up_to_date()
+    number = releases.roll_out(2, STAGED)
+    releases.steer("aborted")
+    assert carry_out(number) == "aborted" and is_up_to_date()
+    assert export("--no-keep") == 0
+    assert carry_out(releases.roll_out(2, AT_ONCE)) == "completed" and not is_up_to_date()
+    assert export() == 0 and is_up_to_date()
+
+
+def test_a_running_server_does_as_it_is_told(releases, bench: Bench, tmp_path) -> None:
+    rollout = Rollout(bench.link, bench.roster, bench.inbox, bench.wants, releases.repository, db=releases.db)
     said: list[str] = []
-    number = office.roll_out(2, RolloutConfig(groups=(1e-9, 1.0), success=1.0))
-    office.steer("paused")
-    assert office.carry_out(number, said.append, 20).state == "paused"
+    number = releases.roll_out(2, RolloutConfig(groups=(1e-9, 1.0), success=1.0))
+    releases.steer("paused")
+    assert releases.carry_out(number, said.append, 20).state == "paused"
     assert said[0] == "the running server carries it out"
-    assert office.roll_out(None, STAGED) == number
-    assert office.carry_out(number, said.append, 20).state == "completed"
+    assert releases.roll_out(None, STAGED) == number
+    assert releases.carry_out(number, said.append, 20).state == "completed"
     rollout.close()
 
 
-def test_what_cannot_be_done_is_said(office) -> None:
+def test_what_cannot_be_done_is_said(releases) -> None:
     with pytest.raises(InputError, match=r"release 7: not kept, only \[1, 2\]"):
-        office.roll_out(7, STAGED)
+        releases.roll_out(7, STAGED)
     with pytest.raises(InputError, match="no roll-out is under way"):
-        office.steer("aborted")
+        releases.steer("aborted")
     with pytest.raises(InputError, match="no release to go back to"):
-        office.roll_back(None)
+        releases.roll_back(None)
 
 
-def test_an_abort_leaves_word_for_devices_that_come_later(office, stage, tmp_path) -> None:
-    number = office.roll_out(2, STAGED)
-    office.steer("aborted")
-    assert office.carry_out(number, lambda line: None, 20).state == "aborted"
-    assert office.rows()[0].reason == "by hand" or office.rows()[1].reason == "by hand"
+def test_an_abort_leaves_word_for_devices_that_come_later(releases, stage, tmp_path) -> None:
+    number = releases.roll_out(2, STAGED)
+    releases.steer("aborted")
+    assert releases.carry_out(number, lambda line: None, 20).state == "aborted"
+    assert releases.rows()[0].reason == "by hand" or releases.rows()[1].reason == "by hand"
     late = stage.head("late", tmp_path)
-    assert office.carry_out(office.roll_out(1, AT_ONCE), lambda line: None, 20).state == "completed"
+    assert releases.carry_out(releases.roll_out(1, AT_ONCE), lambda line: None, 20).state == "completed"
     assert late.served == [1]
     assert decode(stage.retained("d/late/dn/want")["d/late/dn/want"], Want).release == 1
 
 
-def test_the_list_shows_every_kept_release_and_how_it_stands(office, tmp_path: Path, capsys) -> None:
-    office.db.close()
+def test_the_list_shows_every_kept_release_and_how_it_stands(releases, tmp_path: Path, capsys) -> None:
+    releases.db.close()
     assert main(["release", "list", "--home", str(tmp_path / "home"), "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["release"], row["state"]) for row in rows] == [(2, ""), (1, "completed")]

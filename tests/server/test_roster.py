@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire.messages import Capability, Command, DeviceState, ServerState, Want, decode, encode
 from edge_fl.wire.transport import Packet
-from server.registry import devices
-from server.wire import link as links
+from server.registry import Database, devices
+from server.registry.records import DeviceRecord
+from server.wire import reader
+from server.wire.journal import Journal
 from server.wire.link import Link
 from server.wire.roster import Device, Roster, fold
 from server.wire.wants import Wants, withdraw_leftovers
+from tests.server.conftest import QUICK
 
 FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))
 
@@ -71,7 +76,7 @@ def test_waiting_in_vain_says_who_is_there(bench):
 def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_are(bench):
     early = bench.device("d1")
     bench.wait_for(full=1)
-    second = Link(bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", takeover=True, limits=reader.Limits(settle_s=0.05))
     heard = []
     early._take = lambda packet: heard.append(packet)
     roster = Roster(second)
@@ -86,7 +91,7 @@ def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_
 
 
 def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
-    second = Link(bench.connect, "main", limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", limits=reader.Limits(settle_s=0.05))
     with pytest.raises(
         ConnectError, match=f"another server .boot {bench.link.boot}, epoch 1. is online"
     ) as refused:
@@ -97,7 +102,7 @@ def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
 
 
 def test_takeover_ends_the_first_server_which_says_so(bench):
-    second = Link(bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", takeover=True, limits=reader.Limits(settle_s=0.05))
     second.open()
     assert second.epoch == bench.link.epoch + 1
     with pytest.raises(ConnectError, match=r"another (client|server)"):
@@ -110,7 +115,7 @@ def test_takeover_ends_the_first_server_which_says_so(bench):
 
 def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
     early = stage.connect("early", None, lambda event: None)
-    link = Link(stage.connect, "main", limits=links.Limits(settle_s=0.05))
+    link = Link(stage.connect, "main", limits=reader.Limits(settle_s=0.05))
     link.open()
     old = ServerState(False, "old", 7)
     early.publish(Packet(stage.topics.server_state(), encode(old), retain=True))
@@ -122,7 +127,7 @@ def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
 
 @pytest.mark.broker
 def test_takeover_over_a_real_broker_is_no_war_of_reconnects(real_bench):
-    second = Link(real_bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
+    second = Link(real_bench.connect, "main", takeover=True, limits=reader.Limits(settle_s=0.05))
     second.open()
 
     def is_over():
@@ -148,7 +153,7 @@ def test_the_state_says_offline_after_a_goodbye_and_after_a_crash(bench):
     assert online()
     bench.link.transport.close(clean=False)
     assert bench.eventually(lambda: not online())
-    second = Link(bench.connect, "main", limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", limits=reader.Limits(settle_s=0.05))
     second.open()
     assert online()
     second.close()
@@ -176,7 +181,7 @@ def test_a_newer_server_numbers_its_wants_higher_and_withdraws_what_was_left_beh
     bench.wants.ask("h1", "serve", release=2, id="rel-2")
     left = decode(bench.retained()["d/d1/dn/want"], Want)
     bench.link.transport.close(clean=False)
-    second = Link(bench.connect, "main", takeover=True, limits=links.Limits(settle_s=0.05))
+    second = Link(bench.connect, "main", takeover=True, limits=reader.Limits(settle_s=0.05))
     wants = Wants(second)
     second.open()
     assert withdraw_leftovers(second, bench.connect) == 1
@@ -202,7 +207,7 @@ def test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way(stage,
     early = stage.connect("early", None, lambda event: None)
     early.publish(Packet(stage.topics.server_state(), encode(ServerState(True, "old", 7)), retain=True))
     early.drain(5)
-    link = Link(stage.connect, "main", limits=links.Limits(settle_s=0.05, lease_s=0.5))
+    link = Link(stage.connect, "main", limits=reader.Limits(settle_s=0.05, lease_s=0.5))
     link.open()
     assert link.epoch == 8
     assert "no sign of life for 0.5 s; going on in its place" in caplog.text
@@ -216,6 +221,48 @@ def test_a_returning_broker_that_kept_an_old_database_is_told_everything_again(b
     bench.link.on_return(said.append)
     broker.drop("server-main")
     assert bench.eventually(lambda: said == [False])
+
+
+@contextmanager
+def server_on(stage, db):
+    link = Link(stage.connect, "main", limits=QUICK)
+    with Journal(db) as journal:
+        Roster(link, journal)
+        link.open()
+        journal.begin(link.epoch)
+        yield
+        link.close()
+
+
+def statuses(db):
+    return {device.device: device.status for device in devices.known(db, "main")}
+
+
+def test_the_registry_does_not_go_on_saying_that_a_device_is_there_when_nobody_listens(stage):
+    db = Database.open()
+    stage.device("d1"), stage.device("d2")
+    with server_on(stage, db):
+        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "d2": "ready"})
+        stage.devices[1].crash()
+        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "d2": "lost"})
+    assert statuses(db) == {"d1": "silent", "d2": "lost"}
+
+
+def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage):
+    db, earlier = Database.open(), 5 * 2**32
+    left = DeviceRecord("main", "left", "alert", activity="training", why="drift", seen_sequence=earlier)
+    devices.heard(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
+    stage.device("d1")
+    with server_on(stage, db):
+        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "left": "silent"})
+        assert devices.get(db, "main", "left").activity == "idle"
+
+
+def test_a_server_whose_fleet_was_taken_over_silences_nobody(stage):
+    db = Database.open()
+    with server_on(stage, db):
+        devices.heard(db, [DeviceRecord("main", "d1", "ready", seen_sequence=9 * 2**32)])
+    assert statuses(db) == {"d1": "ready"}
 
 
 def test_a_large_fleet_is_told_to_spread_its_return(bench):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 
 import pytest
 
 from edge_fl.capability import Tier
 from edge_fl.cli import main
-from edge_fl.wire.messages import Capability, DeviceState, Report
+from edge_fl.wire.messages import Capability, DeviceState, Report, encode
+from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
 from server import demo, listing
 from server.children import Children
 from server.ledger import Ledger
 from server.registry import Database, devices
+from server.registry.records import DeviceRecord
 from server.results import Results
-from server.wire.link import Limits
+from server.wire.reader import Limits
 from server.wire.roster import Device
 
 
@@ -40,6 +45,24 @@ def test_no_broker_is_one_line_and_exit_code_2(capsys):
 
 
 @pytest.mark.broker
+def test_fleet_list_says_that_no_server_listens_and_when_one_last_did(own_mosquitto, tmp_path, capsys):
+    topics, endpoint = Topics("main"), own_mosquitto.endpoint
+    device = MqttTransport(endpoint, "pi-1", None, lambda event: None)
+    device.publish(Packet(topics.state("pi-1"), encode(DeviceState("ready", "b1")), retain=True))
+    device.drain(10)
+    with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
+        devices.heard(db, [DeviceRecord("main", "pi-1", "ready")])
+        (known,) = devices.known(db, "main")
+    where = ["--port", str(endpoint.port), "--home", str(tmp_path / "releases"), "--format", "json"]
+    assert main(["fleet", "list", *where]) == 0
+    said = capsys.readouterr()
+    (row,) = json.loads(said.out)
+    assert (row["status"], row["heard"]) == ("ready", known.seen_at[:19].replace("T", " "))
+    assert "no server is online" in said.err
+    device.close()
+
+
+@pytest.mark.broker
 def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp_path):
     lines = []
     port = str(own_mosquitto.endpoint.port)
@@ -61,14 +84,29 @@ def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
     going.crash()
 
     def complete() -> bool:
-        rows[:] = listing.devices(stage.connect, "main", quick)
+        rows[:] = listing.devices(stage.connect, "main", {"d1": "2026-11-20T14:03:59.123+00:00"}, quick).rows
         return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
 
     assert stage.eventually(complete), rows
     lost, there = rows
     assert (lost["device"], lost["tier"], lost["status"]) == ("d1", "full", "lost")
     assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)
-    assert listing.devices(stage.connect, "other", quick) == []
+    assert (lost["heard"], there["heard"]) == ("2026-11-20 14:03:59", "")
+    assert (lost["measured"], there["measured"]) == ("", "")
+    assert listing.devices(stage.connect, "other", limits=quick) == (False, [])
+
+
+def test_the_list_shows_what_a_device_measured_and_whether_somebody_listens(bench):
+    able = Capability("head", "aarch64", "3.11", notes=["no torch", "512 MB"])
+    transport = bench.connect("d1", None, lambda event: None)
+    transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
+    transport.drain(5)
+    online, (row,) = listing.devices(bench.connect, "main", limits=Limits(settle_s=0.2))
+    assert online
+    assert (row["status"], row["measured"]) == ("silent", "no torch; 512 MB")
+    bench.link.close()
+    assert not listing.devices(bench.connect, "main", limits=Limits(settle_s=0.2)).online
+    transport.close()
 
 
 def device(id, tier):

@@ -26,7 +26,8 @@ from server.wire.clones import Clones
 from server.wire.entry import denied, entry
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
-from server.wire.link import Limits, Link
+from server.wire.link import Link
+from server.wire.reader import Limits
 from server.wire.roster import Roster
 from tests.server.conftest import QUICK, ScriptedDevice
 
@@ -143,7 +144,10 @@ def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None
     site.device("pi-5")
     operator = entry("127.0.0.1", site.port, site.authority.home / "operator")
     assert eventually(
-        lambda: [row["device"] for row in listing.devices(operator, "main", Limits(settle_s=0.2))] == ["pi-5"]
+        lambda: (
+            [row["device"] for row in listing.devices(operator, "main", limits=Limits(settle_s=0.2)).rows]
+            == ["pi-5"]
+        )
     )
     site.link.check()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import DeadlineError, RunError
@@ -12,8 +13,9 @@ from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Event
-from server.bench.scale.stage import fleet_of, stage, start_broker, wait_until
+from server.bench.scale.stage import Listening, fleet_of, stage, start_broker, wait_until
 from server.bench.scale.watch import COUNTED, FLEET, Watch, mosquitto_of, processor_s, resident_bytes
+from server.children import Child
 from server.results import Results
 
 FEW = 100  # what a large fleet's memory is compared with
@@ -56,55 +58,61 @@ class _Ears:
         self._watch.hear(event)
 
 
+@dataclass(frozen=True)
+class _Busy:
+    """What a busy run was asked for: `full` of the devices train, the share `leave` of all goes for good."""
+
+    devices: int
+    full: int
+    rounds: int
+    leave: float
+    deadline_s: float
+
+    def start(self, folder: Path, port: int, children: Listening) -> tuple[Child, Child, dict[str, int]]:
+        """The server, the fleet, and what each weighs before a device is there."""
+        recipe, chaos = folder / "recipe.toml", folder / "chaos.toml"
+        recipe.write_text(self._recipe(folder, port))
+        chaos.write_text(CHAOS.format(leave=self.leave, until_s=self.deadline_s))
+        places = ["--runs", str(folder / "runs"), "--home", str(folder / "home")]
+        server = children.start("server", "server", "run", str(recipe), *places)
+        wait_until(lambda: children.has_said("server", "waiting for"), server, READY_S)
+        base = {"server, in rounds": resident_bytes(server.pid)}
+        shape = ["--full", str(self.full), "--chaos", str(chaos)]
+        fleet = children.start("fleet", *fleet_of(folder, port, self.devices), *shape)
+        wait_until(lambda: children.has_said("fleet", "full, on"), fleet, READY_S)
+        return server, fleet, {**base, "fleet": resident_bytes(fleet.pid)}
+
+    def _recipe(self, folder: Path, port: int) -> str:
+        return RECIPE.format(
+            rounds=self.rounds,
+            folder=folder,
+            devices=self.devices,
+            ready=int(0.9 * self.full),
+            heads=int(0.85 * (self.devices - self.full)),
+            port=port,
+            deadline_s=self.deadline_s,
+        )
+
+
 def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: float) -> Iterator[str]:
     """Rounds of `full` devices while all others fit heads; the broker restarts in the middle of the last round."""
+    asked = _Busy(devices, full, rounds, leave, deadline_s)
     with stage(devices) as (folder, port, children):
         watch = Watch()
         broker = start_broker(children, folder, port)
         ears = _Ears(port, watch)
-        chaos = folder / "chaos.toml"
-        chaos.write_text(CHAOS.format(leave=leave, until_s=deadline_s))
-        recipe = folder / "recipe.toml"
-        ready, heads = int(0.9 * full), int(0.85 * (devices - full))
-        recipe.write_text(
-            RECIPE.format(
-                rounds=rounds,
-                folder=folder,
-                devices=devices,
-                ready=ready,
-                heads=heads,
-                port=port,
-                deadline_s=deadline_s,
-            )
-        )
-        server = children.start(
-            "server",
-            "server",
-            "run",
-            str(recipe),
-            "--runs",
-            str(folder / "runs"),
-            "--home",
-            str(folder / "home"),
-        )
-        wait_until(lambda: children.has_said("server", "waiting for"), server, READY_S)
-        base = {"server, in rounds": resident_bytes(server.pid)}
-        fleet = children.start(
-            "fleet", *fleet_of(folder, port, devices), "--full", str(full), "--chaos", str(chaos)
-        )
-        wait_until(lambda: children.has_said("fleet", "full, on"), fleet, READY_S)
-        base["fleet"] = resident_bytes(fleet.pid)
-        started_s, restarted_s = time.monotonic(), 0.0
+        server, fleet, base = asked.start(folder, port, children)
+        started_s, down_s = time.monotonic(), 0.0
         while server.code is None:
             time.sleep(0.2)
             watch.weigh(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
             watch.weigh(**{"server, with a release" if watch.released else "server, in rounds": server.pid})
-            if not restarted_s and len(watch.late_s.get(rounds, ())) >= 0.1 * full:
+            if not down_s and len(watch.late_s.get(rounds, ())) >= 0.1 * full:
                 broker.end()
-                restarted_s = time.monotonic()
+                ended_s = time.monotonic()
                 time.sleep(1.0)
                 broker = start_broker(children, folder, port)
-                restarted_s = time.monotonic() - restarted_s
+                down_s = time.monotonic() - ended_s
             if time.monotonic() - started_s > 2 * READY_S + 2 * rounds * deadline_s:
                 raise DeadlineError("the run did not end")
         server.drain()
@@ -114,21 +122,31 @@ def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: floa
         ears.close()
         results = Results.open(Path(server.printed.splitlines()[-1]))
         yield f"{devices} devices, {full} of them full: run {results.state().state} in {seconds:.0f} s"
-        for row in results.rounds():
-            late = sorted(watch.late_s.get(int(row["round"]), {}).values()) or [float("nan")]
-            yield (
-                f"round {row['round']}: {row['answered']} of {row['asked']} answered in {row['seconds']:.1f} s;"
-                f" a report comes after {late[len(late) // 2]:.1f} s (median), {late[int(P95 * (len(late) - 1))]:.1f} s (p95)"
-            )
-        yield f"broker down for {restarted_s:.1f} s in mid-round {rounds}; {len(watch.heads)} heads reported"
-        for name in COUNTED:
-            total, most = watch.messages(name)
-            yield f"broker {name}: {total} publications, {total / seconds:.0f}/s on average, {most:.0f}/s at most"
-        for name, found in watch.memory.items():
-            yield f"{name}: {found / 2**20:.0f} MiB at most"
-        for name in ("server, in rounds", "fleet"):
-            more = watch.memory[name] - base[name]
-            yield f"{name}: {more / devices / 1024:.1f} KiB for each device above its {base[name] / 2**20:.0f} MiB without any"
+        yield from _rounds(results, watch)
+        yield f"broker down for {down_s:.1f} s in mid-round {rounds}; {len(watch.heads)} heads reported"
+        yield from _load(watch, seconds)
+        for name, empty in base.items():
+            more = watch.memory[name] - empty
+            yield f"{name}: {more / devices / 1024:.1f} KiB for each device above its {empty / 2**20:.0f} MiB without any"
+
+
+def _rounds(results: Results, watch: Watch) -> Iterator[str]:
+    """Who answered in each round, and how late."""
+    for row in results.rounds():
+        late = sorted(watch.late_s.get(int(row["round"]), {}).values()) or [float("nan")]
+        yield (
+            f"round {row['round']}: {row['answered']} of {row['asked']} answered in {row['seconds']:.1f} s;"
+            f" a report comes after {late[len(late) // 2]:.1f} s (median), {late[int(P95 * (len(late) - 1))]:.1f} s (p95)"
+        )
+
+
+def _load(watch: Watch, seconds: float) -> Iterator[str]:
+    """What passed through the broker, and the most memory of each process."""
+    for name in COUNTED:
+        total, most = watch.messages(name)
+        yield f"broker {name}: {total} publications, {total / seconds:.0f}/s on average, {most:.0f}/s at most"
+    for name, found in watch.memory.items():
+        yield f"{name}: {found / 2**20:.0f} MiB at most"
 
 
 def idle(devices: int, hold_s: float) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,14 @@ class Settings:
             )
         if bool(self.certificate) != bool(self.key):
             raise ConfigError("TLS: expected both a certificate and its key; nothing was started")
+        if self.certificate:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+            except OSError as error:  # ssl.SSLError is one
+                raise ConfigError(
+                    f"{self.certificate}, {self.key}: {error.strerror or error}; expected a certificate and its key (PEM);"
+                    " nothing was started"
+                ) from error
 
 
 def serve(settings: Settings, say: Callable[[str], None] = lambda line: None) -> None:

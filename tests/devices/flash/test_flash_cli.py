@@ -83,7 +83,7 @@ def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
         (["--device", "pi-07", "--ssh", "-oProxyCommand=x", *HOST], "expected user@host"),
         (
             ["--device", "pi-07", "--out", "o", *HOST, "--identity", "none"],
-            "client.key: No such file",
+            "none: No such file or directory; expected an identity",
         ),
         (
             ["--device", "pi-07", "--out", "o", *HOST, "--data", "folder:/home/pi/x"],

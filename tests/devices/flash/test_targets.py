@@ -110,12 +110,8 @@ def test_a_card_that_has_booted_is_left_alone_until_something_is_new(
     target.remove(["edge-fl/identity/client.key"])  # which is on the Pi by now
     assert flash(target, order) == []
     both = flash(target, lambda pythons: order(("3.11", *pythons)))
-    assert both == [
-        "edge-fl/requirements-3.11.txt",
-        MANIFEST,
-        "firstrun.sh",
-        "cmdline.txt",
-    ]  # cloud-init would not heed a second order
+    # cloud-init would not heed a second order
+    assert both == ["edge-fl/requirements-3.11.txt", MANIFEST, "firstrun.sh", "cmdline.txt"]
 
 
 def test_what_a_newer_bundle_has_no_more_is_removed(card: MakeCard, order: MakeOrder) -> None:

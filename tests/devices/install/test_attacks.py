@@ -24,7 +24,7 @@ from edge_fl.release.manifest import Manifest
 from edge_fl.release.repository import Repository, now
 from edge_fl.wire.blob import CHUNK_BYTES, split
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
-from edge_fl.wire.transport import OCTETS, Packet
+from edge_fl.wire.transport import UNTYPED, Packet
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
 from tests.devices.site import DATA, Site, big, head_device, site_over
@@ -126,9 +126,9 @@ def below_threshold(scene: Scene, old: Files) -> Files:
     """The newest root asks for two signatures on the timestamp; there is one."""
     root = Metadata[Root].from_bytes(scene.files[scene.name("root")])
     root.signed.version += 1
-    root.signed.add_key(scene.server._new_key().public_key, Timestamp.type)
+    root.signed.add_key(scene.server.keys.new().public_key, Timestamp.type)
     root.signed.roles[Timestamp.type].threshold = 2
-    root.sign(scene.server._signer(root.signed.roles[Root.type].keyids[0]))
+    root.sign(scene.server.keys.signer(root.signed.roles[Root.type].keyids[0]))
     name = f"{root.signed.version}.root.json"
     (scene.server.folder / "metadata" / name).write_bytes(root.to_bytes())
     return {name: root.to_bytes()}
@@ -182,7 +182,7 @@ def _empty_repository_of(scene: Scene) -> Files:
     """The metadata as they were before the first release, which the device has long believed since."""
     timestamp = Metadata[Timestamp].from_bytes(scene.files["timestamp.json"])
     timestamp.signed.version = 1
-    timestamp.sign(scene.server._signer(scene.server._root.roles[Timestamp.type].keyids[0]))
+    timestamp.sign(scene.server.keys.signer(scene.server._root.roles[Timestamp.type].keyids[0]))
     return scene.files | {"timestamp.json": timestamp.to_bytes()}
 
 
@@ -190,7 +190,7 @@ def test_a_thief_who_ran_ahead_is_left_behind_by_new_keys(scene: Scene) -> None:
     """Fast-forward: with the stolen online key he signs version 1000, after which every honest one is a rollback."""
     timestamp = Metadata[Timestamp].from_bytes(scene.files["timestamp.json"])
     timestamp.signed.version = 1000
-    timestamp.sign(scene.server._signer(scene.server._root.roles[Timestamp.type].keyids[0]))
+    timestamp.sign(scene.server.keys.signer(scene.server._root.roles[Timestamp.type].keyids[0]))
     ahead = scene.site.publish()
     scene.retain({"timestamp.json": timestamp.to_bytes()})
     scene.want(ahead)
@@ -219,7 +219,7 @@ def test_a_bad_chunk_is_never_kept_and_the_disk_stays_bounded(scene: Scene, atta
     for index, chunk in enumerate(split(payload, manifest.extractor.chunk_bytes)):
         bad = CHUNKS[attack](scene, bytes(chunk))
         topic = TOPICS.chunk(manifest.extractor.sha256, index)
-        scene.site.server.transport.publish(Packet(topic, bad, True, content_type=OCTETS))
+        scene.site.server.transport.publish(Packet(topic, bad, True, content_type=UNTYPED))
     scene.want(manifest)
     scene.is_refused("chunk_hash")
     kept = (scene.site.home / "release" / "chunks").glob("*")

@@ -11,7 +11,7 @@ from devices.machine.events import Failed, Fetched
 from edge_fl.errors import ArtefactError
 from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import Assembly, Blob, describe, split
-from edge_fl.wire.messages import Request
+from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import Topics
 from tests.devices.graphs import graph, manifest_for
 
@@ -27,20 +27,24 @@ def download(sink: Assembly | None = None) -> Download:
 
 
 def groups(effects: Iterable[Effect]) -> list[str]:
-    """The effects in short: +0 subscribes to group 0, -0 leaves it, ? asks the server."""
+    """The effects in short: +0 subscribes to group 0, without acknowledgements, -0 leaves it, ? asks the server."""
+    effects = list(effects)
+    assert all(effect.qos == 0 for effect in effects if isinstance(effect, Subscribe))
     signs = {Subscribe: "+", Unsubscribe: "-"}
-    return ["?" if isinstance(e, Publish) else signs[type(e)] + e.pattern.split("/")[-2] for e in effects]  # type: ignore[union-attr, index]
+    return ["?" if isinstance(e, Publish) else signs[type(e)] + e.pattern.split("/")[-2] for e in effects]  # type: ignore[union-attr]
 
 
-def test_groups_come_one_after_the_other() -> None:
+def test_the_next_group_is_asked_for_when_half_of_one_is_here() -> None:
     assembly = Assembly(BLOB)
     fetch = download(assembly)
-    said = groups(fetch.begin(0.0))
+    said = {-1: groups(fetch.begin(0.0))}
     for index, chunk in enumerate(CHUNKS):
         assert fetch.here_bytes == index * 1024
-        said += groups(fetch.chunk(index, chunk, 0.1))
+        said[index] = groups(fetch.chunk(index, chunk, 0.1))
     assert fetch.here_bytes == len(PAYLOAD)
-    assert said == ["+0", "-0", "+1", "-1", "+2", "-2"]
+    assert {index: found for index, found in said.items() if found} == {
+        -1: ["+0"], 7: ["+1"], 15: ["-0"], 23: ["+2"], 31: ["-1"], 36: ["-2"]
+    }  # fmt: skip
     assert fetch.outcome == Fetched(BLOB.sha256, len(PAYLOAD)) and assembly.join() == PAYLOAD
 
 
@@ -116,6 +120,19 @@ def test_a_bad_chunk_is_asked_for_again_soon_and_named_when_it_stays_bad() -> No
     )
 
 
+def test_nothing_new_is_asked_for_behind_a_bad_chunk() -> None:
+    fetch = download()
+    groups(fetch.begin(0.0))
+    groups(fetch.chunk(15, b"x" * 1024, 0.0))
+    assert [groups(fetch.chunk(index, CHUNKS[index], 0.1)) for index in range(15)] == [[]] * 15
+    assert fetch.wake_s == 1.0, "good chunks do not put off the bad one"
+    assert list(fetch.tick(1.0)) == [
+        Unsubscribe(TOPICS.chunk_group(BLOB.sha256, 0)),
+        Subscribe(TOPICS.chunk(BLOB.sha256, 15), qos=0),
+    ]
+    assert groups(fetch.chunk(15, CHUNKS[15], 1.1)) == ["-0", "+1"] and fetch.wake_s == 11.1
+
+
 class FullDisk(Assembly):
     def add(self, index: int, payload: bytes) -> bool:
         raise ArtefactError("no space", "enospc")
@@ -136,9 +153,38 @@ def test_at_most_a_thousand_missing_chunks_are_named() -> None:
     assert isinstance(asked[0].message, Request) and len(asked[0].message.missing) == 1024
 
 
+def gather() -> tuple[Gathering, Echo]:
+    """Metadata that were asked for at 0.0, and the echo behind them."""
+    gathering = Gathering(3, "pi-01", TOPICS, LIMITS)
+    subscribe, echo = gathering.begin(0.0)
+    assert subscribe == Subscribe("efl/1/main/tuf/+")
+    assert isinstance(echo, Publish) and isinstance(echo.message, Echo)
+    return gathering, echo.message
+
+
+def test_metadata_are_complete_once_the_echo_is_back(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    repository.publish(manifest_for(graph()))
+    files = dict(repository.files())
+    gathering, echo = gather()
+    for name, payload in files.items():
+        gathering.file(name, payload, 0.1)
+    gathering.echo(Echo("another"), 0.1)
+    assert list(gathering.tick(0.1)) == [] and gathering.outcome is None
+    gathering.echo(echo, 0.2)
+    assert list(gathering.tick(0.2)) == [Unsubscribe("efl/1/main/tuf/+")] and gathering.outcome == files
+
+
+def test_an_echo_before_the_metadata_ends_nothing() -> None:
+    gathering, echo = gather()
+    gathering.echo(echo, 0.1)
+    gathering.file("3.snapshot.json", b"s", 0.1)
+    gathering.echo(echo, 0.2)
+    assert list(gathering.tick(4.9)) == [] and gathering.outcome is None
+
+
 def test_metadata_are_complete_when_it_is_quiet_after_the_timestamp() -> None:
-    gathering = Gathering(3, TOPICS, LIMITS)
-    assert [type(e) for e in gathering.begin(0.0)] == [Subscribe]
+    gathering, _ = gather()
     gathering.file("timestamp.json", b"t", 0.1)
     gathering.file("3.snapshot.json", b"s", 0.3)
     gathering.file("2.snapshot.json", b"", 0.35)  # cleared
@@ -152,8 +198,7 @@ def test_metadata_that_name_what_has_not_come_are_waited_for(tmp_path: Path) -> 
     repository.publish(manifest_for(graph()))
     files = dict(repository.files())
     (targets,) = [name for name in files if "targets" in name]
-    gathering = Gathering(3, TOPICS, LIMITS)
-    list(gathering.begin(0.0))
+    gathering, _ = gather()
     for name in files.keys() - {targets}:
         gathering.file(name, files[name], 0.1)
     assert gathering.wake_s == 5.0
@@ -162,16 +207,14 @@ def test_metadata_that_name_what_has_not_come_are_waited_for(tmp_path: Path) -> 
 
 
 def test_without_a_timestamp_there_are_no_metadata() -> None:
-    gathering = Gathering(3, TOPICS, LIMITS)
-    list(gathering.begin(0.0))
+    gathering, _ = gather()
     gathering.file("3.snapshot.json", b"s", 4.9)
     list(gathering.tick(5.0))
     assert isinstance(gathering.outcome, Failed) and gathering.outcome.reason == "missing"
 
 
 def test_files_that_keep_coming_do_not_hold_it_up_for_ever() -> None:
-    gathering = Gathering(3, TOPICS, LIMITS)
-    list(gathering.begin(0.0))
+    gathering, _ = gather()
     for number in range(1000):
         gathering.file("timestamp.json", b"t", 0.01 * number)
         gathering.file(f"{number}.snapshot.json", b"s", 0.01 * number)

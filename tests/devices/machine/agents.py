@@ -15,6 +15,7 @@ from edge_fl.wire.messages import (
     Capability,
     Command,
     DeviceState,
+    Echo,
     Report,
     Round,
     ServerState,
@@ -56,14 +57,21 @@ class Agent:
             Want: Address("want", "pi-01"),
             Ack: Address("ack", "pi-01"),
             Command: Address("cmd", "pi-01"),
+            Echo: Address("echo", "pi-01"),
         }[type(message)]
         return self.on(events.Received(address, message, retain), after_s)
 
     def up(self, *, online: bool = True) -> Agent:
         self.on(Connected(session_present=False))
         self.hear(ServerState(online, "server-1"), retain=True)
-        self.on(events.Tick(), 0.4)
+        self.hear(self.echo(), after_s=0.4)
         return self
+
+    def echo(self) -> Echo:
+        """The last one that it said to itself."""
+        return [
+            e.message for e in self.done if isinstance(e, effects.Publish) and isinstance(e.message, Echo)
+        ][-1]
 
     def sleep_until_woken(self) -> tuple[effects.Effect, ...]:
         return self.on(events.Tick(), wake_at(self.state) - self.now_s)

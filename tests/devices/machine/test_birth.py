@@ -22,11 +22,34 @@ def test_a_birth_subscribes_says_what_it_is_and_is_ready_once_the_retained_messa
         "efl/1/main/round/+",
         "efl/1/main/d/pi-01/dn/#",
     ]
-    meta, state = [e for e in first if isinstance(e, effects.Publish)]
+    meta, echo, state = [e for e in first if isinstance(e, effects.Publish)]
     assert meta == effects.Publish("efl/1/main/d/pi-01/up/meta", device.state.capability, retain=True)
+    assert echo == effects.Publish("efl/1/main/d/pi-01/dn/echo", device.echo(), expiry_s=60)
     assert isinstance(state.message, DeviceState) and state.message.status == "init" and state.retain
+    device.hear(device.echo())
+    assert device.said() == ["init", "ready"]
+
+
+def test_a_broker_that_gives_no_echo_is_waited_for_so_long_and_no_longer() -> None:
+    device = Agent()
+    device.on(Connected(session_present=False))
+    device.on(events.Tick(), 1.9)
+    assert device.said() == ["init"]
     device.sleep_until_woken()
     assert device.said() == ["init", "ready"]
+    assert device.hear(device.echo()) == ()
+
+
+def test_the_echo_of_another_connection_says_nothing_about_this_one() -> None:
+    device = Agent()
+    device.on(Connected(session_present=False))
+    before = device.echo()
+    device.on(Disconnected("gone"))
+    device.on(Connected(session_present=True))
+    device.hear(before)
+    assert device.said() == ["init", "init"]
+    device.hear(device.echo())
+    assert device.said() == ["init", "init", "ready"]
 
 
 def test_a_device_without_a_want_asks_for_one_once() -> None:
@@ -39,7 +62,7 @@ def test_a_device_that_finds_its_want_retained_does_not_ask() -> None:
     device = Agent()
     device.on(Connected(session_present=False))
     device.hear(serve(), retain=True)
-    device.sleep_until_woken()
+    device.hear(device.echo())
     assert not [e for e in device.done if isinstance(e, effects.Publish) and isinstance(e.message, Request)]
     assert the(effects.Refresh, device.last).release == 3
 
@@ -63,7 +86,7 @@ def test_the_sequence_counts_every_message_of_a_boot() -> None:
         for e in device.done
         if isinstance(e, effects.Publish) and isinstance(e.message, DeviceState)
     ]
-    assert said == [2, 4]  # meta is 1, the request for a want is 3
+    assert said == [3, 5]  # meta is 1, the echo 2, the request for a want 4
 
 
 def test_rebirth_repeats_meta_and_state() -> None:

@@ -17,7 +17,7 @@ def test_work_that_a_demoted_device_cannot_do_is_dropped_and_the_status_says_why
     done = device.on(events.TierChanged(can, "too hot"))
     said = [effect.message for effect in done if isinstance(effect, effects.Publish)]
     assert can in said and device.state.tier == "head"
-    device.on(events.Tick(), 0.4)
+    device.hear(device.echo())
     status = [
         e.message
         for e in device.last

@@ -95,7 +95,7 @@ def test_a_failure_without_a_link_is_told_by_the_status_once_there_is_one() -> N
     device.on(Disconnected("gone"))
     assert device.on(events.Failed("deadline")) == ()
     device.on(Connected(session_present=True))
-    device.on(events.Tick(), after_s=1.0)
+    device.hear(device.echo())
     assert device.said()[-1] == "alert" and device.state.reason == "deadline"
 
 

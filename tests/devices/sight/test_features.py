@@ -69,9 +69,8 @@ def test_a_runtime_that_is_too_old_is_named():
     ) as caught:
         require_runnable(manifest_for(graph(), min_onnxruntime="99.1"), runtime())
     assert caught.value.why == "unsupported_opset"
-    require_runnable(
-        manifest_for(graph(), min_onnxruntime="1.9"), runtime()
-    )  # 1.31 is newer: numbers, not text
+    # 1.31 is newer: numbers, not text
+    require_runnable(manifest_for(graph(), min_onnxruntime="1.9"), runtime())
 
 
 def test_max_opset_is_what_the_runtime_really_loads(tmp_path):

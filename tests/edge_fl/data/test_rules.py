@@ -94,9 +94,8 @@ def test_small_beta_concentrates_classes_and_large_beta_spreads_them() -> None:
 
 
 def test_when_draws_do_not_help_samples_move_until_the_minimum_holds() -> None:
-    owned = rules.dirichlet(
-        np.zeros(40, np.int64), 4, 0.001, 0, tries=2
-    )  # one class: a draw gives nearly all of it to one client
+    # one class: a draw gives nearly all of it to one client
+    owned = rules.dirichlet(np.zeros(40, np.int64), 4, 0.001, 0, tries=2)
     assert sorted(map(len, owned)) == [10, 10, 10, 10]
 
 

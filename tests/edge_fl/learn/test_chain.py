@@ -13,7 +13,7 @@ from edge_fl.config import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.chain import Row, links
-from edge_fl.learn.fit import fit, gradient, measured_gradient, slopes
+from edge_fl.learn.fit import factored_gradient, fit, gradient, measured_gradient
 from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.optimiser import Adam, Optimiser, Product, Sgd, dense
 from edge_fl.learn.part import Part
@@ -103,7 +103,7 @@ def test_a_chain_knows_the_gradient_that_autograd_finds(build: Callable[[], nn.M
     loss, b = network(build), batch()
     params = start(loss)
     known = loss.gradient(params, b)
-    assert known is not None and any(isinstance(slope, Product) for slope in known.values())
+    assert known is not None and any(isinstance(grad, Product) for grad in known.values())
     assert apart(dense(known), gradient(by_autograd(loss), params, b)) < 1e-6
     under = replace(loss, frozen={"head": params["head"]})
     found = gradient(under, params["extractor"], b)
@@ -120,7 +120,7 @@ def test_a_chain_knows_it_for_many_clients_at_once(build: Callable[[], nn.Module
     x = torch.stack([b.x, b.x.flip(0)])
 
     def one(params: Parts, x: Tensor) -> Parts:
-        return {"found": dense(slopes(loss, params, replace(b, x=x, vectorised=True)))}  # type: ignore[dict-item]
+        return {"found": dense(factored_gradient(loss, params, replace(b, x=x, vectorised=True)))}  # type: ignore[dict-item]
 
     together = torch.func.vmap(one)(stacked, x)
     halved = tree.map(lambda t: 0.5 * t, params)

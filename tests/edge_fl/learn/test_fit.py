@@ -94,12 +94,12 @@ def test_only_the_argument_trains_and_buffers_are_not_stepped() -> None:
 
 def test_a_leaf_that_the_loss_does_not_use_keeps_its_value() -> None:
     params = {"a": {"w": torch.tensor(1.0)}, "b": {"w": torch.tensor(5.0)}}
-    slopes = gradient(lambda p, batch: distance(p["a"], batch), params, next(points().batches("s", 1)))
-    assert slopes[("b", "w")] == 0.0
+    grads = gradient(lambda p, batch: distance(p["a"], batch), params, next(points().batches("s", 1)))
+    assert grads[("b", "w")] == 0.0
     trained = fit(lambda p, b: distance(p["a"], b), params, points(), stage="s", epochs=1, optimiser=Sgd(0.1))
     assert trained["b"]["w"] == 5.0
     constant = gradient(lambda p, batch: torch.tensor(3.0), params, next(points().batches("s", 1)))
-    assert all(slope == 0 for slope in constant.values())
+    assert all(grad == 0 for grad in constant.values())
 
 
 def test_an_optimisers_state_starts_afresh_or_goes_on() -> None:
@@ -126,9 +126,8 @@ def test_scan_carries_any_tree_and_stops_at_its_limit() -> None:
     found, steps, nothing = scan(step, start, points(), stage="s", epochs=2)
     assert (found["sum"], steps, nothing) == (20.0, 10, None)
     assert scan(step, start, points(), stage="s", epochs=2, limit=3)[1] == 3
-    assert (
-        scan(step, start, points(1), stage="s", epochs=2, norm=True)[1] == 0
-    )  # BatchNorm cannot train on one sample
+    # BatchNorm cannot train on one sample
+    assert scan(step, start, points(1), stage="s", epochs=2, norm=True)[1] == 0
     assert start[0]["sum"] == 0.0
 
 

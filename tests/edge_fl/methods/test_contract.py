@@ -229,9 +229,8 @@ def test_predictions_are_numbers_before_within_and_after_training(name: str) -> 
         for id, client in run.clients.items():
             found = logits(method, federation, id)
             assert found.shape == (len(client.data.test), toy.CLASSES)
-            assert (
-                not found.isnan().any() and (found < torch.inf).all()
-            )  # -inf: a class that a head has never met
+            # -inf: a class that a head has never met
+            assert not found.isnan().any() and (found < torch.inf).all()
             assert found.isfinite().any(1).all()
         if method.has_global:
             found = steps.predict_global(
@@ -254,9 +253,8 @@ def test_what_a_client_owns_keeps_its_structure(name: str) -> None:
 def test_the_export_equals_torch_or_is_refused_by_name(name: str) -> None:
     method, run = toy.method(name), ran(name)
     if method.exports:
-        exported = export.export(
-            method, run.shared
-        )  # raises when onnxruntime and torch differ by more than 1e-4
+        # raises when onnxruntime and torch differ by more than 1e-4
+        exported = export.export(method, run.shared)
         x = images(run.clients["c0"])
         expected = steps.exported_features(method, run.shared, x)
         assert np.abs(Session(exported.onnx).run(x.numpy()) - expected.numpy()).max() <= export.PARITY

@@ -31,6 +31,15 @@ def one_update(method: Method) -> tuple[Parts, Parts, Parts, Parts]:
     return down, own, *method.local_update(down, own, toy.batches())
 
 
+def test_projectors_start_from_other_values_on_every_client_and_heads_from_the_global_one() -> None:
+    method, twice = dualfed(), dualfed()
+    one, other, again = method.init_own("c0"), method.init_own("c1"), twice.init_own("c0")
+    assert not tree.same(one["projector"], other["projector"])
+    assert tree.same(one["projector"], again["projector"])
+    assert tree.same(one["head"], other["head"])
+    assert tree.same(one["head"], method.init_shared()["global_head"])
+
+
 @pytest.mark.parametrize("contrast", [0.0, 2.0])
 def test_stage_one_is_the_personal_loss_plus_contrast_and_leaves_the_global_head(contrast: float) -> None:
     method = dualfed(contrast=contrast)
@@ -56,7 +65,7 @@ def test_stage_two_moves_the_global_head_alone() -> None:
     method = dualfed()
     down, _, up, _ = one_update(method)
     z = toy.batches().features(method.net.extractor, up["extractor"])
-    alone = method.fit_head(down["global_head"], z, stage="s2", epochs=1, name="global_head")
+    alone = method.fit_head(down["global_head"], z, stage="s2", epochs=1)
     assert close(up["global_head"], alone)
     assert not close(up["global_head"], down["global_head"])
 
@@ -125,10 +134,8 @@ def test_the_ensemble_adds_probabilities_unless_told_otherwise(
 ) -> None:
     method = dualfed(ensemble=ensemble)
     parts = {**method.init_shared(), **method.init_own("c0")}
-    for head, logits in (
-        ("head", LOCAL),
-        ("global_head", GLOBAL),
-    ):  # three of the ten classes can be voted for
+    for head, logits in (("head", LOCAL), ("global_head", GLOBAL)):
+        # three of the ten classes can be voted for
         parts[head] = {"weight": torch.zeros(10, 12), "bias": torch.tensor(logits + [-1e9] * 7)}
     found = method.predict(parts, torch.zeros(1, 1, 8, 8))
     assert torch.allclose(found[0, :3], torch.tensor(votes), atol=1e-5)

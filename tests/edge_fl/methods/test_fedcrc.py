@@ -65,7 +65,7 @@ def test_the_global_head_takes_one_epoch_and_learns_nothing_from_a_teacher_that_
     assert tree.same(up["extractor"], down["extractor"])
     assert tree.same(new["head"], own["head"])
     z = data.features(method.net.extractor, down["extractor"])
-    alone = method.fit_head(down["global_head"], z, stage="s3", epochs=1, name="global_head")
+    alone = method.fit_head(down["global_head"], z, stage="s3", epochs=1)
     assert not tree.same(alone, down["global_head"])
     assert all(torch.allclose(up["global_head"][name], alone[name], atol=1e-7) for name in alone)
 

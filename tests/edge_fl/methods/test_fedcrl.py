@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from edge_fl.config import PrivacyConfig
 from edge_fl.learn import tree
 from edge_fl.learn.losses import prototype_contrast
 from edge_fl.learn.optimiser import Adam, Sgd
@@ -72,6 +75,16 @@ def test_the_stored_misfit_decides_unless_a_fresh_look_is_asked_for(probe: str, 
     assert bool(same) != follows
 
 
+def test_it_tells_how_much_of_its_own_extractor_a_client_will_keep() -> None:
+    method = fedcrl()
+    down, own = after_a_round(method)
+    told = toy.clients()["c0"].evaluate(method, down, own)["fedcrl.tau_mix"]
+    assert told == float(method.mix(down, own, toy.batches()))
+    assert 0 < told < 1
+    noisy = replace(method, privacy=PrivacyConfig(noise_multiplier=1.0, clip=1.0))
+    assert "fedcrl.tau_mix" not in toy.clients()["c0"].evaluate(noisy, down, own)
+
+
 def test_misfit_is_unknown_before_there_are_prototypes() -> None:
     run = toy.federate(fedcrl(), rounds=1)
     assert all(own["history"]["misfit"] == -1 for own in run.own.values())
@@ -118,9 +131,8 @@ def test_a_client_that_never_took_part_predicts_with_the_global_extractor() -> N
     features = run.method.net.extractor.frozen(run.shared["extractor"], run.images("c4"))
     assert torch.equal(run.predict("c4"), run.method.net.head.frozen(run.own["c4"]["head"], features))
     down = steps.broadcast(run.method, run.shared, "c4")
-    assert (
-        fedcrl(gamma=0.0).mix(down, run.own["c4"], toy.batches("c4")) == 0
-    )  # and starts from it when it does
+    # and starts from it when it does
+    assert fedcrl(gamma=0.0).mix(down, run.own["c4"], toy.batches("c4")) == 0
     own = run.method.net.extractor.frozen(run.own["c0"]["personal_extractor"], run.images("c0"))
     assert torch.equal(run.predict("c0"), run.method.net.head.frozen(run.own["c0"]["head"], own))
 

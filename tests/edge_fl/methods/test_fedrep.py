@@ -14,9 +14,8 @@ def test_heads_never_leave_their_clients() -> None:
 
 
 def test_each_stage_leaves_the_others_part_alone() -> None:
-    method = toy.method(
-        "fedrep", epochs=0
-    )  # no second stage: the extractor is as it came, BatchNorm included
+    # no second stage: the extractor is as it came, BatchNorm included
+    method = toy.method("fedrep", epochs=0)
     run = toy.federate(method)
     assert tree.same(run.shared, run.history[0])
     assert not tree.same(run.own["c0"]["head"], steps.start_own(method, "c0")["head"])

@@ -47,6 +47,13 @@ def test_only_the_extractor_travels_without_its_running_statistics() -> None:
         assert not any("running" in name for down in downs.values() for name in down["extractor"])
 
 
+def test_its_own_networks_start_from_other_values_on_every_client() -> None:
+    one, other, again = (method().init_own(client) for client in ("c0", "c1", "c0"))
+    for part in (*S1, "estimator", "head"):
+        assert not tree.same(one[part], other[part]), part
+        assert tree.same(one[part], again[part]), part
+
+
 def test_stage_one_moves_the_specific_extractor_and_the_decoder_and_stage_two_leaves_them() -> None:
     ours, data = method(), toy.batches()
     down, own = start(ours)
@@ -88,6 +95,26 @@ def test_the_estimator_steps_first_and_then_the_extractor_against_it() -> None:
     assert tree.same(new["head"], w["head"])
 
 
+@pytest.mark.parametrize("objective", ["joint_literal", "nll_joint"])
+def test_a_joint_objective_moves_estimator_and_extractor_by_one_gradient_of_one_loss(objective: str) -> None:
+    ours, data = method(id_objective=objective), toy.batches(batch_size=100)  # one batch: one step
+    (down, own), net, opt = start(ours), ours.net, ours.optimiser
+    up, new = ours.local_update(down, own, data)
+    batch = next(data.batches("s2", 1, norm=True))
+    f_cs = net.specific_extractor.frozen(new["specific_extractor"], batch.x)[:, :12]
+
+    def loss(w: Parts, batch: Batch) -> Tensor:
+        f_g = net.extractor(w["extractor"], batch.x)
+        error = cross_entropy(net.head(w["head"], torch.cat([f_g, f_cs], dim=1)), batch.y)
+        if objective == "joint_literal":
+            return error + vclub(f_g, *net.estimator(w["estimator"], f_cs).chunk(2, 1))
+        return error + gaussian_nll(f_cs, *net.estimator(w["estimator"], f_g).chunk(2, 1))
+
+    w = tree.clone({"extractor": down["extractor"], "head": own["head"], "estimator": own["estimator"]})
+    w, _ = descend(loss, w, opt.init(tree.parameters(w)), batch, opt)
+    assert tree.same({**up, "head": new["head"], "estimator": new["estimator"]}, w)
+
+
 @pytest.mark.parametrize(
     ("side", "hidden", "patches"), [(28, 29, 49), (32, 38, 64), (64, 153, 256), (8, 2, 4)]
 )
@@ -127,9 +154,8 @@ def test_the_networks_have_the_papers_sizes(side: int, channels: int, size: int)
     flat = (
         size - sum(p.numel() for p in list(specific.parameters())[:-2]) - 512
     ) // 512  # inputs of the last layer
-    assert sum(p.numel() for p in specific.parameters()) == size + 512 * (
-        flat + 1
-    )  # FC 1024 in place of FC 512
+    # FC 1024 in place of FC 512
+    assert sum(p.numel() for p in specific.parameters()) == size + 512 * (flat + 1)
     assert decoder(torch.zeros(2, 512)).shape == image.shape
     assert not any(
         isinstance(child, torch.nn.Sequential) and child is specific for child in specific.modules()
@@ -252,6 +278,36 @@ def test_reconstruction_is_a_variational_autoencoder_of_normalised_images() -> N
     found = fedrir.reconstruction(net, 0.6, 0.1, tree.clone(w), batch)
     assert torch.isclose(found, error + 0.1 * divergence, rtol=1e-5)
     assert torch.isclose(fedrir.reconstruction(net, 0.6, 0.0, tree.clone(w), batch), error, rtol=1e-5)
+
+
+def test_it_tells_how_far_its_two_features_are_apart() -> None:
+    run = toy.federate(method(), rounds=1)
+    told = toy.clients()["c0"].evaluate(run.method, run.downs[0]["c0"], run.own["c0"])
+    own = {**run.downs[0]["c0"], **run.own["c0"]}
+    own["extractor"] = {**own["extractor"], **own["extractor.norm"]}
+    z = toy.batches().features(run.method.net.extractor, own["extractor"]).x
+    assert told["fedrir.feature_std"] == pytest.approx(float(z.std(0, correction=0).mean()))
+    assert told["fedrir.vclub"] != 0
+    assert 0 < told["fedrir.r_squared"] < 1
+    assert "fedrir.r_squared" not in toy.clients()[toy.PAIR].evaluate(
+        run.method, run.downs[0][toy.PAIR], run.own[toy.PAIR]
+    )
+
+
+def test_of_features_that_have_diverged_it_tells_nothing() -> None:
+    ours, client = method(), toy.clients()["c0"]
+    down, own = steps.broadcast(ours, steps.start(ours), "c0"), steps.start_own(ours, "c0")
+    huge = {name: torch.full_like(t, float("inf")) for name, t in down["extractor"].items()}
+    assert not any(name.startswith("fedrir") for name in client.evaluate(ours, {"extractor": huge}, own))
+
+
+def test_a_feature_that_is_linear_in_the_other_is_explained_whole() -> None:
+    draw = torch.Generator().manual_seed(0)
+    f_cs = torch.randn(200, 12, generator=draw)
+    turned = f_cs @ torch.randn(12, 12, generator=draw) + 3
+    noise = torch.randn(200, 12, generator=draw)
+    assert fedrir.explained(turned, f_cs) == pytest.approx(1, abs=1e-5)
+    assert fedrir.explained(noise, f_cs) < 0.15
 
 
 def test_masking_changes_what_stage_one_learns() -> None:

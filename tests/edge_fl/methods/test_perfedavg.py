@@ -1,4 +1,4 @@
-"""Per-FedAvg: the slope is taken one step ahead (METHODS.md 4.12)."""
+"""Per-FedAvg: the gradient is taken one step ahead (METHODS.md 4.12)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_fl.config import CompressionConfig, PrivacyConfig
-from edge_fl.errors import MethodError, PrivacyError, RunError
+from edge_fl.errors import MethodError, PrivacyError, SpentError
 from edge_fl.learn import private, tree
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import Parts
@@ -57,9 +57,8 @@ def one_update(method: Method, seed: int = 0) -> tuple[Parts, Parts, Parts]:
 def test_an_update_is_taken_by_the_server_and_opens_to_nearly_what_it_was(name: str, kind: str) -> None:
     method = compressed(name, kind)
     down, up, travels = one_update(method)
-    taken = judge.parts_of(
-        tree_bytes(travels), judge.expected_of(method, whole=True)
-    )  # names, shapes, dtypes
+    # names, shapes, dtypes
+    taken = judge.parts_of(tree_bytes(travels), judge.expected_of(method, whole=True))
     assert fingerprint(taken) == fingerprint(travels)
     opened = transit.received(method, down, taken)
     assert structure(opened) == structure(up)
@@ -179,11 +178,11 @@ def test_what_was_told_grows_by_update_and_ends_with_the_budget() -> None:
 def test_who_has_spent_its_budget_is_asked_no_more_and_the_run_ends_when_nobody_is_left() -> None:
     method = private_method("fedavg", replace_budget(private.epsilon(1.5 * private.cost(PRIVACY), 1e-5)))
     fleet = SequentialFleet(toy.clients(), method)
-    fleet.keep("c1", {**fleet.own("c1"), transit.LEDGER: {transit.SPENT: torch.tensor(1e3)}})
+    fleet.personal.put("c1", {**fleet.personal.get("c1"), transit.LEDGER: {transit.SPENT: torch.tensor(1e3)}})
     run = rounds.run(method, fleet, Plan(2, seed=3))
     first = next(run)
     assert first.spent == ("c1",) and first.answered == ("c0", "c2", "c3", "c4")
-    with pytest.raises(RunError, match="round 2: the privacy budget of all 5 clients is spent"):
+    with pytest.raises(SpentError, match="round 2: the privacy budget of all 5 clients is spent"):
         next(run)
 
 

@@ -23,9 +23,8 @@ from edge_fl.wire.blob import describe, split
 CHANGES = ("replace", "unlink", "mkdir", "fsync", "open")
 
 
-os.fsync = lambda descriptor: (
-    None
-)  # a kill loses nothing that was written, so only the place counts, not the wait
+# a kill loses nothing that was written, so only the place counts, not the wait
+os.fsync = lambda descriptor: None
 
 
 def release(number: int) -> tuple[Manifest, dict[str, bytes]]:

@@ -114,10 +114,10 @@ def test_a_crash_in_a_key_rotation_is_healed_by_the_next_refresh(
     repository.publish(make_release(1)[0])
     write = atomic.write
 
-    def die_after_the_root(path, content):
+    def die_after_the_root(path, content, **how):
         if path.name.endswith("targets.json"):
             raise KeyboardInterrupt
-        write(path, content)
+        write(path, content, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "write", die_after_the_root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -88,3 +89,26 @@ def test_a_cut_while_it_is_replaced_leaves_a_pair(
     assert (after.serial != before.serial) is (moves >= 2)
     assert after.name == "pi-1"
     assert not list(folder.glob("*.new"))
+
+
+def test_who_reads_while_it_is_replaced_sees_a_pair_and_spoils_nothing(
+    folder: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may look at any time (`device doctor`, a second `fleet rotate`): here before each of the steps."""
+    before, key = identity.read(folder), identity.new_key()
+    certificate = authority.answer("pi-1", identity.request("pi-1", key))
+    readers, seen, move = list[threading.Thread](), list[int](), identity.os.replace
+
+    def looked_at(*names: Path) -> None:
+        readers.append(threading.Thread(target=lambda: seen.append(identity.read(folder).serial)))
+        readers[-1].start()
+        readers[-1].join(0.1)
+        move(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(identity.os, "replace", looked_at)
+        after = identity.replace(folder, certificate, key)
+    for reader in readers:
+        reader.join(10)
+    assert len(seen) == 3 and {*seen} <= {before.serial, after.serial}
+    assert after.serial != before.serial

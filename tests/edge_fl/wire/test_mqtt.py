@@ -20,7 +20,7 @@ from broker.mosquitto import Mosquitto, free_port
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, ProtocolError
 from edge_fl.wire.loop import MqttLoop
 from edge_fl.wire.mqtt import Endpoint, MqttTransport
-from edge_fl.wire.transport import OCTETS, Connected, Disconnected, Limits, Packet
+from edge_fl.wire.transport import UNTYPED, Connected, Disconnected, Limits, Packet
 from tests.edge_fl.wire.brokers import FAST, broker_that
 
 MakeRecorder = Callable[[], Any]
@@ -249,7 +249,7 @@ def test_round_trip_and_chunk_fetch_are_printed(mosquitto: Mosquitto, recorder: 
         times_ms.append((time.perf_counter() - begin) * 1000)
     chunk, count = bytes(64 * 1024), 64
     for number in range(count):
-        client.publish(Packet(f"timing/{number // 16}/{number}", chunk, retain=True, content_type=OCTETS))
+        client.publish(Packet(f"timing/{number // 16}/{number}", chunk, retain=True, content_type=UNTYPED))
     client.drain(10)
     begin = time.perf_counter()
     for group in range(count // 16):

@@ -13,7 +13,7 @@ import pytest
 
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.memory import matches
-from edge_fl.wire.transport import OCTETS, Connected, Disconnected, Event, Packet, Transport
+from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 
 Connect = Callable[..., Any]
 
@@ -21,10 +21,10 @@ Connect = Callable[..., Any]
 def test_a_packet_arrives_as_it_was_sent(connect: Connect, topic: str) -> None:
     sender, receiver = connect(), connect()
     receiver.subscribe(topic)
-    sender.transport.publish(Packet(topic, b"\x00\xff", content_type=OCTETS, expiry_s=60))
+    sender.transport.publish(Packet(topic, b"\x00\xff", content_type=SAFETENSORS, expiry_s=60))
     packet = receiver.heard.next(Packet)
     assert 58 <= packet.expiry_s <= 60
-    assert packet == Packet(topic, b"\x00\xff", content_type=OCTETS, expiry_s=packet.expiry_s)
+    assert packet == Packet(topic, b"\x00\xff", content_type=SAFETENSORS, expiry_s=packet.expiry_s)
 
 
 def test_order_is_kept(connect: Connect, topic: str) -> None:
@@ -81,6 +81,24 @@ def test_a_second_subscription_sends_the_retained_again(connect: Connect, topic:
     for _ in range(3):
         client.transport.subscribe(topic)
     assert client.heard.payloads(3) == [b"kept"] * 3
+
+
+def test_a_subscription_lowers_the_quality_of_what_comes_and_is_not_kept_for_the_absent(
+    connect: Connect, topic: str
+) -> None:
+    client, sender = connect("absent", session_expiry_s=60), connect()
+    sender.transport.publish(Packet(f"{topic}/kept", b"kept", retain=True))
+    sender.transport.drain(5)
+    client.transport.subscribe(f"{topic}/#", qos=0)
+    assert client.heard.next(Packet) == Packet(
+        f"{topic}/kept", b"kept", retain=True, qos=0, content_type=JSON
+    )
+    client.transport.close()
+    sender.transport.publish(Packet(f"{topic}/missed", b""))
+    sender.transport.drain(5)
+    again = connect("absent", session_expiry_s=60)
+    assert again.present
+    assert again.heard.is_silent()
 
 
 def test_an_empty_payload_clears_what_is_retained(connect: Connect, topic: str) -> None:

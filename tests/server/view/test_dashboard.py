@@ -23,9 +23,9 @@ from edge_fl import metrics
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
-from server.registry import Database, rollouts, runs
+from server.registry import Database, reports, rollouts, runs
 from server.registry import devices as registered
-from server.registry.records import DeviceRecord
+from server.registry.records import DeviceRecord, ReportRecord
 from server.view import monitor, svg, words
 from server.view.dashboard import steer
 from server.view.dashboard.guard import Guard, is_loopback
@@ -59,17 +59,48 @@ def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> 
     assert (last.page, len(last.rows)) == (2, 20)
 
 
-@pytest.mark.parametrize(
-    "sort", ["before", "after", "release", "samples", "head", "tier", "seen", "status", "drift"]
-)
+@pytest.mark.parametrize("sort", [key for key, *_ in fleet_page.COLUMNS if key])
 def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
     field = {"seen": "seen_at"}.get(sort, sort)
+    _say_today(db)
     for down in (False, True):
         found = [
             getattr(row, field)
             for row in fleet.page(db, "main", Wish(sort=sort, down=down), per_page=200).rows
         ]
+        found = [-1.0 if value is None else value for value in found]
         assert found == sorted(found, reverse=down)
+    assert len({*found}) > 1
+
+
+def _say_today(db: Database) -> None:
+    """Devices told something today under two methods, the more the higher their number; and one more is there, which has drifted."""
+    able = to_builtins(Capability("head", "test", "3", samples=3, drift=1.2))
+    registered.heard(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
+    for number in range(1, 12):
+        kind, run = ("update", "toy-0") if number % 2 else ("head", "toy-1")
+        told = {metrics.EPSILON: number / 4} if kind == "update" else {}
+        sent = ReportRecord(
+            "main",
+            filled.name(number),
+            f"today-{number}",
+            run,
+            9,
+            kind,
+            5,
+            told,
+            after=0.5,
+            bytes_up=number * 100,
+        )
+        reports.accept(db, sent)
+
+
+def test_only_a_fleet_that_sends_noisy_updates_has_a_column_for_what_they_told(db: Database) -> None:
+    assert "Epsilon" not in fleet_page.table(fleet.page(db, "main", Wish()), Wish(), NOW)
+    _say_today(db)
+    found = fleet.page(db, "main", Wish())
+    assert [row.epsilon for row in found.rows[:6]] == [None, 0.25, None, 0.75, None, 1.25]
+    assert "Epsilon" in (shown := fleet_page.table(found, Wish(), NOW)) and ">1.25<" in shown
 
 
 def test_search_and_filters_narrow_the_fleet(db: Database) -> None:

@@ -96,6 +96,11 @@ def test_the_fleet_is_searched_sorted_and_paged_without_a_mouse(service: Dashboa
         assert found == sorted(found, reverse=True) and len(found) == 10
         assert visit.page.evaluate("document.activeElement.dataset.key") == "sort-after"
         assert "sort=after" in visit.page.url
+        for key in ("method", "head_at", "bytes_today"):
+            visit.page.focus(f"[data-key=sort-{key}]")
+            keyboard.press("Enter")
+            visit.page.wait_for_selector(f"th[aria-sort] [data-key=sort-{key}]")
+            assert visit.page.locator("tbody tr").count() == 10
         visit.go("/")
         visit.page.focus("[data-key=next]")
         keyboard.press("Enter")

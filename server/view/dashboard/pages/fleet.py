@@ -17,17 +17,18 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("device", "Device", False),
     ("status", "Status", False),
     ("tier", "Tier", False),
-    ("", "Method", False),
+    ("method", "Method", False),
     ("release", "Release", True),
     ("head", "Head", False),
-    ("", "Head age", True),
+    ("head_at", "Head age", True),
     ("samples", "Samples", True),
     ("", "By class", False),
     ("before", "Before %", True),
     ("after", "After %", True),
     ("seen", "Last seen", True),
-    ("", "Bytes today", True),
+    ("bytes_today", "Bytes today", True),
     ("drift", "Drift", True),
+    ("epsilon", "Epsilon", True),
 )
 """Sort key ("" for none), heading, whether it is a number."""
 USUAL = Wish()
@@ -69,8 +70,10 @@ def table(page: FleetPage, wish: Wish, now: datetime) -> str:
         )
     if not page.rows:
         return empty("No device is like that", "Nothing matches what you are looking for.")
-    head = "".join(_heading(*column, wish) for column in COLUMNS)
-    body = "".join(_row(row, now) for row in page.rows)
+    private = any(row.epsilon is not None for row in page.rows)
+    columns = COLUMNS if private else COLUMNS[:-1]
+    head = "".join(_heading(*column, wish) for column in columns)
+    body = "".join(_row(row, now, len(columns)) for row in page.rows)
     to = {p: address_of(replace(wish, page=p)) for p in (page.page - 1, page.page + 1)}
     below = pager(page.page, page.pages, page.found, PER_PAGE, to, "devices")
     return f'<div class="sheet named"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{below}'
@@ -97,7 +100,7 @@ def _heading(key: str, text: str, right: bool, wish: Wish) -> str:
     return f'<th scope="col"{side}{order}>{button}</th>'
 
 
-def _row(row: FleetRow, now: datetime) -> str:
+def _row(row: FleetRow, now: datetime, columns: int) -> str:
     busy = f' <span class="quiet">{escape(row.activity)}</span>' if row.activity not in ("", "idle") else ""
     why = f' title="{escape(row.why)}"' if row.why else ""
     standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
@@ -116,5 +119,6 @@ def _row(row: FleetRow, now: datetime) -> str:
         (' class="n"', ago(row.seen_at, now)),
         (' class="n"', size(row.bytes_today) if row.bytes_today else NOTHING),
         (' class="n"', f'<span class="text-warn">{row.drift:.1f} σ</span>' if row.drift else NOTHING),
+        (' class="n"', NOTHING if row.epsilon is None else f"{row.epsilon:.3g}"),
     )
-    return "<tr>" + "".join(f"<td{attributes}>{cell}</td>" for attributes, cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<td{attributes}>{cell}</td>" for attributes, cell in cells[:columns]) + "</tr>"

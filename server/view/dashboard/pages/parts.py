@@ -23,6 +23,7 @@ TONES = {
     "warning": "warn",
     "timed_out": "warn",
     "rolled_back": "warn",
+    "spent": "warn",
     "stopped": "hollow",
     "sleeping": "hollow",
     "disconnected": "hollow",

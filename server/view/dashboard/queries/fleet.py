@@ -5,13 +5,14 @@ Only the devices of the page are looked up in the reports, so that ten thousand 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
 
+from edge_fl.metrics import EPSILON
 from server.registry import Database
 from server.registry.tables import devices, reports, runs
 
@@ -33,7 +34,6 @@ SORTS: dict[str, ColumnElement[Any]] = {
     "drift": func.coalesce(devices.c.capability["drift"].as_float(), 0.0),
 }
 """Columns that sort without a look at the reports."""
-REPORTED = ("before", "after")
 
 
 class Wish(Struct, frozen=True):
@@ -48,7 +48,10 @@ class Wish(Struct, frozen=True):
 
 
 class FleetRow(Struct, frozen=True):
-    """One device. `before` and `after` are its newest accuracies; `head_at` is when it fitted its head; `drift` is 0 for none."""
+    """One device. `before` and `after` are its newest accuracies; `head_at` is when it fitted its head; `drift` is 0 for none.
+
+    `epsilon` is what its updates have told, None where it sends none with noise.
+    """
 
     device: str
     status: str
@@ -67,6 +70,7 @@ class FleetRow(Struct, frozen=True):
     after: float | None = None
     bytes_today: int = 0
     drift: float = 0.0
+    epsilon: float | None = None
 
 
 class FleetPage(Struct, frozen=True):
@@ -93,8 +97,12 @@ def page(db: Database, fleet: str, wish: Wish, *, per_page: int = PER_PAGE) -> F
         rows = [row._asdict() for row in connection.execute(chosen)]
         names = [row["device"] for row in rows]
         newest = {row.device: row._asdict() for row in connection.execute(_newest(fleet, names))}
-        today: dict[str, int] = dict(connection.execute(_today(fleet, names)).all())
-    made = tuple(_row(row, newest.get(row["device"], {}), today.get(row["device"], 0)) for row in rows)
+        of_page = and_(reports.c.fleet == fleet, reports.c.device.in_(names))
+        sums = select(reports.c.device, _bytes_today(), _most_told()).where(of_page)
+        summed = {row[0]: row[1:] for row in connection.execute(sums.group_by(reports.c.device))}
+    made = tuple(
+        _row(row, newest.get(row["device"], {}), *summed.get(row["device"], (0, None))) for row in rows
+    )
     return FleetPage(made, found, sum(by_status.values()), dict(sorted(by_status.items())), number, pages)
 
 
@@ -122,19 +130,49 @@ def _sorted(wish: Wish, fleet: str) -> Select[Any]:
         devices.c.seen_at,
         devices.c.capability,
     )
-    if wish.sort in REPORTED:
-        key: ColumnElement[Any] = func.coalesce(_last(fleet, wish.sort), -1.0)
+    if reported := REPORTED.get(wish.sort):
+        key = reported(and_(reports.c.fleet == fleet, reports.c.device == devices.c.device))
     else:
         key = SORTS.get(wish.sort, devices.c.device)
     return wanted.order_by(key.desc() if wish.down else key.asc(), devices.c.device)
 
 
-def _last(fleet: str, column: str) -> Any:
-    """A column of a device's newest measured report: looked up by the primary key, once per device."""
-    mine = and_(reports.c.fleet == fleet, reports.c.device == devices.c.device)
+def _last(mine: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A column of a device's newest measured report, or of its run: looked up once per device."""
     measured = and_(reports.c.error == "", reports.c.after.is_not(None))
-    newest = select(reports.c[column]).where(mine, measured).order_by(reports.c.received_at.desc()).limit(1)
-    return newest.correlate(devices).scalar_subquery()
+    told = reports.outerjoin(runs, runs.c.run == reports.c.run)
+    newest = select(column).select_from(told).where(mine, measured).order_by(reports.c.received_at.desc())
+    return newest.limit(1).correlate(devices).scalar_subquery()
+
+
+def _over_all(mine: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A sum over a device's reports."""
+    return select(column).where(mine).correlate(devices).scalar_subquery()
+
+
+def _head_at() -> ColumnElement[Any]:
+    return case((reports.c.kind == "head", reports.c.received_at), else_="")
+
+
+def _bytes_today() -> ColumnElement[Any]:
+    midnight = datetime.now(UTC).strftime("%Y-%m-%dT00:00:00")
+    bytes = case((reports.c.received_at >= midnight, reports.c.bytes_down + reports.c.bytes_up), else_=0)
+    return func.coalesce(func.sum(bytes), 0)
+
+
+def _most_told() -> ColumnElement[Any]:
+    return func.max(reports.c.metrics[EPSILON].as_float())
+
+
+REPORTED: dict[str, Callable[[ColumnElement[bool]], ColumnElement[Any]]] = {
+    "before": lambda mine: func.coalesce(_last(mine, reports.c.before), -1.0),
+    "after": lambda mine: func.coalesce(_last(mine, reports.c.after), -1.0),
+    "method": lambda mine: func.coalesce(_last(mine, runs.c.method), ""),
+    "head_at": lambda mine: func.coalesce(_last(mine, _head_at()), ""),
+    "bytes_today": lambda mine: _over_all(mine, _bytes_today()),
+    "epsilon": lambda mine: func.coalesce(_over_all(mine, _most_told()), -1.0),
+}
+"""Columns that sort by a device's own reports, all of which are looked at."""
 
 
 def _newest(fleet: str, names: Sequence[str]) -> Select[Any]:
@@ -155,14 +193,7 @@ def _newest(fleet: str, names: Sequence[str]) -> Select[Any]:
     return select(found, runs.c.method).outerjoin(runs, runs.c.run == found.c.run).where(found.c.place == 1)
 
 
-def _today(fleet: str, names: Sequence[str]) -> Select[Any]:
-    midnight = datetime.now(UTC).strftime("%Y-%m-%dT00:00:00")
-    total = func.sum(reports.c.bytes_down + reports.c.bytes_up)
-    mine = and_(reports.c.fleet == fleet, reports.c.device.in_(names), reports.c.received_at >= midnight)
-    return select(reports.c.device, total).where(mine).group_by(reports.c.device)
-
-
-def _row(row: dict[str, Any], newest: dict[str, Any], today: int) -> FleetRow:
+def _row(row: dict[str, Any], newest: dict[str, Any], today: int, epsilon: float | None) -> FleetRow:
     able = row.pop("capability") or {}
     return FleetRow(
         **row,
@@ -174,6 +205,7 @@ def _row(row: dict[str, Any], newest: dict[str, Any], today: int) -> FleetRow:
         head_at=newest.get("received_at", "") if newest.get("kind") == "head" else "",
         before=newest.get("before"),
         after=newest.get("after"),
-        bytes_today=int(today or 0),
+        bytes_today=int(today),
         drift=able.get("drift", 0.0),
+        epsilon=epsilon,
     )

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 
-def importable() -> None:
+def from_here() -> None:
     """From now on, here and in the children of this process; what is installed goes first."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)

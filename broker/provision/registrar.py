@@ -1,4 +1,4 @@
-"""The desk: answers requests for certificates that come over MQTT, beside the broker, where the CA's key is.
+"""The registrar: answers requests for certificates that come over MQTT, beside the broker, where the CA's key is.
 
 Who asks is told by the topic, which the broker opens to nobody else: a claim asks for its device, a device for its own next certificate.
 """
@@ -26,14 +26,14 @@ MAX_WAITING = 256
 ANSWER_EXPIRY_S = 600
 
 
-class Desk:
+class Registrar:
     """Open inside a `with` block. It has a name of its own on the broker, `registrar`, and a thread of its own."""
 
     def __init__(self, authority: Authority, host: str, port: int, fleet: str) -> None:
         self._authority, self._topics = authority, Topics(fleet)
         self._waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)
         self._endpoint = identity.read(authority.home / FOLDERS["registrar"]).endpoint(host, port)
-        self._thread = threading.Thread(target=self._work, name="edge-fl-desk", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="edge-fl-registrar", daemon=True)
 
     def __enter__(self) -> Self:
         self._transport = MqttTransport(self._endpoint, "registrar", None, self._take, session_expiry_s=0)
@@ -52,7 +52,7 @@ class Desk:
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
-            log.warning("desk: %d requests wait already; one was dropped", MAX_WAITING)
+            log.warning("registrar: %d requests wait already; one was dropped", MAX_WAITING)
 
     def _work(self) -> None:
         while (event := self._waiting.get()) is not None:
@@ -60,14 +60,14 @@ class Desk:
                 case Connected():
                     self._transport.subscribe(self._topics.enrol_request("+"))
                 case Disconnected(reason, final=True):
-                    log.error("desk: %s; no certificates are issued over MQTT any more", reason)
+                    log.error("registrar: %s; no certificates are issued over MQTT any more", reason)
                 case Packet():
                     try:
                         self._answer(event)
                     except EdgeFLError as error:
-                        log.warning("desk: %s", error)
+                        log.warning("registrar: %s", error)
                     except Exception:
-                        log.exception("desk: failed on a request; the next one follows")
+                        log.exception("registrar: failed on a request; the next one follows")
 
     def _answer(self, packet: Packet) -> None:
         address = self._topics.parse(packet.topic)
@@ -77,9 +77,9 @@ class Desk:
         try:
             certificate = self._authority.answer(address.device, asked.request.encode(), asked.secret)
             answer = CertificateAnswer(asked.id, certificate.decode())
-            log.info("desk: a certificate for %s", address.device)
+            log.info("registrar: a certificate for %s", address.device)
         except IdentityError as error:
-            log.warning("desk: %s gets no certificate: %s", address.device, error)
+            log.warning("registrar: %s gets no certificate: %s", address.device, error)
             answer = CertificateAnswer(asked.id, reason=str(error))
         topic = self._topics.enrol_response(address.device)
         self._transport.publish(Packet(topic, encode(answer), expiry_s=ANSWER_EXPIRY_S))

@@ -18,10 +18,12 @@ from edge_fl.wire.messages import ServerState, decode
 from edge_fl.wire.topics import Topics
 from server.registry import Database, rollouts
 from server.registry.records import RolloutDesire, RolloutRecord
+from server.release.course import serving
 from server.release.rollout import Rollout
 from server.release.stages import EVERYBODY
 from server.wire.inbox import Inbox
-from server.wire.link import Connect, Link, read_retained
+from server.wire.link import Link
+from server.wire.reader import Connect, read_retained
 from server.wire.roster import Roster
 from server.wire.wants import Wants
 
@@ -53,7 +55,7 @@ class Row(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Office:
+class ReleaseControl:
     """Where releases of one fleet are kept, seen and published."""
 
     connect: Connect
@@ -86,7 +88,7 @@ class Office:
         if wanted not in kept:
             raise InputError(f"release {wanted}: not kept, only {kept} are; nothing was done")
         fields = msgspec.to_builtins(plan)
-        return rollouts.begin(self.db, self.fleet, wanted, previous=self._serving(), plan=fields)
+        return rollouts.begin(self.db, self.fleet, wanted, previous=serving(self.db, self.fleet), plan=fields)
 
     def steer(self, wanted: RolloutDesire) -> int:
         """Pauses or aborts the roll-out under way -> its number. Raises InputError when there is none."""
@@ -166,13 +168,6 @@ class Office:
             return bool(found) and decode(found or b"", ServerState).online
         except ProtocolError:
             return False
-
-    def _serving(self) -> int:
-        """The release that the fleet serves: what a new one is compared with, and what it goes back to."""
-        for record in rollouts.listed(self.db, self.fleet):
-            if record.state == "completed" or record.previous:
-                return record.release if record.state == "completed" else record.previous
-        return 0
 
     def _row(self, release: int) -> Row:
         manifest = next(found for found in self.repository.releases() if found.release == release)

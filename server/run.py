@@ -1,0 +1,109 @@
+"""A run under way: what it consists of, and what it writes down as it goes: in its results folder, in checkpoints, in the registry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from math import isnan
+
+import msgspec
+
+from edge_fl.config import Recipe
+from edge_fl.metrics import Summary, summarise_reports
+from edge_fl.progress import Progress
+from server import checkpoint, rounds, simulate
+from server.fleets.fleet import Fleet
+from server.fleets.mqtt import MqttFleet
+from server.ledger import Ledger
+from server.order import Work
+from server.registry import runs
+from server.registry.records import RoundRecord
+from server.release.rollout import Rollout
+from server.results import Results
+from server.rounds import RoundResult
+from server.serving import Server
+from server.wire.roster import Table
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run under way."""
+
+    work: Work
+    server: Server
+    results: Results
+    ledger: Ledger
+    progress: Progress
+    rollout: Rollout | None
+    devices: MqttFleet
+    fleet: Fleet
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def refused(self) -> dict[str, int]:
+        """Reports and packets that did not count since this was last asked, by name: late, twice, foreign, malformed, ..."""
+        counts = self.server.inbox.counts
+        new = counts - self.seen
+        self.seen.update(new)
+        return {name: count for name, count in sorted(new.items()) if name != "accepted"}
+
+
+def plan(work: Work) -> rounds.Plan:
+    """The recipe's plan; a method that has no model before its closing step is not evaluated in between."""
+    found = simulate.plan(work.recipe)
+    measurable = work.method.predicts_early or work.method.has_global
+    return found if measurable else replace(found, evaluate_every=0)
+
+
+def remember(run: Run, result: RoundResult) -> None:
+    """Writes down one round, and all that it takes to go on after it."""
+    summaries = summarise_reports(list(result.metrics.values()))
+    run.ledger.measure(result.metrics)
+    run.results.append_round(_record(result, summaries, run.refused()))
+    checkpoint.save(
+        run.results.checkpoints, result.round, plan(run.work), result.shared, run.fleet.personal_state()
+    )
+    means = {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()}
+    runs.note_round(
+        run.server.journal.db,
+        RoundRecord(
+            run.results.id,
+            result.round,
+            len(result.asked),
+            len(result.answered),
+            result.seconds,
+            result.bytes_down,
+            result.bytes_up,
+            means,
+        ),
+    )
+    run.progress.say(
+        f"round {result.round}/{run.work.recipe.rounds}: {len(result.answered)} of {len(result.asked)} answered, {result.seconds:.1f} s"
+    )
+
+
+def conclude(results: Results, recipe: Recipe, ledger: Ledger, table: Table) -> None:
+    """What everybody reported over the run, however it ended."""
+    results.write_summary(recipe.source, ledger.summaries(table))
+    rows = [msgspec.to_builtins(row) for row in ledger.rows(table)]
+    results.write_devices(rows)
+    results.append_round(
+        {"round": results.reached, "closing": True, "metrics": ledger.measured(), "devices": rows}
+    )
+
+
+def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[str, int]) -> dict[str, object]:
+    return {
+        "round": result.round,
+        "asked": len(result.asked),
+        "answered": len(result.answered),
+        "heads": len(result.beside),
+        "attempts": result.attempts,
+        "late": len(result.staleness),
+        "staleness": max(result.staleness.values(), default=0),
+        "refused": refused,
+        "spent": list(result.spent),
+        "seconds": round(result.seconds, 3),
+        "bytes_down": result.bytes_down,
+        "bytes_up": result.bytes_up,
+        **{name: msgspec.to_builtins(summary) for name, summary in summaries.items()},
+    }

@@ -1,0 +1,91 @@
+"""A run whose devices may tell no more ends with what it has reached, in a word of its own: closed, released, written down."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from edge_fl import metrics
+from edge_fl.cli import main
+from edge_fl.config import PrivacyConfig, Recipe
+from edge_fl.errors import SpentError
+from edge_fl.learn import private
+from server.registry import Database, runs
+from server.results import Results, list_runs
+from tests.mixed.conftest import Site
+
+FULL, HEADS = ("d1", "d2"), {"h1": "logistic"}
+NOISE = PrivacyConfig(noise_multiplier=4.0, clip=0.5)
+COST = private.cost(NOISE)
+TWO_UPDATES = private.epsilon(2.5 * COST, NOISE.delta)
+TOLD = private.epsilon(2 * COST, NOISE.delta)
+
+
+def frugal(recipe: Recipe, budget: float = TWO_UPDATES) -> Recipe:
+    model = replace(recipe.model, options={**recipe.model.options, "norm": False})
+    return replace(recipe, model=model, privacy=replace(NOISE, budget=budget))
+
+
+def only_run(folder: Path) -> Results:
+    (found,) = list_runs(folder)
+    return Results.open(folder / found.run)
+
+
+def require_spent(results: Results) -> None:
+    state = results.state()
+    assert state.state == "spent"
+    assert (
+        "round 3: the privacy budget of all 2 clients is spent; the run ends with round 2's model"
+        in state.reason
+    )
+    assert f"epsilon {TOLD:.3g}" in state.reason
+    assert [row["round"] for row in results.rounds()] == [1, 2]
+    assert results.summary()[metrics.EPSILON].mean == pytest.approx(TOLD)
+    closing = json.loads((results.path / "round_metrics.jsonl").read_text().splitlines()[-1])
+    assert closing["closing"] and closing["round"] == 2
+    assert metrics.PERSONAL_AFTER in closing["metrics"][next(iter(closing["metrics"]))]
+    assert "spent" in (results.path / "report.html").read_text()
+
+
+def test_a_fleet_whose_budget_is_spent_closes_and_releases_what_it_has(site: Site) -> None:
+    with site.fleet(FULL, HEADS), pytest.raises(SpentError) as ended:
+        site.run("fedavg", 5, edit=frugal)
+    results = only_run(site.folder / "runs")
+    require_spent(results)
+    assert ended.value.exit_code == 1 and str(ended.value) == results.state().reason
+    rows = {
+        row["device"]: row for row in csv.DictReader((results.path / "devices.csv").read_text().splitlines())
+    }
+    assert [float(rows[id]["epsilon"]) for id in FULL] == [pytest.approx(TOLD)] * 2
+    assert (rows["h1"]["epsilon"], rows["h1"]["release"]) == ("", str(len(list(results.artefacts.iterdir()))))
+    (known,) = runs.listed(Database.open(site.folder / "server" / "registry.sqlite"), "main")
+    assert known.state == "spent"
+
+
+def test_a_simulation_whose_budget_is_spent_prints_what_it_has_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["model.options.norm=false", "data.fraction=0.1", f"privacy.budget={TWO_UPDATES}"]
+    settings += [f"privacy.{name}={getattr(NOISE, name)}" for name in ("noise_multiplier", "clip")]
+    given = [part for setting in settings for part in ("--set", setting)]
+    where = ["--runs", str(tmp_path / "runs"), "--clients", "2", "--rounds", "4", "--epochs", "1", *given]
+    assert main(["simulate", "--method", "fedavg", "--dataset", "digits", "--model", "cnn-tiny", *where]) == 1
+    said = capsys.readouterr()
+    require_spent(only_run(tmp_path / "runs"))
+    assert metrics.EPSILON in said.out
+    assert said.err.splitlines()[-1].startswith(
+        "edge-fl: round 3: the privacy budget of all 2 clients is spent"
+    )
+
+
+def test_a_run_in_which_nobody_may_tell_anything_has_failed(site: Site) -> None:
+    with site.fleet(FULL, {}):
+        with pytest.raises(SpentError):
+            site.run("fedavg", 5, edit=frugal)
+        with pytest.raises(SpentError, match=r"round 1: .* of all 2 clients"):
+            site.run("fedavg", 5, edit=frugal)
+    assert {run.state for run in list_runs(site.folder / "runs")} == {"spent", "failed"}

@@ -1,0 +1,119 @@
+"""Certificates change hands in mid-round: the round of a real fleet over mTLS ends with the update of the device whose it was."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from broker.provision import gate
+from broker.provision.authority import Authority
+from broker.provision.registrar import Registrar
+from devices.certificates import Renewal
+from devices.entry import entry as way_of
+from edge_fl.cli import main
+from edge_fl.config import Recipe
+from edge_fl.data.samples import ClientData
+from edge_fl.wire import identity
+from edge_fl.wire.transport import Transport
+from server.results import Results
+from server.wire.entry import entry
+from tests.devices.scripted import eventually
+from tests.mixed.conftest import Site, data_of
+
+IDS = ("d1", "d2")
+
+
+@dataclass
+class Held:
+    """Devices' images, which wait for `given` once somebody asks for them: whoever trains stays in mid-round until then."""
+
+    asked: set[str] = field(default_factory=set)
+    given: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self.given.set()
+
+    def __call__(self, device: str) -> ClientData:
+        self.asked.add(device)
+        assert self.given.wait(60)
+        return data_of(device)
+
+
+@dataclass
+class Closed:
+    """A closed broker on `port`, and two devices and a server, each with a certificate; that of d1 is due for the next."""
+
+    authority: Authority
+    port: int
+
+    def __post_init__(self) -> None:
+        self.authority.bake({id: self.folder(id) for id in IDS})
+        self.old = {name: identity.read(self.folder(name)) for name in ("server", "d1")}
+        due = self.old["d1"].renew_at
+        self.renewal = Renewal(self.old["d1"], "main", now=lambda: due)
+
+    def folder(self, name: str) -> Path:
+        return self.authority.home / name
+
+    def connect(self, client_id: str, *arguments: Any, **options: Any) -> Transport:
+        """Everybody by a certificate of their own."""
+        if client_id not in IDS:
+            return entry("127.0.0.1", self.port, self.folder("server"))(client_id, *arguments, **options)
+        way = way_of(identity.read(self.folder(client_id)).endpoint("127.0.0.1", self.port))
+        return (self.renewal.through(way) if client_id == "d1" else way)(client_id, *arguments)
+
+    def end_the_old(self) -> None:
+        """Those two certificates hold no longer; what has come for the same names since does."""
+        ended = {f"{found.serial:x}" for found in self.old.values()}
+        with self.authority.register.changing() as rows:
+            now = self.authority.now()
+            rows[:] = [replace(row, revoked=now) if row.serial in ended else row for row in rows]
+        self.authority.publish()
+
+    def is_new(self, name: str) -> bool:
+        return identity.read(self.folder(name)).serial != self.old[name].serial
+
+
+def patient(recipe: Recipe) -> Recipe:
+    return replace(recipe, cohort=replace(recipe.cohort, deadline_s=60.0))
+
+
+@pytest.mark.broker
+def test_a_round_survives_new_certificates_of_a_device_and_of_the_server_and_the_end_of_the_old(
+    mosquitto_program: Program, tmp_path: Path
+) -> None:
+    authority = Authority.make(tmp_path / "home")
+    certificates = gate.certificates(authority, "127.0.0.1")
+    settings = Settings(tmp_path / "broker", port=0, certificates=certificates)
+    with (
+        Mosquitto(gate.in_step(settings, authority), mosquitto_program) as broker,
+        Registrar(authority, "127.0.0.1", broker.settings.port, "main"),
+    ):
+        closed, held, results = Closed(authority, broker.settings.port), Held(), list[Results]()
+        site = Site(closed.connect, tmp_path, data=held)
+        run = threading.Thread(target=lambda: results.append(site.run("fedavg", 1, edit=patient)))
+        with site.fleet(IDS, {}):
+            run.start()
+            with held:
+                assert eventually(lambda: held.asked == {*IDS}, 30)
+                closed.renewal.tick()
+                home = ["--home", str(authority.home)]
+                assert main(["fleet", "rotate", str(closed.folder("server")), *home]) == 0
+                assert eventually(lambda: closed.is_new("d1") and closed.is_new("server"), 30)
+                closed.end_the_old()
+                broker.stop()
+                broker.start()
+            run.join(90)
+    (found,) = results
+    (row,) = found.rounds()
+    assert (found.state().state, row["answered"], row["attempts"]) == ("completed", 2, 1)

@@ -1,0 +1,52 @@
+"""What a person types wrong is told in one line that says what came and what was expected, with exit code 4, and nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_fl.cli import main
+
+# What is typed, and words of the line that comes back.
+WRONG = {
+    "simulate --scale 0": "--scale",
+    "simulate --model os:path": "model 'os:path': a module, expected a function or a class",
+    "simulate --recipe nosuch": "more); expected a name of 'edge-fl recipes list'",
+    "server run": "expected a recipe, such as demo, or --resume RUN",
+    "server run demo --fleet A": "--fleet A: expected 1 to 32 of a-z",
+    "fleet list --fleet a/b": "--fleet a/b: expected 1 to 32 of a-z",
+    "fleet admit pi-1 --database sqlite://": "no device 'pi-1'; nothing was changed",
+    "fleet up --partition nosuch": "partition = 'nosuch': unknown name (known: dirichlet,",
+    "fleet up --head 1.5": "--head 1.5: a fraction needs --devices",
+    "fleet up --devices 3 --full 9": "--devices 3 --full 9: -6 head-only and 9 full",
+    "fleet enrol": "no names and no --count",
+    "broker up --ca a --cert b --key c": "a, b, c: no such file",
+    "broker up --insecure --fleet A": "--fleet A: expected",
+    "device run --data there": "device run: id: missing, expected a value",
+    "device run --id pi-1 --data there --dir file --port 1": "file: File exists; expected a folder that this agent may write to",
+    "compare --out file --methods local": "file: no folder; expected one for the cells",
+    "server dashboard --port 0 --cert file --key file": "expected a certificate and its key (PEM)",
+}
+
+
+@pytest.mark.parametrize("typed", WRONG)
+def test_it_is_one_line(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("of something else")
+    assert main(typed.split()) == 4
+    said = capsys.readouterr()
+    line = said.err.splitlines()[-1]
+    assert line.startswith("edge-fl: ") and WRONG[typed] in line
+    assert len(line) < 800
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").glob("*/state.json"))
+
+
+def test_runs_that_are_not_there_are_said_to_be_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", "list", "--runs", str(tmp_path / "mistyped")]) == 0
+    assert f"{tmp_path / 'mistyped'}: no runs there" in capsys.readouterr().err
