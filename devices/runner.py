@@ -9,6 +9,7 @@ import heapq
 import logging
 import math
 import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +29,7 @@ FETCHES = 32  # at a time: a megabyte of chunks may be under way for each
 
 
 class Runner:
-    """Drives devices until told to stop. `run` blocks; `stop` and `deliver` may be called from any thread."""
+    """Drives devices until told to stop. `run` blocks; `add`, `stop` and `deliver` may be called from any thread."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Runner:
         notifier: Notifier | None = None,
     ) -> None:
         self.devices: list[Device] = []
+        self._joining = threading.RLock()  # a broker may answer before a device has hold of its connection
         self._clock = clock
         self._notifier = notifier or Notifier({})
         self._inbox: queue.SimpleQueue[tuple[Device, Happening] | None] = queue.SimpleQueue()
@@ -50,8 +52,9 @@ class Runner:
 
     def add(self, device: Device, connect: Connect) -> None:
         """Connects a device; `run` does the rest."""
-        self.devices.append(device)
-        device.connect(connect, self)
+        with self._joining:
+            self.devices.append(device)
+            device.connect(connect, self)
 
     def deliver(self, device: Device, event: Happening) -> None:
         """Lets something happen to a device: a packet, the result of work, new data."""
@@ -120,7 +123,8 @@ class Runner:
 
     def _hand(self, device: Device, event: Happening) -> None:
         try:
-            device.take(event)
+            with self._joining:
+                device.take(event)
         except Exception:
             log.exception("%s: failed on %s; the next event follows", device.name, type(event).__name__)
         wake_s = device.wake_s

@@ -19,7 +19,7 @@ from edge_fl.errors import InputError
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Command, ServerState
 from edge_fl.wire.mqtt import MqttTransport
-from edge_fl.wire.transport import Packet
+from edge_fl.wire.transport import Listener, Packet, Transport
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
 from tests.devices.site import DATA, Site, big, expected, head_device, samples, site_over
@@ -80,6 +80,18 @@ def test_a_head_device_is_born_installs_fits_reports_and_predicts(site: Site) ->
     predictor = Predictor(site.home)
     assert [name for name, _ in predictor.predict(DATA.test.x)] == [manifest.classes[y] for y in DATA.test.y]
     assert predictor.manifest.release == 2
+
+
+def test_a_broker_may_answer_before_a_device_that_joins_has_its_connection(local: Site) -> None:
+    def late(name: str, will: Packet | None, deliver: Listener) -> Transport:
+        transport = local.connect(name, will, deliver)
+        transport.wait_connected(5)
+        time.sleep(0.1)
+        return transport
+
+    with running(connect=local.connect) as runner:
+        runner.add(head_device(local.home), late)
+        assert local.server.wait_for("pi-01", "meta").samples == 20
 
 
 def test_auto_reports_what_each_kind_reached_and_what_the_device_used_today(local: Site) -> None:
