@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,13 +62,17 @@ class Chunks:
                 f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}; not installed",
                 "incomplete",
             )
-        with reporting(path.name), self._path(blob).open("rb") as file:
+        with reporting(path.name), self._path(blob).open("rb") as file, ThreadPoolExecutor(1) as aside:
+            flushed = aside.submit(
+                os.fsync, file.fileno()
+            )  # the disk and the hash take their time side by side
             if (found := hashlib.file_digest(file, "sha256").hexdigest()) != blob.sha256:
                 self._held.pop(blob.sha256)  # the next look at the disk finds which chunk went bad
                 raise ArtefactError(
                     f"{path.name}: sha256 {found[:8]}, manifest says {blob.sha256[:8]}; not installed",
                     "chunk_hash",
                 )
+            flushed.result()
             atomic.link(self._path(blob), path)
 
     def keep_only(self, sha256s: set[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,19 +89,31 @@ class Publisher:
     def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Signs and publishes a release; older ones beyond the last three are cleared.
 
-        `payloads` maps sha256 to bytes. Raises ArtefactError when they are not what the manifest says, DeadlineError when the broker
-        does not take them.
+        `payloads` maps sha256 to bytes. Raises ArtefactError when they are not what the manifest says or the disk does not take them,
+        DeadlineError when the broker does not.
         """
         for blob in blobs(manifest):
-            self._keep(blob, payloads.get(blob.sha256, b""))
-        self._publish(manifest, payloads)
+            _require(blob, payloads.get(blob.sha256, b""))
+        with ThreadPoolExecutor(
+            1, "edge-fl-keep"
+        ) as aside:  # the disk takes its time while the broker takes its own
+            kept = aside.submit(self._keep, manifest, payloads)
+            self._send(manifest, payloads)
+        try:
+            kept.result()
+        except ArtefactError:
+            for blob in self._unneeded([manifest]):
+                clear_chunks(self._transport, self._topics, blob)
+            raise
+        self._commit(manifest)
 
     def republish(self, release: int) -> None:
         """Publishes a kept release again, under a higher metadata version: what a rollback of the fleet is. Raises InputError."""
         kept = {manifest.release: manifest for manifest in self._repository.releases()}
         if release not in kept:
             raise InputError(f"release {release}: not kept, only {sorted(kept)} are; nothing was published")
-        self._publish(kept[release])
+        self._send(kept[release])
+        self._commit(kept[release])
 
     def reassert(self, *, chunks: bool = True) -> None:
         """Publishes everything again, as after a broker lost its data; metadata that is near its expiry is signed again first."""
@@ -125,12 +138,14 @@ class Publisher:
         clear_chunks(self._transport, self._topics, blob)
         self._path(blob).unlink(missing_ok=True)
 
-    def _publish(self, manifest: Manifest, payloads: Mapping[str, bytes] = NONE_AT_HAND) -> None:
+    def _commit(self, manifest: Manifest) -> None:
+        """Makes a release current whose chunks the broker has, and clears those of the releases that are no longer kept."""
         before = self._repository.releases()
-        self._send(manifest, payloads)
         self._repository.publish(manifest)
         self._send_metadata()
-        self._forget(before)
+        for blob in self._unneeded(before):
+            self.clear(blob)
+        self._transport.drain(self._limits.drain_s)
 
     def _send(self, manifest: Manifest, payloads: Mapping[str, bytes] = NONE_AT_HAND) -> None:
         """The chunks, all taken by the broker when this returns; what is not at hand is read from the disk."""
@@ -176,23 +191,17 @@ class Publisher:
     def _retain(self, name: str, payload: bytes) -> None:
         self._transport.publish(Packet(self._topics.tuf(name), payload, retain=True, content_type=JSON))
 
-    def _forget(self, before: list[Manifest]) -> None:
-        """Clears what only releases had that are no longer kept."""
+    def _unneeded(self, manifests: list[Manifest]) -> list[Blob]:
+        """The blobs of these that no kept release has."""
         needed = {blob.sha256 for manifest in self._repository.releases() for blob in blobs(manifest)}
-        for blob in {blob.sha256: blob for manifest in before for blob in blobs(manifest)}.values():
-            if blob.sha256 not in needed:
-                self.clear(blob)
-        self._transport.drain(self._limits.drain_s)
+        named = {blob.sha256: blob for manifest in manifests for blob in blobs(manifest)}
+        return [blob for sha256, blob in named.items() if sha256 not in needed]
 
-    def _keep(self, blob: Blob, payload: bytes) -> None:
-        if len(payload) != blob.bytes or (found := digest(payload)) != blob.sha256:
-            came = f"sha256 {found[:8]}" if len(payload) == blob.bytes else f"{len(payload)} bytes"
-            raise ArtefactError(
-                f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came; nothing was published"
-            )
-        with reporting(str(self._path(blob))):
-            self._repository.artefacts.mkdir(exist_ok=True)
-            atomic.write(self._path(blob), payload)
+    def _keep(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+        for blob in blobs(manifest):
+            with reporting(str(self._path(blob))):
+                self._repository.artefacts.mkdir(exist_ok=True)
+                atomic.write(self._path(blob), payloads[blob.sha256])
 
     def _kept(self, blob: Blob) -> bytes | None:
         try:
@@ -202,3 +211,12 @@ class Publisher:
 
     def _path(self, blob: Blob) -> Path:
         return self._repository.artefacts / blob.sha256
+
+
+def _require(blob: Blob, payload: bytes) -> None:
+    """Raises ArtefactError unless `payload` is the blob, to the byte."""
+    if len(payload) != blob.bytes or (found := digest(payload)) != blob.sha256:
+        came = f"sha256 {found[:8]}" if len(payload) == blob.bytes else f"{len(payload)} bytes"
+        raise ArtefactError(
+            f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came; nothing was published"
+        )

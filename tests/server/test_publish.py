@@ -168,6 +168,16 @@ def test_bytes_that_are_not_the_manifests_are_not_published(publisher, transport
     assert repository.releases() == []
 
 
+def test_a_release_that_the_servers_disk_does_not_take_is_not_published(publisher, broker, repository):
+    publisher.publish(*release(1))
+    before, (manifest, payloads) = retained(broker), release(2)
+    (repository.artefacts / manifest.extractor.sha256).mkdir()
+    with pytest.raises(ArtefactError, match=r"disk, Is a directory"):
+        publisher.publish(manifest, payloads)
+    assert retained(broker) == before
+    assert [kept.release for kept in repository.releases()] == [1]
+
+
 @pytest.mark.parametrize("fail_at", ["/0/3", "targets.json", "snapshot.json", "timestamp.json"])
 def test_a_server_that_dies_before_the_timestamp_leaves_the_old_release_and_a_second_try_finishes(
     tmp_path, publisher, transport, broker, repository, fail_at
