@@ -102,8 +102,10 @@ def broker_limits(said: Properties | None) -> BrokerLimits:
     )
 
 
-def publish_properties(packet: Packet) -> Properties:
-    """What travels beside the payload; the same object for equal packets."""
+def publish_properties(packet: Packet) -> Properties | None:
+    """What travels beside the payload, if anything does; the same object for equal packets."""
+    if not packet.content_type and packet.expiry_s is None:
+        return None
     return _properties(packet.content_type, packet.expiry_s, PacketTypes.PUBLISH)
 
 
