@@ -146,7 +146,8 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_gro
     site.rollout.wait(0, 60)
     site.eventually(lambda: site.serving() == [1])
     outcomes = site.rollout.stages.outcomes
-    assert 8 <= len(outcomes) <= 20
+    first = sum(place(name, 2) < PLAN.groups[0] for name in site.devices)
+    assert first < len(outcomes) <= 20  # how far into the second group depends on who answers first
     assert {outcome.lost for outcome in outcomes.values()} == {0, 20}
     untouched = [name for name in site.devices if place(name, 2) >= 0.5]
     assert len(untouched) >= 15
