@@ -54,7 +54,7 @@ class Filter:
 class Outgoing:
     """The queue. Items carry ascending numbers, so that `drain` can tell what was there when it was called.
 
-    `changed` guards it, and is notified when something leaves.
+    `changed` guards it, and is notified when all that a `drain` waits for has left.
     """
 
     def __init__(self, max_bytes: int, changed: threading.Condition) -> None:
@@ -64,6 +64,7 @@ class Outgoing:
         self._waiting: deque[Publication | Filter] = deque()
         self._sent: dict[int, Publication] = {}
         self._asked: dict[int, Filter] = {}
+        self._awaited: list[int] = []  # the last number of every `drain` that waits
         self._changed = changed
 
     def publish(self, packet: Packet) -> None:
@@ -102,7 +103,7 @@ class Outgoing:
                     self._sent[message_id] = item
                 else:
                     self._bytes -= len(item.packet.payload)
-            self._changed.notify_all()
+            self._tell()
 
     def answered(self, message_id: int) -> Publication | Filter | None:
         """What the answer to `message_id` ends, if anything."""
@@ -111,7 +112,7 @@ class Outgoing:
         with self._changed:
             if publication := self._sent.pop(message_id, None):
                 self._bytes -= len(publication.packet.payload)
-                self._changed.notify_all()
+                self._tell()
         return publication
 
     def resume(self, *, session_present: bool) -> None:
@@ -128,9 +129,16 @@ class Outgoing:
         """Waits until all that is here now has left, or it is `over`, and returns how many publications have not."""
         with self._changed:
             last = self._last
+            self._awaited.append(last)
             self._changed.wait_for(lambda: self._oldest() > last or over(), deadline_s)
+            self._awaited.remove(last)
             waiting = sum(isinstance(item, Publication) and item.number <= last for item in self._waiting)
             return waiting + sum(publication.number <= last for publication in self._sent.values())
+
+    def _tell(self) -> None:
+        """Wakes those who wait, if one of them can go on: to wake them at every answer costs more than the answer."""
+        if self._awaited and self._oldest() > min(self._awaited):
+            self._changed.notify_all()
 
     def _oldest(self) -> float:
         waiting = self._waiting[0].number if self._waiting else math.inf

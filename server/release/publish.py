@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class Limits:
     """How much may be on its way to the broker at once, and how long the broker may take to accept that."""
 
-    outstanding_bytes: int = 16 * 1024 * 1024
+    outstanding_bytes: int = 4 * 1024 * 1024
     drain_s: float = 120.0
 
 
