@@ -126,9 +126,9 @@ class Children:
                 self._idle.get_nowait().close()
 
 
-def eyes() -> Children:
-    """Children that look at a device's data and board. They stand here so that one can be started before anything else is loaded."""
-    return Children("devices.sight.eyes", "data")
+def feature_children() -> Children:
+    """Children that turn a device's data into features. It stands here so that one can be started before anything else is loaded."""
+    return Children("devices.features.child", "data")
 
 
 def _environment() -> dict[str, str]:

@@ -58,16 +58,18 @@ def run(
     identity: IdentityOption = None,
 ) -> None:
     """Run one device's agent until Ctrl-C; it waits for the broker without a limit."""
-    from devices.child import eyes
+    from devices.child import feature_children
 
     given = {"id": id, "data": data, "tier": tier, "head": head, "folder": folder, "root": root, "seed": seed}
     at = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
-    with closing(eyes()) as looking:
-        looking.start()  # it loads while the agent does
-        _run(config, given, at, looking)
+    with closing(feature_children()) as children:
+        children.start()  # it loads while the agent does
+        _run(config, given, at, children)
 
 
-def _run(file: Path | None, given: Mapping[str, object], at: Mapping[str, object], eyes: Children) -> None:
+def _run(
+    file: Path | None, given: Mapping[str, object], at: Mapping[str, object], children: Children
+) -> None:
     from devices import config as settings
     from devices.board.notify import Notifier
     from devices.entry import entry, own_entry
@@ -86,7 +88,7 @@ def _run(file: Path | None, given: Mapping[str, object], at: Mapping[str, object
     runner = Runner(notifier=Notifier())
     stop_on_signal(runner)
     with Progress() as progress:
-        run_device(chosen, connect, runner, eyes, full_worker, progress.say, tick, progress)
+        run_device(chosen, connect, runner, children, full_worker, progress.say, tick, progress)
 
 
 def predict(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.config import DeviceConfig
-from devices.sight.pictures import LIMITS, SUFFIXES, Limits, decode
+from devices.features.pictures import LIMITS, SUFFIXES, Limits, decode
 from edge_fl.config import InputSpec
 from edge_fl.data import arrays, npz
 from edge_fl.data.samples import Array, ClientData, Samples

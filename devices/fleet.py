@@ -22,6 +22,8 @@ from devices import device
 from devices.chaos.profile import Chaos
 from devices.chaos.storm import Restart, Storm
 from devices.device import Device
+from devices.features.extractor import runtime
+from devices.features.local import LocalFeatureLoader
 from devices.head import ChildFitter
 from devices.install import canary
 from devices.install.release import HeadWorker
@@ -30,8 +32,6 @@ from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome, Progress, outcome, progress
 from devices.rim import Connect
 from devices.runner import Runner
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
 from devices.store import Store
 from devices.work import MakeWorker, Worker
 from edge_fl import capability, descriptors
@@ -245,7 +245,7 @@ class _Factory:
         return HeadWorker(
             name,
             store,
-            Here(data, store.folder),
+            LocalFeatureLoader(data, store.folder),
             self._kinds.get(number, ""),
             self._fitter,
             runtime(),

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from devices.features import drift, pictures
+from devices.features.extractor import Extractor
 from devices.serving.pair import serving
-from devices.sight import drift, pictures
-from devices.sight.features import Extractor
 from devices.store import Store
 from edge_fl.config import InputSpec
 from edge_fl.data import arrays, npz

@@ -14,6 +14,7 @@ from devices.board.usage import Meter
 from devices.child import Children
 from devices.config import DeviceConfig
 from devices.device import Device
+from devices.features.loader import ChildFeatureLoader
 from devices.head import ChildFitter
 from devices.install import canary
 from devices.install.choice import Allowance
@@ -22,7 +23,6 @@ from devices.install.release import HeadWorker
 from devices.install.runtime import Runtime
 from devices.rim import Connect
 from devices.runner import Runner
-from devices.sight.views import ChildLook
 from devices.store import Store
 from devices.tiers import EitherWorker
 from devices.watch import Watch, inspector
@@ -44,13 +44,13 @@ def run_device(
     config: DeviceConfig,
     connect: Connect,
     runner: Runner,
-    eyes: Children,
+    children: Children,
     full_worker: Callable[[], MakeWorker],
     say: Say,
     tick: Callable[[], None] = lambda: None,
     tell: Tell = unwatched,
 ) -> None:
-    """Runs the device until `runner` is stopped. `eyes` look at its data and its board, one of them best started before this is loaded.
+    """Runs the device until `runner` is stopped. `children` compute its features, one of them best started before this is loaded.
     `full_worker` is asked for only when the tier is full, because torch comes with it.
     `tick` is called every so often: what renews the certificate. `tell` hears how much of a transfer is here.
 
@@ -58,10 +58,13 @@ def run_device(
     """
     store = Store(Path(config.folder))
     with store.owned():
-        look = ChildLook(config, eyes)
-        can = measure(config, look, say)
+        loader = ChildFeatureLoader(config, children)
+        can = measure(config, loader, say)
         alive = device.start(
-            config.id, Topics(config.broker.fleet), can, _worker(config, can, store, look, eyes, full_worker)
+            config.id,
+            Topics(config.broker.fleet),
+            can,
+            _worker(config, can, store, loader, children, full_worker),
         )
         say(
             f"{config.id}: {can.notes[0]}; {can.samples} samples to train on; broker {config.broker.endpoint}"
@@ -81,7 +84,7 @@ def run_device(
                 alive,
                 lambda event: runner.deliver(alive, event),
                 Meter(store.folder, lambda: alive.totals["wire_bytes"], watts=config.budget.watts),
-                inspect=inspector(config, alive, look),
+                inspect=inspector(config, alive, loader),
             )
             threading.Thread(target=watch.run, args=(stopped,), daemon=True).start()
         try:
@@ -94,36 +97,36 @@ def run_device(
         )
 
 
-def measure(config: DeviceConfig, look: ChildLook, say: Say) -> Capability:
+def measure(config: DeviceConfig, loader: ChildFeatureLoader, say: Say) -> Capability:
     """What this machine and its data allow. Raises DataError when the source cannot be read at all."""
     limit = None if config.tier == "auto" else Tier(config.tier)
-    seen = look.inspect()
-    if seen.trouble:
-        say(f"{config.id}: {seen.trouble}")
-    counts = seen.report.samples_per_class if seen.report else ()
+    found = loader.inspect()
+    if found.trouble:
+        say(f"{config.id}: {found.trouble}")
+    counts = found.report.samples_per_class if found.report else ()
     can = capability.measure(
         folder=Path(config.folder),
         samples_per_class=counts,
         head=config.head,
         limit=limit,
-        onnxruntime=seen.runtime.version,
-        max_opset=seen.runtime.max_opset,
-        gflops=seen.speed.gflops,
-        torch_s=seen.speed.torch_s,
+        onnxruntime=found.runtime.version,
+        max_opset=found.runtime.max_opset,
+        gflops=found.speed.gflops,
+        torch_s=found.speed.torch_s,
     )
     if config.tier == "full" and can.tier != "full":
         raise ConfigError(
             f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory; nothing was started"
         )
-    return replace(can, notes=[*can.notes, *seen.notes])
+    return replace(can, notes=[*can.notes, *found.notes])
 
 
 def _worker(
     config: DeviceConfig,
     can: Capability,
     store: Store,
-    look: ChildLook,
-    eyes: Children,
+    loader: ChildFeatureLoader,
+    children: Children,
     full_worker: Callable[[], MakeWorker],
 ) -> Worker:
     root = _read_root(Path(config.root)) if config.root else None
@@ -131,7 +134,7 @@ def _worker(
     head = HeadWorker(
         config.id,
         store,
-        look,
+        loader,
         config.head,
         ChildFitter(),
         runtime,
@@ -140,7 +143,7 @@ def _worker(
         balanced=config.balanced,
         guard=config.guard,
         budget_s=config.head_budget_s,
-        check=partial(_check, eyes),
+        check=partial(_check, children),
         allowance=Allowance(config.precision, capability.total_memory_mb(), config.latency_ms),
         mirror=Mirror(config.mirror) if config.mirror else None,
     )
@@ -153,9 +156,9 @@ def _worker(
     )
 
 
-def _check(eyes: Children, installed: Installed) -> None:
-    """The canary, while the child that looks through the extractor next loads already. Raises as `canary.require`."""
-    eyes.start()
+def _check(children: Children, installed: Installed) -> None:
+    """The canary, while the child that computes features with the extractor next loads already. Raises as `canary.require`."""
+    children.start()
     canary.require(installed)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from devices.board import usage
+from devices.features import drift
 from devices.serving.pair import serving
-from devices.sight import drift
 from devices.store import Store
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER

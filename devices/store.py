@@ -6,7 +6,7 @@
     FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last three of a task
     FOLDER/privacy.safetensors            what the device's updates have told of its data, over all tasks
     FOLDER/heads/SHA256.safetensors       the personal head for the extractor of this hash, its release, and the report on its fit
-    FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.sight.features` keep
+    FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.features.cache` keep
 
 Every file is written whole or not at all, and everything that repeats after a cut gives the same result: personal parts enter a
 round as they left the round before it, and a head's file carries the report that its fit must still deliver.

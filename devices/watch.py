@@ -21,9 +21,9 @@ from devices.board.health import Health, Readings
 from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.device import Device
+from devices.features import drift
+from devices.features.loader import ChildFeatureLoader
 from devices.machine.events import DataChanged, Drifted, Event, Rationed, TierChanged
-from devices.sight import drift
-from devices.sight.views import ChildLook
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.messages import Capability
 
@@ -103,20 +103,22 @@ class Watch:
             return ""
 
 
-def inspector(config: DeviceConfig, device: Device, look: ChildLook) -> Callable[[], Capability | None]:
+def inspector(
+    config: DeviceConfig, device: Device, loader: ChildFeatureLoader
+) -> Callable[[], Capability | None]:
     """Counts the data in a child and puts the counts into the device's capability; None when they cannot be read."""
 
     def inspect() -> Capability | None:
-        seen, can = look.inspect(), device.state.capability
-        if seen.report is None:
-            log.warning("%s: %s", config.id, seen.trouble)
+        found, can = loader.inspect(), device.state.capability
+        if found.report is None:
+            log.warning("%s: %s", config.id, found.trouble)
             return None
-        counts = list(seen.report.samples_per_class)
+        counts = list(found.report.samples_per_class)
         return replace(
             can,
             samples=sum(counts),
             samples_per_class=counts,
-            notes=[*can.notes[:1], *seen.notes],
+            notes=[*can.notes[:1], *found.notes],
         )
 
     return inspect

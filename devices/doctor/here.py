@@ -11,12 +11,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from devices.child import eyes
+from devices.child import feature_children
 from devices.config import DeviceConfig
 from devices.doctor.finding import Finding, finding, graded
+from devices.features.loader import ChildFeatureLoader
 from devices.install import canary
 from devices.serving.pair import serving
-from devices.sight.views import ChildLook
 from devices.store import Store
 from edge_fl import capability
 from edge_fl.errors import InputError
@@ -127,22 +127,22 @@ def clock(config: DeviceConfig) -> Iterator[Finding]:
 
 def data(config: DeviceConfig) -> Iterator[Finding]:
     """The self-benchmark, and the data source, counted."""
-    seen = ChildLook(config, eyes()).inspect()
-    if seen.report is None:
+    found = ChildFeatureLoader(config, feature_children()).inspect()
+    if found.report is None:
         yield Finding(
             "data",
             "failed",
-            seen.trouble,
+            found.trouble,
             "one folder per class with pictures in it, or an .npz with x and y",
         )
         return
-    yield Finding("speed", "ok", str(seen.speed).removeprefix("measured: "))
+    yield Finding("speed", "ok", str(found.speed).removeprefix("measured: "))
     counts = ", ".join(
         f"{name} {count}"
-        for name, count in zip(seen.report.classes, seen.report.samples_per_class, strict=True)
+        for name, count in zip(found.report.classes, found.report.samples_per_class, strict=True)
     )
-    yield Finding("data", "ok", f"{seen.report.samples} images: {counts}"[:400])
-    for note in seen.report.notes:
+    yield Finding("data", "ok", f"{found.report.samples} images: {counts}"[:400])
+    for note in found.report.notes:
         yield Finding("data", "warning", note, "see docs/devices.md, section data")
 
 

@@ -15,6 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from devices import uploads
+from devices.features import drift
+from devices.features.loader import ClientFeatures, FeatureLoader
 from devices.head import Fitter, Given, Order
 from devices.install import canary
 from devices.install.choice import ALLOWANCE, Allowance, choose
@@ -26,8 +28,6 @@ from devices.machine.events import Event, Failed, Installed, Refreshed
 from devices.machine.state import LIMITS, Limits
 from devices.serving.judge import changes, is_worse
 from devices.serving.pair import Pair, installed_extractors, serving
-from devices.sight import drift
-from devices.sight.views import Look, View
 from devices.store import Store, StoredHead
 from devices.work import Worker
 from edge_fl import metrics
@@ -73,7 +73,7 @@ class HeadWorker(Worker):
         self,
         device: str,
         store: Store,
-        look: Look,
+        loader: FeatureLoader,
         kind: str,
         fitter: Fitter,
         runtime: Runtime,
@@ -91,7 +91,7 @@ class HeadWorker(Worker):
     ) -> None:
         super().__init__(device, store, limits)
         self._mirror = mirror
-        self._look, self._kind, self._fitter, self._check = look, kind, fitter, check
+        self._loader, self._kind, self._fitter, self._check = loader, kind, fitter, check
         self._runtime, self._allowance = runtime, allowance
         self._share, self._balanced, self._guard, self._budget_s = share, balanced, guard, budget_s
         self._slots = Slots(store.folder / "release")
@@ -161,23 +161,23 @@ class HeadWorker(Worker):
         if installed is None:
             return Failed("incomplete", detail="there is no release to fit a head on")
         manifest, pair = installed.manifest, serving(self.store, self._slots)
-        (view, served), fingerprint = self._views(installed, pair)
+        (features, served), fingerprint = self._features(installed, pair)
         extras = self._extras(installed)
-        choice, lesson = self._head(manifest, view, fingerprint, extras)
+        choice, lesson = self._head(manifest, features, fingerprint, extras)
         head = choice.head
-        if self._guard and pair and served and is_worse(pair.stored.head, served, head, view):
+        if self._guard and pair and served and is_worse(pair.stored.head, served, head, features):
             return self._keep_old(installed, pair)
-        before = _before(pair.stored.head, served, head, view) if pair and served else {}
-        after = {**_accuracies(head, view, AFTER), metrics.LATENCY_AFTER: view.latency_ms}
+        before = _before(pair.stored.head, served, head, features) if pair and served else {}
+        after = {**_accuracies(head, features, AFTER), metrics.LATENCY_AFTER: features.latency_ms}
         sizes = {
-            metrics.TEST_SAMPLES: float(len(view.test)),
-            metrics.VALIDATION_SAMPLES: float(len(view.validation)),
+            metrics.TEST_SAMPLES: float(len(features.test)),
+            metrics.VALIDATION_SAMPLES: float(len(features.validation)),
         }
         report = Report(
             job.want.id,
             "head",
             job.boot,
-            len(view.train),
+            len(features.train),
             {**sizes, **before, **after, **choice.numbers},
             release=manifest.release,
             extractor=head.extractor,
@@ -188,16 +188,20 @@ class HeadWorker(Worker):
         stored = StoredHead(head, manifest.release, self.parcel(job.want, report), lesson)
         self.store.keep_head(stored, installed_extractors(self._slots))
         if self._guard:
-            drift.remember_fit(self.store.folder, drift.moments(head.extractor, view.train.z))
+            drift.remember_fit(self.store.folder, drift.moments(head.extractor, features.train.z))
         self._slots.mark_good()
         # a device that fits anew on its own account sends numbers only
         asked = self._share and job.want.version > 0
-        blob = uploads.parts_for(manifest, head, view.train.z, view.train.y, extras) if asked else None
+        blob = (
+            uploads.parts_for(manifest, head, features.train.z, features.train.y, extras) if asked else None
+        )
         report = replace(report, blob=describe(blob) if blob else None)
         return self.finish(job.want, report, blob, of_head(manifest.heads.uploads))
 
-    def _head(self, manifest: Manifest, view: View, fingerprint: str, extras: Extras) -> tuple[Choice, str]:
-        """The head for this view, and what names its lesson; fitted only when something of the lesson is new."""
+    def _head(
+        self, manifest: Manifest, features: ClientFeatures, fingerprint: str, extras: Extras
+    ) -> tuple[Choice, str]:
+        """The head for these features, and what names its lesson; fitted only when something of the lesson is new."""
         order = Order(
             self._kind,
             len(manifest.classes),
@@ -212,8 +216,8 @@ class HeadWorker(Worker):
         known = self.store.head(manifest.extractor.sha256)
         if known and known.lesson == lesson:
             return Choice(known.head), lesson
-        held = Held(view.validation.z, view.validation.y)
-        return self._fitter(order, Given(view.train.z, view.train.y, extras, held)), lesson
+        held = Held(features.validation.z, features.validation.y)
+        return self._fitter(order, Given(features.train.z, features.train.y, extras, held)), lesson
 
     def _keep_old(self, installed: artefact.Installed, pair: Pair) -> Event:
         """The new pair is worse on the held-out images: the old one serves on, and a release that brought it is not tried again."""
@@ -221,15 +225,15 @@ class HeadWorker(Worker):
             self._slots.rollback("worse")
         return Failed("worse", final=True, detail="the new pair is worse on held-out images")
 
-    def _views(
+    def _features(
         self, installed: artefact.Installed, pair: Pair | None
-    ) -> tuple[tuple[View, View | None], str]:
+    ) -> tuple[tuple[ClientFeatures, ClientFeatures | None], str]:
         """The device's data through the extractor to fit on and through the one that serves until now."""
         others = [pair.installed] if pair and pair.installed.extractor != installed.extractor else []
-        sight = self._look([installed, *others])
-        view = sight.views[0]
-        assert view  # `Look` raises when the first does not fit
-        return (view, sight.views[-1] if pair else None), sight.fingerprint
+        loaded = self._loader([installed, *others])
+        features = loaded.by_extractor[0]
+        assert features  # `FeatureLoader` raises when the first does not fit
+        return (features, loaded.by_extractor[-1] if pair else None), loaded.fingerprint
 
     def _extras(self, installed: artefact.Installed) -> dict[str, Mapping[str, Array]]:
         """What came with the release, and the method's own head as it served until now."""
@@ -245,9 +249,9 @@ class HeadWorker(Worker):
                 self.store.keep(replace(parcel, report=report))
 
 
-def _before(old: Head, served: View, head: Head, view: View) -> dict[str, float]:
+def _before(old: Head, served: ClientFeatures, head: Head, features: ClientFeatures) -> dict[str, float]:
     """How the old pair does, and what the new one loses and gains against it, image by image."""
-    lost, gained = changes(old, served.test, head, view.test)
+    lost, gained = changes(old, served.test, head, features.test)
     return {
         **_accuracies(old, served, BEFORE),
         metrics.LATENCY_BEFORE: served.latency_ms,
@@ -256,7 +260,7 @@ def _before(old: Head, served: View, head: Head, view: View) -> dict[str, float]
     }
 
 
-def _accuracies(head: Head, view: View, names: tuple[str, str]) -> dict[str, float]:
+def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) -> dict[str, float]:
     """Accuracy on test and validation, under these names, where there are samples."""
-    sets = zip(names, (view.test, view.validation), strict=True)
-    return {name: metrics.accuracy(head.predict(seen.z), seen.y) for name, seen in sets if len(seen)}
+    sets = zip(names, (features.test, features.validation), strict=True)
+    return {name: metrics.accuracy(head.predict(found.z), found.y) for name, found in sets if len(found)}

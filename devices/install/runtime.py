@@ -9,7 +9,7 @@ from edge_fl.release.manifest import Manifest
 
 
 class Runtime(Struct, frozen=True):
-    """onnxruntime's version, and the highest ONNX opset that it loads, found by trying (`devices.sight.features.runtime`)."""
+    """onnxruntime's version, and the highest ONNX opset that it loads, found by trying (`devices.features.extractor.runtime`)."""
 
     version: str
     max_opset: int

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from devices.features.extractor import Extractor
 from devices.install.canary import Limits
-from devices.sight.features import Extractor
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import Manifest, canary_images, decode
 

@@ -18,14 +18,14 @@ import numpy as np
 from devices.chaos.profile import Chaos, Devices, Restarts
 from devices.chaos.storm import Storm
 from devices.device import Device, start
+from devices.features.extractor import runtime
+from devices.features.local import LocalFeatureLoader
 from devices.full import FullWorker
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
 from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl.config import (
     CohortConfig,
@@ -178,7 +178,7 @@ class Stage:
             HeadWorker(
                 name,
                 store,
-                Here(lambda classes, input: data, store.folder),
+                LocalFeatureLoader(lambda classes, input: data, store.folder),
                 "logistic",
                 fit_here,
                 runtime(),

@@ -19,6 +19,10 @@ WEIGHTS = np.random.default_rng(0).normal(size=(16, DIM)).astype(np.float32)
 OPSET, IR = 17, 8
 
 
+def images(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 1, 4, 4), np.uint8)
+
+
 def constant(name: str, value: object, dtype: type = np.float32) -> onnx.TensorProto:
     return numpy_helper.from_array(np.asarray(value, dtype), name)
 

@@ -13,13 +13,13 @@ import numpy as np
 from onnx import helper
 
 from devices.device import Device, start
+from devices.features.extractor import runtime
+from devices.features.local import LocalFeatureLoader
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
 from devices.machine.state import Limits
 from devices.rim import Connect
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifest import Manifest
@@ -65,8 +65,8 @@ def head_device(
     kind: str = "nearest",
     **changes: Any,
 ) -> Device:
-    look = Here(lambda classes, input: data(), folder)
-    worker = HeadWorker(name, Store(folder), look, kind, fit_here, runtime(), limits=QUICK, **changes)
+    loader = LocalFeatureLoader(lambda classes, input: data(), folder)
+    worker = HeadWorker(name, Store(folder), loader, kind, fit_here, runtime(), limits=QUICK, **changes)
     can = Capability("head", "x86_64", "3.12", samples=20)
     return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST)
 

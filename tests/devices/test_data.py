@@ -13,7 +13,7 @@ from PIL import Image
 
 from devices import data
 from devices.data import Need
-from devices.sight.pictures import Limits
+from devices.features.pictures import Limits
 from edge_fl.config import InputSpec
 from edge_fl.data import datasets, npz
 from edge_fl.data.samples import ClientData, Samples

@@ -13,10 +13,10 @@ from devices.board.health import CALM_S, Readings
 from devices.board.usage import Budget, Meter
 from devices.config import DeviceConfig
 from devices.device import Device
+from devices.features import drift
 from devices.machine import events
 from devices.machine.state import AgentState
 from devices.predict import Predictor
-from devices.sight import drift
 from devices.store import Store
 from devices.tiers import EitherWorker
 from devices.watch import Watch

@@ -17,13 +17,13 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.device import Device, start
+from devices.features.extractor import runtime
+from devices.features.local import LocalFeatureLoader
 from devices.full import FullWorker
 from devices.head import fit_here
 from devices.install.release import HeadWorker
 from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl.config import (
     CohortConfig,
@@ -102,7 +102,7 @@ class Site:
                 HeadWorker(
                     name,
                     store,
-                    Here(lambda c, i, d=data: d(), store.folder),  # type: ignore[misc]
+                    LocalFeatureLoader(lambda c, i, d=data: d(), store.folder),  # type: ignore[misc]
                     heads[name],
                     fit_here,
                     runtime(),

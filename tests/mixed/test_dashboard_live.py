@@ -20,13 +20,13 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.device import Device, start
+from devices.features.extractor import runtime
+from devices.features.local import LocalFeatureLoader
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
 from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.repository import Repository
@@ -79,7 +79,7 @@ class Live:
             worker = HeadWorker(
                 name,
                 Store(self.folder / name),
-                Here(
+                LocalFeatureLoader(
                     lambda classes, input: ClientData(images(20), images(4), images(20)), self.folder / name
                 ),
                 "nearest",

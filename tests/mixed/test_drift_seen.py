@@ -13,11 +13,11 @@ import numpy as np
 from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.device import start
+from devices.features import drift
 from devices.machine.effects import Job
 from devices.machine.events import Event
 from devices.predict import Predictor
 from devices.runner import Runner
-from devices.sight import drift
 from devices.store import Store
 from devices.watch import Watch
 from devices.work import Worker

@@ -24,13 +24,13 @@ from broker.config import Certificates, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.device import Device, start
+from devices.features.extractor import runtime
+from devices.features.local import LocalFeatureLoader
 from devices.head import fit_here
 from devices.install.fetch import LIMITS, FetchLimits
 from devices.install.release import HeadWorker
 from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import Manifest
@@ -60,11 +60,11 @@ def extractor(values: int) -> bytes:
 
 
 def head_device(name: str, folder: Path, root: bytes, fetching: FetchLimits = LIMITS) -> Device:
-    look = Here(lambda classes, input: DATA, folder)
+    loader = LocalFeatureLoader(lambda classes, input: DATA, folder)
     worker = HeadWorker(
         name,
         Store(folder),
-        look,
+        loader,
         "nearest",
         fit_here,
         runtime(),

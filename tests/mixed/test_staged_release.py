@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from devices.device import Device, start
+from devices.features.extractor import runtime
+from devices.features.local import LocalFeatureLoader
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
 from devices.machine.state import Limits
 from devices.runner import Runner
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
 from devices.store import Store
 from edge_fl import metrics
 from edge_fl.config import RolloutConfig
@@ -108,7 +108,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
             worker = HeadWorker(
                 name,
                 Store(tmp_path / name),
-                Here(lambda classes, input, data=data: data, tmp_path / name),
+                LocalFeatureLoader(lambda classes, input, data=data: data, tmp_path / name),
                 "nearest",
                 fit_here,
                 runtime(),

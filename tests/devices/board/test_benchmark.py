@@ -11,8 +11,8 @@ import numpy as np
 from devices.board import benchmark
 from devices.board.benchmark import FILE, LIMIT_S, Speed, measure, reach_ms, speed, steps
 from devices.config import DeviceConfig
-from devices.sight import eyes
-from devices.sight.views import Order
+from devices.features import child
+from devices.features.loader import FeatureRequest
 from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
 from edge_fl.release.artefact import Slots
 from edge_fl.wire.endpoint import Endpoint
@@ -20,25 +20,25 @@ from tests.devices.images import X, Y
 
 
 def test_a_board_is_measured_once_per_set_up(tmp_path: Path) -> None:
-    first = speed(tmp_path, "a", None, eyes._see_nothing)
+    first = speed(tmp_path, "a", None, child._extract_black)
     assert first.gflops > 0 and first.head_ms > 0 and first.image_ms == 0
-    assert speed(tmp_path, "a", None, eyes._see_nothing) == first
+    assert speed(tmp_path, "a", None, child._extract_black) == first
     (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace('"gflops":', '"gflops":1e9,"x":'))
-    assert speed(tmp_path, "a", None, eyes._see_nothing).gflops == 1e9  # what is kept counts
-    assert speed(tmp_path, "b", None, eyes._see_nothing).gflops < 1e9
+    assert speed(tmp_path, "a", None, child._extract_black).gflops == 1e9  # what is kept counts
+    assert speed(tmp_path, "b", None, child._extract_black).gflops < 1e9
 
 
 def test_an_installed_extractor_is_measured_too(folder: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x=X, y=Y)
     config = DeviceConfig("pi-1", str(tmp_path / "images.npz"), folder=str(folder))
-    found = eyes.inspect(Order(config))
+    found = child.inspect(FeatureRequest(config))
     assert found.speed.image_ms > 0 and "ms an image" in str(found.speed)
     assert Slots(folder / "release").current()
 
 
 def test_what_would_begin_too_late_is_left_out() -> None:
     ticks = count(step=LIMIT_S)
-    found = measure(steps(None, eyes._see_nothing, training=True), lambda: float(next(ticks)))
+    found = measure(steps(None, child._extract_black, training=True), lambda: float(next(ticks)))
     assert found == Speed(found.gflops) and found.gflops > 0
 
 
@@ -49,8 +49,8 @@ def test_a_slow_board_is_head_only_however_much_memory_it_has() -> None:
 
 
 def test_torch_is_started_only_where_training_may_be_asked_for() -> None:
-    assert "torch_s" in steps(None, eyes._see_nothing, training=True)
-    assert "torch_s" not in steps(None, eyes._see_nothing, training=False)
+    assert "torch_s" in steps(None, child._extract_black, training=True)
+    assert "torch_s" not in steps(None, child._extract_black, training=False)
 
 
 def test_a_torch_that_does_not_start_makes_no_full_device() -> None:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from devices.device import Device, start
+from devices.features.extractor import runtime
+from devices.features.loader import ClientFeatures, FeatureSet, LoadedFeatures, pack, unpack
+from devices.features.local import LocalFeatureLoader
 from devices.head import Given, Order, fit_here
 from devices.install.release import HeadWorker
 from devices.machine.events import DataChanged
 from devices.predict import Predictor
 from devices.serving.judge import is_worse
-from devices.sight.eyes import Here
-from devices.sight.features import runtime
-from devices.sight.views import Seen, Sight, View, pack, unpack
 from devices.store import Store
 from edge_fl.data.samples import ClientData
 from edge_fl.heads.auto import Choice
@@ -53,11 +53,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def guarded(folder: Path, fitter: Counting, holding: list[ClientData]) -> Device:
-    look = Here(lambda classes, input: holding[0], folder)
+    loader = LocalFeatureLoader(lambda classes, input: holding[0], folder)
     worker = HeadWorker(
         "pi-01",
         Store(folder),
-        look,
+        loader,
         "nearest",
         fitter,
         runtime(),
@@ -116,8 +116,8 @@ def test_one_image_never_decides_and_many_do(lost: int, won: int, worse: bool) -
     z[lost : lost + won] = -1  # only the new one
     old = Nearest(2, "e", np.array([[1.0], [0.0]], np.float32), np.array([0.5, 0], np.float32), *_raw())
     new = Nearest(2, "e", np.array([[-1.0], [0.0]], np.float32), np.array([0.5, 0], np.float32), *_raw())
-    nothing = Seen(z[:0], y[:0])
-    seen = View(nothing, Seen(z, y), nothing)
+    nothing = FeatureSet(z[:0], y[:0])
+    seen = ClientFeatures(nothing, FeatureSet(z, y), nothing)
     assert (old.predict(z) == y).sum() == lost + 4 and (new.predict(z) == y).sum() == won + 4
     assert is_worse(old, seen, new, seen) is worse and not is_worse(same, seen, same, seen)
 
@@ -126,9 +126,11 @@ def _raw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.zeros(1, np.float32), np.ones(1, np.float32), np.array([0, 1])
 
 
-def test_what_a_child_saw_comes_back_as_it_was() -> None:
-    seen = Seen(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0, 1, 1]))
-    found = unpack(pack(Sight((View(seen, seen, Seen(seen.z[:0], seen.y[:0])), None), "print")))
-    assert found.fingerprint == "print" and found.views[1] is None and found.views[0]
-    np.testing.assert_array_equal(found.views[0].train.z, seen.z)
-    assert len(found.views[0].test) == 0
+def test_what_a_child_computed_comes_back_as_it_was() -> None:
+    seen = FeatureSet(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0, 1, 1]))
+    found = unpack(
+        pack(LoadedFeatures((ClientFeatures(seen, seen, FeatureSet(seen.z[:0], seen.y[:0])), None), "print"))
+    )
+    assert found.fingerprint == "print" and found.by_extractor[1] is None and found.by_extractor[0]
+    np.testing.assert_array_equal(found.by_extractor[0].train.z, seen.z)
+    assert len(found.by_extractor[0].test) == 0

@@ -1,12 +1,7 @@
-"""From images to features with onnxruntime alone, on one thread and in little memory, and a cache so that they are computed once.
-
-A cached feature belongs to one extractor (by its sha256) and one set of images (by their fingerprint): a new release or new data
-never meets old features.
-"""
+"""From images to features with onnxruntime alone, on one thread and in little memory."""
 
 from __future__ import annotations
 
-import os
 from bisect import bisect
 from functools import cache
 from pathlib import Path
@@ -16,11 +11,8 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from devices.install.runtime import Runtime, require_runnable
-from edge_fl import atomic
 from edge_fl.errors import ArtefactError
-from edge_fl.release.disk import reporting
 from edge_fl.release.manifest import Manifest, scale
-from edge_fl.wire.blob import digest
 
 MAX_BATCH = 64
 # pixel values per batch: 64 images up to 3x73x73, 6 at 3x224x224, where activations are what counts
@@ -105,47 +97,6 @@ class Extractor:
 
     def _refused(self, what: str, why: str = "canary_failed") -> ArtefactError:
         return ArtefactError(f"extractor {self.sha256[:8]} {what}; not used", why)
-
-
-class FeatureCache:
-    """Features on disk, the `entries` used last. They are personal: they stay in a folder that only their owner reads."""
-
-    def __init__(self, folder: Path, entries: int = 8) -> None:
-        self._folder, self._entries = folder, entries
-
-    def features(self, extractor: Extractor, x: Images) -> Features:
-        """The extractor's features [N, d] of images `x`, computed at most once while they stay in the cache."""
-        path = self._folder / f"{digest(f'{extractor.sha256} {fingerprint(x)}'.encode())}.npy"
-        if (known := _load(path, len(x))) is not None:
-            return known
-        found = extractor.features(x)
-        with reporting("feature cache"):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with atomic.writing(path) as file:
-                np.save(file, found, allow_pickle=False)
-            self._forget_oldest()
-        return found
-
-    def _forget_oldest(self) -> None:
-        oldest_first = sorted(self._folder.glob("*.npy"), key=lambda path: path.stat().st_mtime_ns)
-        for path in oldest_first[: -self._entries]:
-            path.unlink(missing_ok=True)
-
-
-def fingerprint(x: Images) -> str:
-    """sha256 of the images' shape and pixels."""
-    header = f"{x.dtype}{x.shape}".encode()
-    return digest(digest(header).encode() + digest(np.ascontiguousarray(x).data.cast("B")).encode())
-
-
-def _load(path: Path, count: int) -> Features | None:
-    """Cached features, used just now; None when they are not there or not readable."""
-    try:
-        found: Features = np.load(path, allow_pickle=False)
-        os.utime(path)
-    except (OSError, ValueError, EOFError):
-        return None
-    return found if found.ndim == 2 and len(found) == count else None
 
 
 def _options() -> onnxruntime.SessionOptions:

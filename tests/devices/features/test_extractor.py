@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from devices.features.extractor import Extractor, runtime
 from devices.install.runtime import require_runnable
-from devices.sight.features import Extractor, FeatureCache, fingerprint, runtime
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from tests.devices import graphs
-from tests.devices.graphs import DIM, WEIGHTS, graph, manifest_for, on_disk
-
-
-def images(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (count, 1, 4, 4), np.uint8)
+from tests.devices.graphs import DIM, WEIGHTS, graph, images, manifest_for, on_disk
 
 
 def extractor(folder: Path, payload: bytes | None = None, **changes: object) -> Extractor:
@@ -117,71 +112,3 @@ def test_a_feature_size_that_shows_only_when_run_is_refused(tmp_path):
 def test_features_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(ArtefactError, match="6 values that are not finite"):
         extractor(tmp_path, graphs.gives_nan()).features(images(2))
-
-
-class Counting(Extractor):
-    runs = 0
-
-    def run(self, images):
-        self.runs += 1
-        return super().run(images)
-
-
-@pytest.fixture
-def counting(tmp_path):
-    payload = graph()
-    return Counting(on_disk(tmp_path, payload), manifest_for(payload))
-
-
-def test_features_are_computed_once_and_survive_a_restart(tmp_path, counting):
-    first = FeatureCache(tmp_path / "cache").features(counting, images(5))
-    again = FeatureCache(tmp_path / "cache").features(counting, images(5))
-    assert counting.runs == 1
-    assert np.array_equal(first, again)
-
-
-def test_new_data_and_a_new_extractor_never_meet_old_features(tmp_path, counting):
-    cache = FeatureCache(tmp_path / "cache")
-    cache.features(counting, images(5))
-    cache.features(counting, images(5, seed=1))
-    assert counting.runs == 2
-    payload = graph(weights=2 * WEIGHTS)
-    newer = Extractor(on_disk(tmp_path, payload), manifest_for(payload))
-    np.testing.assert_allclose(
-        cache.features(newer, images(5)), 2 * cache.features(counting, images(5)), atol=1e-5
-    )
-    assert counting.runs == 2
-
-
-def test_the_cache_keeps_the_entries_used_last(tmp_path, counting):
-    cache = FeatureCache(tmp_path / "cache", entries=2)
-    for seed in (1, 2, 1, 3):  # 2 is the one not used for longest
-        cache.features(counting, images(5, seed))
-    assert len(list((tmp_path / "cache").iterdir())) == 2
-    runs = counting.runs
-    cache.features(counting, images(5, 1))
-    assert counting.runs == runs
-    cache.features(counting, images(5, 2))
-    assert counting.runs == runs + 1
-
-
-@pytest.mark.parametrize("garbage", [b"", b"\x93NUMPY", b"\x80\x04pickle", b"x" * 500])
-def test_a_damaged_cache_file_is_computed_again(tmp_path, counting, garbage):
-    cache = FeatureCache(tmp_path / "cache")
-    good = cache.features(counting, images(5))
-    (entry,) = (tmp_path / "cache").iterdir()
-    entry.write_bytes(garbage)
-    assert np.array_equal(cache.features(counting, images(5)), good)
-    assert counting.runs == 2
-
-
-def test_features_are_for_their_owner_alone(tmp_path, counting):
-    FeatureCache(tmp_path / "cache").features(counting, images(5))
-    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
-
-
-def test_a_fingerprint_sees_shape_and_pixels():
-    x = images(4)
-    assert fingerprint(x) == fingerprint(x.copy())
-    assert fingerprint(x) == fingerprint(np.asfortranarray(x))
-    assert len({fingerprint(y) for y in (x, x[:3], x.reshape(2, 2, 4, 4), 255 - x)}) == 4
