@@ -39,7 +39,7 @@ class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """One device. `data` is a source of `devices.data`; `tier` limits what is measured; `root` is the release root it was shipped with.
+    """One device. `data` is one of `devices.data.sources`; `tier` limits what is measured; `root` is the release root it was shipped with.
 
     With `uploads` off a head-only device sends numbers only, whatever parts a method could use (class means, a copy of its head, ...).
     `head` may be "auto": the kind that validates best within `head_budget_s`. `balanced` lets every class count the same, however many

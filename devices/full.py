@@ -14,7 +14,7 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from devices.data import Data
+from devices.data.load import LoadData
 from devices.machine.effects import Job, Train
 from devices.machine.events import Event, Failed
 from devices.machine.state import LIMITS, Limits
@@ -54,14 +54,14 @@ class FullWorker(Worker):
         self,
         device: str,
         store: Store,
-        data: Data,
+        load_data: LoadData,
         *,
         threads: int = 1,
         epsilon: float = 0.0,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
-        self._data, self._threads, self._epsilon = data, threads, epsilon
+        self._load_data, self._threads, self._epsilon = load_data, threads, epsilon
 
     def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
         if not isinstance(job, Train) or isinstance(material, Mapping):
@@ -108,7 +108,7 @@ class FullWorker(Worker):
     def _run(self, job: Train, method: Method, down: Parts) -> tuple[Update, Parts | None]:
         """What goes up, and the new personal parts where there are any."""
         want, spec = job.want, job.spec
-        data = self._data(tuple(spec.classes), spec.input)
+        data = self._load_data(tuple(spec.classes), spec.input)
         _require_usable(data.train, spec)
         batch_size, classes = spec.method.batch_size, len(spec.classes)
         client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.features import drift, pictures
+from devices.data import pictures
+from devices.features import drift
 from devices.features.extractor import Extractor
 from devices.serving.pair import serving
 from devices.store import Store

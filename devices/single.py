@@ -9,10 +9,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from devices import data, device
+from devices import device
 from devices.board.usage import Meter
 from devices.child import Children
 from devices.config import DeviceConfig
+from devices.data.load import loader as data_loader
 from devices.device import Device
 from devices.features.loader import ChildFeatureLoader
 from devices.head import ChildFitter
@@ -150,7 +151,7 @@ def _worker(
     if can.tier != "full":
         return head
     # read once: a full device trains on its images again and again
-    own = lru_cache(1)(data.of(config))
+    own = lru_cache(1)(data_loader(config))
     return EitherWorker(
         full_worker()(config.id, store, own, threads=config.threads, epsilon=config.epsilon), head
     )

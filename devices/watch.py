@@ -15,11 +15,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from devices import data
 from devices.board import health, usage
 from devices.board.health import Health, Readings
 from devices.board.usage import Meter
 from devices.config import DeviceConfig
+from devices.data import sources
 from devices.device import Device
 from devices.features import drift
 from devices.features.loader import ChildFeatureLoader
@@ -98,7 +98,7 @@ class Watch:
 
     def _stamp_now(self) -> str:
         try:
-            return data.stamp(self.config.data)
+            return sources.stamp(self.config.data)
         except EdgeFLError:
             return ""
 

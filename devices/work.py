@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from devices.board import usage
-from devices.data import Data
+from devices.data.load import LoadData
 from devices.install.fetch import Sink
 from devices.machine.effects import Job
 from devices.machine.events import Event, Failed, Finished
@@ -42,7 +42,7 @@ class MakeWorker(Protocol):
         self,
         device: str,
         store: Store,
-        data: Data,
+        load_data: LoadData,
         *,
         threads: int = 1,
         epsilon: float = 0.0,

@@ -14,9 +14,10 @@ import numpy as np
 from msgspec.structs import replace
 
 import edge_fl
-from devices import data
 from devices.board import benchmark
 from devices.child import serve
+from devices.data import load
+from devices.data.spec import UNKNOWN
 from devices.features.extractor import Extractor, runtime
 from devices.features.loader import FeatureRequest, Inspection, pack
 from devices.features.local import LocalFeatureLoader
@@ -37,7 +38,7 @@ def inspect(request: FeatureRequest) -> Inspection:
         reach_ms=benchmark.reach_ms(config.broker.address),
     )
     try:
-        return replace(found, report=data.load_for(config, data.Need())[1])
+        return replace(found, report=load.load_for(config, UNKNOWN)[1])
     except DataError as error:
         return replace(found, trouble=str(error))
 
@@ -57,7 +58,7 @@ def answer(request: bytes) -> bytes:
         Installed(decode(manifest), Path(extractor), {}, pending=False)
         for extractor, manifest in asked.releases
     ]
-    return pack(LocalFeatureLoader(data.of(asked.config), Path(asked.config.folder))(releases))
+    return pack(LocalFeatureLoader(load.loader(asked.config), Path(asked.config.folder))(releases))
 
 
 if __name__ == "__main__":

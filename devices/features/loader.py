@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 from devices.board.benchmark import Speed
 from devices.child import Children
 from devices.config import DeviceConfig
-from devices.data import DataReport
+from devices.data.report import DataReport
 from devices.install.runtime import Runtime
 from edge_fl.release.artefact import Installed
 from edge_fl.release.manifest import encode

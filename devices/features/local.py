@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.data import Data
+from devices.data.load import LoadData
 from devices.features.cache import FeatureCache
 from devices.features.extractor import Extractor
 from devices.features.loader import ClientFeatures, FeatureSet, LoadedFeatures
@@ -24,12 +24,12 @@ TRIES = 3
 class LocalFeatureLoader:
     """Loads in this process; `folder` is the device's own, where features are cached."""
 
-    def __init__(self, data: Data, folder: Path) -> None:
-        self._data, self._cache = data, FeatureCache(folder / FOLDER)
+    def __init__(self, load_data: LoadData, folder: Path) -> None:
+        self._load_data, self._cache = load_data, FeatureCache(folder / FOLDER)
 
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
         manifest = releases[0].manifest
-        found = self._data(tuple(manifest.classes), manifest.input)
+        found = self._load_data(tuple(manifest.classes), manifest.input)
         _require_usable(found, manifest)
         by_extractor = (
             self._through(release, found) if release.manifest.input == manifest.input else None

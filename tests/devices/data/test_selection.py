@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from devices.config import DeviceConfig
-from devices.data import Need, load, load_for
+from devices.data.load import load, load_for
+from devices.data.spec import UNKNOWN
 from edge_fl.errors import DataError
 from tests.devices.images import picture
 
@@ -21,12 +22,12 @@ def test_a_device_keeps_to_its_classes(tmp_path: Path) -> None:
     for name in "abc":
         for number in range(4):
             picture(tmp_path / name / f"{name}{number}.png")
-    report = load_for(config_for(tmp_path, classes=["a", "c"]), Need())[1]
+    report = load_for(config_for(tmp_path, classes=["a", "c"]), UNKNOWN)[1]
     assert report.samples_per_class == (4, 0, 4) and report.skipped == {
         "of a class that this device leaves out": 4
     }
     with pytest.raises(DataError, match="no usable image"):
-        load_for(config_for(tmp_path, classes=["z"]), Need())
+        load_for(config_for(tmp_path, classes=["z"]), UNKNOWN)
 
 
 def test_a_bounded_device_works_with_the_newest_images_or_with_a_fair_sample(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_bounded_device_works_with_the_newest_images_or_with_a_fair_sample(tmp
     np.savez(tmp_path / "more.npz", x=np.concatenate([x, x[:1] ^ 255]), y=np.append(y, 0))
 
     def kept(name: str, policy: str) -> set[bytes]:
-        data, _ = load_for(config_for(tmp_path / name, keep=20, policy=policy), Need())
+        data, _ = load_for(config_for(tmp_path / name, keep=20, policy=policy), UNKNOWN)
         return {image.tobytes() for part in (data.train, data.validation, data.test) for image in part.x}
 
     assert kept("all.npz", "newest") == {image.tobytes() for image in x[-20:]}
@@ -49,6 +50,6 @@ def test_of_a_folder_only_the_kept_pictures_are_read(tmp_path: Path) -> None:
     for number in range(12):
         picture(tmp_path / "ab"[number % 2] / f"{number}.png")
     for policy in ("newest", "reservoir"):
-        _, report = load_for(config_for(tmp_path, keep=6, policy=policy), Need())
+        _, report = load_for(config_for(tmp_path, keep=6, policy=policy), UNKNOWN)
         assert report.samples == 6
     assert load(str(tmp_path))[1].samples == 12

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from devices import data
-from devices.data import Need
-from devices.features.pictures import Limits
+from devices.data import load
+from devices.data.pictures import Limits
+from devices.data.spec import DataSpec
 from edge_fl.config import InputSpec
 from edge_fl.data import datasets, npz
 from edge_fl.data.samples import ClientData, Samples
@@ -46,7 +44,7 @@ def everything(found: ClientData) -> list[int]:
 
 
 def test_a_folder_per_class_becomes_labelled_images(tmp_path: Path) -> None:
-    found, report = data.load(str(pets(tmp_path)), Need(PETS, GREY))
+    found, report = load.load(str(pets(tmp_path)), DataSpec(PETS, GREY))
     assert everything(found) == [0, 1, 2, 3, 100, 101, 102, 103]
     for part in (found.train, found.validation, found.test):
         assert ((part.x[:, 0, 0, 0] >= 100) == part.y).all()
@@ -56,7 +54,7 @@ def test_a_folder_per_class_becomes_labelled_images(tmp_path: Path) -> None:
 
 
 def test_labels_follow_the_class_list_not_the_folders_order(tmp_path: Path) -> None:
-    found, _ = data.load(f"folder:{pets(tmp_path)}", Need(("dog", "bird", "cat"), GREY))
+    found, _ = load.load(f"folder:{pets(tmp_path)}", DataSpec(("dog", "bird", "cat"), GREY))
     assert set(found.train.y[found.train.x[:, 0, 0, 0] < 100]) == {2}
 
 
@@ -70,7 +68,7 @@ def test_files_that_cannot_be_used_are_skipped_counted_and_named(tmp_path: Path)
     picture(tmp_path / "zebra" / "0.png", 200)
     picture(tmp_path / "lost.png", 200)
     (tmp_path / "cat" / ".DS_Store").write_text("hidden files are nobody's business")
-    found, report = data.load(str(tmp_path), Need(PETS, GREY))
+    found, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert everything(found) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert report.skipped == {
         "not a picture file": 1,
@@ -85,12 +83,12 @@ def test_files_that_cannot_be_used_are_skipped_counted_and_named(tmp_path: Path)
 def test_pictures_are_resized_and_recoloured_to_what_the_extractor_takes(tmp_path: Path) -> None:
     for i in range(3):
         picture(tmp_path / "cat" / f"{i}.jpg", 255, size=(20, 12), mode="RGB")
-    found, _ = data.load(str(tmp_path), Need(PETS, GREY))
+    found, _ = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert found.train.shape == (1, 8, 8)
-    found, _ = data.load(str(tmp_path), Need(PETS, InputSpec(3, 4, 6)))
+    found, _ = load.load(str(tmp_path), DataSpec(PETS, InputSpec(3, 4, 6)))
     assert found.train.shape == (3, 4, 6)
     with pytest.raises(DataError, match=r"0\.jpg: 20x12 pixels, the extractor takes 8x8; allow resizing"):
-        data.load(str(tmp_path), Need(PETS, GREY, resize=False))
+        load.load(str(tmp_path), DataSpec(PETS, GREY, resize=False))
 
 
 def test_a_camera_held_sideways_still_gives_upright_pictures(tmp_path: Path) -> None:
@@ -100,40 +98,40 @@ def test_a_camera_held_sideways_still_gives_upright_pictures(tmp_path: Path) -> 
         exif = image.getexif()
         exif[0x0112] = 6
         image.save(tmp_path / "cat" / f"{i}.png", exif=exif)
-    assert data.load(str(tmp_path))[0].train.shape == (1, 6, 4)
+    assert load.load(str(tmp_path))[0].train.shape == (1, 6, 4)
 
 
 def test_sixteen_bit_pictures_keep_their_shades(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     for i in range(2):
         Image.fromarray(np.full((8, 8), 0x8000 + i, np.uint16)).save(tmp_path / "cat" / f"{i}.png")
-    assert set(everything(data.load(str(tmp_path), Need(PETS, GREY))[0])) == {0x80}
+    assert set(everything(load.load(str(tmp_path), DataSpec(PETS, GREY))[0])) == {0x80}
 
 
 def test_before_the_first_release_the_folder_itself_says_what_there_is(tmp_path: Path) -> None:
-    found, report = data.load(str(pets(tmp_path)))
+    found, report = load.load(str(pets(tmp_path)))
     assert report.classes == PETS
     assert found.train.shape == (1, 8, 8)
     picture(tmp_path / "dog" / "wide.png", 0, size=(9, 8))
     with pytest.raises(DataError, match=r"wide\.png: .*expected one shape"):
-        data.load(str(tmp_path))
+        load.load(str(tmp_path))
 
 
 def test_an_empty_source_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no usable image \(no files\); expected pictures in cat, dog"):
-        data.load(str(tmp_path), Need(PETS, GREY))
+        load.load(str(tmp_path), DataSpec(PETS, GREY))
     picture(tmp_path / "zebra" / "0.png", 0)
     with pytest.raises(DataError, match="1 in a folder that is not in the class list"):
-        data.load(str(tmp_path), Need(PETS, GREY))
+        load.load(str(tmp_path), DataSpec(PETS, GREY))
     picture(tmp_path / "cat" / "0.png", 0)
     with pytest.raises(DataError, match="1 usable image, expected 2 or more"):
-        data.load(str(tmp_path), Need(PETS, GREY))
+        load.load(str(tmp_path), DataSpec(PETS, GREY))
 
 
 def test_one_class_is_allowed_and_flagged(tmp_path: Path) -> None:
     for i in range(3):
         picture(tmp_path / "dog" / f"{i}.png", i)
-    _, report = data.load(str(tmp_path), Need(PETS, GREY))
+    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert report.one_class
     assert report.notes == ["one_class"]
     assert report.samples_per_class == (0, 3)
@@ -142,21 +140,21 @@ def test_one_class_is_allowed_and_flagged(tmp_path: Path) -> None:
 def test_limits_hold(tmp_path: Path) -> None:
     pets(tmp_path)
     with pytest.raises(DataError, match="more than 3 images"):
-        data.load(str(tmp_path), Need(PETS, GREY, limits=Limits(max_images=3)))
+        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=Limits(max_images=3)))
     with pytest.raises(DataError, match="8 unreadable"):
-        data.load(str(tmp_path), Need(PETS, GREY, limits=Limits(max_pixels=63)))
+        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=Limits(max_pixels=63)))
 
 
 def test_an_npz_is_split_or_brings_its_own_split(tmp_path: Path) -> None:
     x, y = DIGITS.samples.x[:40], DIGITS.samples.y[:40]
     npz.write(tmp_path / "mine.npz", {"x": x, "y": y})
-    found, report = data.load(str(tmp_path / "mine.npz"), Need(DIGITS.classes, GREY))
+    found, report = load.load(str(tmp_path / "mine.npz"), DataSpec(DIGITS.classes, GREY))
     assert report.samples == 40
     assert report.test == len(found.test) > 0
     npz.write(
         tmp_path / "own.npz", {"x_train": x[:30], "y_train": y[:30], "x_test": x[30:], "y_test": y[30:]}
     )
-    found, report = data.load(f"npz:{tmp_path / 'own.npz'}", Need(DIGITS.classes, GREY))
+    found, report = load.load(f"npz:{tmp_path / 'own.npz'}", DataSpec(DIGITS.classes, GREY))
     assert (report.train, report.validation, report.test) == (30, 0, 10)
     assert np.array_equal(found.test.x, x[30:])
 
@@ -166,7 +164,7 @@ def test_images_that_the_extractor_does_not_take_are_refused(tmp_path: Path) -> 
     with pytest.raises(
         DataError, match=r"mine\.npz: images of \[1, 28, 28\], the extractor takes \[1, 8, 8\]"
     ):
-        data.load(str(tmp_path / "mine.npz"), Need(PETS, GREY))
+        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
 
 
 def test_a_label_outside_the_class_list_is_refused_with_file_index_label_and_classes(tmp_path: Path) -> None:
@@ -174,7 +172,7 @@ def test_a_label_outside_the_class_list_is_refused_with_file_index_label_and_cla
     with pytest.raises(
         DataError, match=r"mine\.npz \(x\): label 7 at index 2 .* outside the 2 classes 0\.\.1 \(cat, dog\)"
     ):
-        data.load(str(tmp_path / "mine.npz"), Need(PETS, GREY))
+        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_a_label_outside_the_class_list_is_refused_with_file_index_label_and_cla
 def test_an_npz_without_usable_samples_is_refused(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
     npz.write(tmp_path / "mine.npz", change)
     with pytest.raises(DataError, match=r"mine\.npz: .*nothing was loaded"):
-        data.load(str(tmp_path / "mine.npz"), Need(PETS, GREY))
+        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
 
 
 def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,15 +201,15 @@ def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.
         "def fails(): raise OSError('camera is off')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    found, report = data.load("python:my_sensor:read", Need(PETS, GREY))
+    found, report = load.load("python:my_sensor:read", DataSpec(PETS, GREY))
     assert report.samples == 2
     assert found.train.x.dtype == np.uint8
     with pytest.raises(DataError, match="python:my_sensor:fails: OSError: camera is off; expected"):
-        data.load("python:my_sensor:fails", Need(PETS, GREY))
+        load.load("python:my_sensor:fails", DataSpec(PETS, GREY))
     with pytest.raises(DataError, match="has no attribute 'raed'"):
-        data.load("python:my_sensor:raed", Need(PETS, GREY))
+        load.load("python:my_sensor:raed", DataSpec(PETS, GREY))
     with pytest.raises(DataError, match="No module named 'no_such_module'"):
-        data.load("python:no_such_module:read", Need(PETS, GREY))
+        load.load("python:no_such_module:read", DataSpec(PETS, GREY))
     del sys.modules["my_sensor"]
 
 
@@ -221,34 +219,4 @@ def test_a_source_that_is_not_there_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"nothing was (loaded|read)"):
-        data.load(source)
-
-
-@given(st.integers(2, 60), st.integers(0, 2**31))
-def test_every_sample_is_in_one_set_and_none_that_was_tested_on_is_trained_on_when_more_come(
-    n: int, seed: int
-) -> None:
-    x, y = DIGITS.samples.x[:60], np.arange(60)
-    few = data.split(Samples(x[:n], y[:n]), 0.25, 0.1, seed=seed)
-    more = data.split(Samples(x, y), 0.25, 0.1, seed=seed)
-    parts = [set(part.y.tolist()) for part in (few.train, few.validation, few.test)]
-    assert sorted(i for part in parts for i in part) == list(range(n))
-    assert parts[0]
-    assert parts[2]
-    if min(len(parts[0]), len(parts[2])) > 1:  # a set of one may have been given what it must have
-        assert not parts[2] & set(more.train.y.tolist())
-        assert not parts[0] & set(more.test.y.tolist())
-
-
-def test_shares_hold_on_average_and_the_seed_decides() -> None:
-    first = data.split(DIGITS.samples, 0.25, 0.1, seed=0)
-    assert len(first.test) == pytest.approx(1797 * 0.25, rel=0.1)
-    assert len(first.validation) == pytest.approx(1797 * 0.075, rel=0.2)
-    again, other = (data.split(DIGITS.samples, 0.25, 0.1, seed=seed) for seed in (0, 1))
-    assert again.fingerprint() == first.fingerprint() != other.fingerprint()
-
-
-def test_copies_of_an_image_stay_together() -> None:
-    twice = Samples(np.repeat(DIGITS.samples.x[:50], 2, axis=0), np.repeat(np.arange(50), 2))
-    found = data.split(twice, 0.25, 0.1)
-    assert not set(found.train.y) & set(found.test.y)
+        load.load(source)

@@ -1,0 +1,169 @@
+"""Where a device's images come from: a folder per class, an .npz, or a Python function.
+
+To add a source: one function (location, spec -> SourceData) and one line in SOURCES.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from devices.data.pictures import SUFFIXES, decode
+from devices.data.selection import LEFT_OUT, select_files
+from devices.data.spec import DataSpec, SourceData
+from edge_fl.data import arrays, npz
+from edge_fl.data.samples import Array, Samples
+from edge_fl.errors import DataError, nearest
+
+EXAMPLES = 5
+
+
+def read(source: str, spec: DataSpec) -> SourceData:
+    """What a source holds, given as KIND:LOCATION with a kind of SOURCES, or simply as a folder or an .npz. Raises DataError."""
+    kind, location = _parsed(source)
+    return SOURCES[kind](location, spec)
+
+
+def stamp(source: str) -> str:
+    """Changes whenever a folder or an .npz may have; "" for a function, which nobody can watch. Raises DataError."""
+    kind, location = _parsed(source)
+    if kind == "python":
+        return ""
+    root, total = Path(location), hashlib.blake2b(digest_size=16)
+    for path in [root] if kind == "npz" else _files(root):
+        with suppress(OSError):
+            found = path.stat()
+            total.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return total.hexdigest()
+
+
+def folder(location: str, spec: DataSpec) -> SourceData:
+    """`<location>/<class name>/*.png|jpg|...`; files that are no pictures, or in a folder that is no class, are skipped and counted."""
+    root = Path(location)
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; expected one folder per class in it; nothing was loaded")
+    classes = spec.classes or tuple(
+        sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    )
+    skipped: Counter[str] = Counter()
+    examples: list[str] = []
+    pictures: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    for path in select_files(_files(root), spec):
+        reason = _unfit(path, root, classes, spec.only)
+        picture = None if reason else decode(path, spec.input, resize=spec.resize, limits=spec.limits)
+        if picture is None:
+            skipped[reason or "unreadable"] += 1
+            examples.append(str(path.relative_to(root)))
+            continue
+        if pictures and picture.shape != pictures[0].shape:
+            raise DataError(
+                f"{path}: {list(picture.shape)}, but the first image is {list(pictures[0].shape)}; expected one shape; nothing was loaded"
+            )
+        if len(pictures) >= spec.limits.max_images or len(pictures) * picture.size >= spec.limits.max_bytes:
+            raise DataError(
+                f"{root}: more than {len(pictures)} images; at most {spec.limits}; nothing was loaded"
+            )
+        pictures.append(picture)
+        labels.append(classes.index(path.parent.name))
+    if not pictures:
+        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no files"
+        raise DataError(
+            f"{root}: no usable image ({why}); expected pictures in {arrays.shortened(classes) or 'a folder per class'}; nothing was loaded"
+        )
+    return SourceData(
+        classes,
+        Samples(np.stack(pictures), np.array(labels, np.int64)),
+        None,
+        None,
+        skipped,
+        tuple(examples[:EXAMPLES]),
+    )
+
+
+def archive(location: str, spec: DataSpec) -> SourceData:
+    """An .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation): then its own split is kept."""
+    found = npz.read(Path(location))
+    train = ("x", "y") if {"x", "y"} <= found.keys() else ("x_train", "y_train")
+    if not set(train) <= found.keys():
+        raise DataError(
+            f"{location}: holds {', '.join(found) or 'nothing'}; expected x and y, or x_train and y_train; nothing was loaded"
+        )
+    own = {
+        part: (f"x_{part}", f"y_{part}")
+        for part in ("validation", "test")
+        if {f"x_{part}", f"y_{part}"} <= found.keys()
+    }
+    classes = spec.classes or _names([found[y] for _, y in (train, *own.values())], location)
+    parts = {
+        part: arrays.samples(found[x], found[y], classes, f"{location} ({x})") for part, (x, y) in own.items()
+    }
+    samples = arrays.samples(found[train[0]], found[train[1]], classes, f"{location} ({train[0]})")
+    if not len(samples) or ("test" in parts and not len(parts["test"])):
+        raise DataError(f"{location}: no samples to train or to test on; nothing was loaded")
+    if len({part.shape for part in (samples, *parts.values())}) > 1:
+        raise DataError(
+            f"{location}: train, validation and test images differ in shape; expected one; nothing was loaded"
+        )
+    return SourceData(classes, samples, parts.get("validation"), parts.get("test"))
+
+
+def function(location: str, spec: DataSpec) -> SourceData:
+    """`package.module:function` on the Python path; called without arguments, it gives (x, y) in any form that an .npz may have."""
+    module, _, name = location.partition(":")
+    where = f"python:{location}"
+    try:
+        x, y = getattr(importlib.import_module(module), name)()
+    except Exception as error:  # it is somebody else's code: whatever it raises is their answer
+        raise DataError(
+            f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y); nothing was loaded"
+        ) from error
+    x, y = np.asarray(x), np.asarray(y)
+    classes = spec.classes or _names([y], where)
+    return SourceData(classes, arrays.samples(x, y, classes, where))
+
+
+SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = {
+    "folder": folder,
+    "npz": archive,
+    "python": function,
+}
+
+
+def _parsed(source: str) -> tuple[str, str]:
+    kind, _, location = source.partition(":")
+    if location and kind in SOURCES:
+        return kind, location
+    if source.endswith(".npz") or Path(source).is_dir():
+        return "npz" if source.endswith(".npz") else "folder", source
+    raise DataError(
+        f"data source {source!r}: expected a folder, an .npz, or KIND:LOCATION{nearest(kind, SOURCES)}; nothing was loaded"
+    )
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Files below `root`, in an order that does not depend on the disk."""
+    return (path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("."))
+
+
+def _unfit(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
+    if path.parent.parent != root:
+        return "not directly in a class folder"
+    if path.parent.name not in classes:
+        return "in a folder that is not in the class list"
+    if only and path.parent.name not in only:
+        return LEFT_OUT
+    return "" if path.suffix.lower() in SUFFIXES else "not a picture file"
+
+
+def _names(labels: list[Array], where: str) -> tuple[str, ...]:
+    """Class ids as names, up to the highest."""
+    highest = (int(ids.max()) for ids in (arrays.class_ids(y, where) for y in labels) if len(ids))
+    return tuple(map(str, range(1 + max(highest, default=0))))
