@@ -28,6 +28,9 @@ PAUSE_S = 0.02
 STEADY_S = 0.05
 TERMINATE_S = 0.5
 FREE_PORT_ATTEMPTS = 3
+RELOADS = (2, 1, 0)
+"""Older versions corrupt their list of sessions when they read their configuration again while a client with a session is away and
+certificates name the clients: those who come back are thrown out every second, until mosquitto crashes."""
 
 
 class Mosquitto:
@@ -63,6 +66,7 @@ class Mosquitto:
 
     def start(self, deadline_s: float = START_S) -> None:
         """Starts it and waits until it answers. Raises ConnectError when the port is taken or it stops at once, DeadlineError."""
+        _put_aside(self.log_path)
         for attempt in range(FREE_PORT_ATTEMPTS):
             if self._any_port:
                 self.settings = replace(self.settings, port=free_port(self.settings.host))
@@ -77,10 +81,17 @@ class Mosquitto:
                 return
 
     def reload(self, settings: Settings) -> None:
-        """Takes over another access list, and reads the revocation list again; who is connected stays so. Raises ConnectError."""
+        """Takes over another access list, and reads the revocation list again. Raises ConnectError, DeadlineError.
+
+        Since version 2.1 who is connected stays so; an older one starts again, with what it kept, and everybody comes back.
+        """
         self.settings = settings
-        write_files(settings, self.program)
-        os.kill(self.pid, signal.SIGHUP)
+        if self.program.version >= RELOADS:
+            write_files(settings, self.program)
+            os.kill(self.pid, signal.SIGHUP)
+        else:
+            self.stop()
+            self._start(START_S)
 
     def stop(self, deadline_s: float = STOP_S) -> None:
         """Ends it, so that it saves what it retains; by force after `deadline_s`."""
@@ -123,7 +134,7 @@ class Mosquitto:
     def _start(self, deadline_s: float) -> None:
         write_files(self.settings, self.program)
         command = [str(self.program.path), "-c", str(self.settings.config_path)]
-        with _fresh_log(self.log_path).open("wb") as log:
+        with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
@@ -214,8 +225,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _fresh_log(path: Path) -> Path:
-    """The log's path, with the one of the run before kept beside it."""
-    if path.exists():
-        os.replace(path, path.with_name(path.name + ".1"))
-    return path
+def _put_aside(log: Path) -> None:
+    """Keeps the log of the run before beside the one that begins."""
+    if log.exists():
+        os.replace(log, log.with_name(log.name + ".1"))

@@ -6,6 +6,8 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from cryptography import x509
+
 from broker.config import Certificates, Settings, is_loopback
 from broker.mosquitto import Mosquitto
 from broker.provision.authority import Authority
@@ -45,21 +47,33 @@ def in_step(settings: Settings, authority: Authority) -> Settings:
 
 
 class Gate:
-    """Watches the register of a running broker; `look` costs two calls of stat while nothing changes."""
+    """Watches the register of a running broker; `look` costs two calls of stat while nothing changes.
+
+    A certificate that a device was issued changes nothing that the broker reads: the access list knows devices by a pattern.
+    """
 
     def __init__(self, broker: Mosquitto, authority: Authority) -> None:
         self._broker, self._authority = broker, authority
-        self._seen = self._stamps()
+        self._seen, self._ended = self._stamps(), self._revoked()
 
     def look(self) -> bool:
-        """Reloads the broker if certificates were issued or revoked since; says whether it did."""
+        """Reloads the broker if claims or workers came, or certificates were revoked, since; says whether it did."""
         stamps = self._stamps()
         if stamps == self._seen:
             return False
         self._seen = stamps
-        self._broker.reload(in_step(self._broker.settings, self._authority))
+        settings, ended = in_step(self._broker.settings, self._authority), self._revoked()
+        if settings == self._broker.settings and ended == self._ended:
+            return False
+        self._ended = ended
+        self._broker.reload(settings)
         return True
 
     def _stamps(self) -> tuple[int, ...]:
         files = (self._authority.register.path, self._authority.revoked_path)
         return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in files)
+
+    def _revoked(self) -> set[int]:
+        """The serial numbers on the list as it lies there: it is signed anew, with the same ones, at every certificate."""
+        revoked = x509.load_pem_x509_crl(self._authority.revoked_path.read_bytes())
+        return {row.serial_number for row in revoked}
