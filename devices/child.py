@@ -131,6 +131,13 @@ def feature_children() -> Children:
     return Children("devices.features.child", "data")
 
 
+def metadata(payload: bytes) -> dict[str, str]:
+    """What the header of a safetensors file says beside its tensors."""
+    length = int.from_bytes(payload[:8], "little")
+    found: dict[str, str] = msgspec.json.decode(payload[8 : 8 + length])["__metadata__"]
+    return found
+
+
 def _environment() -> dict[str, str]:
     """One thread, and the same code as here."""
     path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))

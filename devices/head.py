@@ -8,7 +8,6 @@ which fits thousands of heads on one machine, keeps its children.
 from __future__ import annotations
 
 import gc
-import json
 import resource
 import sys
 from collections.abc import Callable
@@ -22,14 +21,14 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from devices.child import Children, serve
+from devices.child import Children, metadata, serve
 from edge_fl import heads
 from edge_fl.heads import Head, HeadPlan
-from edge_fl.heads.auto import AUTO, Choice, Held, choose
+from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
 from edge_fl.heads.head import Extras
 
 NUMBERS = "numbers"
-NOTHING_HELD = Held(np.empty((0, 0), np.float32), np.empty(0, np.int64))
+NOTHING_HELD = HeldOut(np.empty((0, 0), np.float32), np.empty(0, np.int64))
 GARBAGE = 50_000  # new objects between two collections: scikit-learn is 200,000 that stay, and Python would look every 700
 SEPARATOR = ":"  # between an extra's name and its tensor's
 
@@ -42,7 +41,7 @@ class FitLimits:
     max_address_mb: int = 1024
 
 
-class Order(Struct, frozen=True):
+class FitSpec(Struct, frozen=True):
     """What to fit; the arguments of `edge_fl.heads.fit`, or "auto" as `kind`: then the best kind within `budget_s` is chosen."""
 
     kind: str
@@ -56,20 +55,20 @@ class Order(Struct, frozen=True):
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class FitData:
     """Features z float32 [n, d] with class ids y int64 [n] to fit to, the extras that came with the release, and what is judged on."""
 
     z: NDArray[np.float32]
     y: NDArray[np.int64]
     extras: Extras = field(default_factory=dict)
-    held: Held = NOTHING_HELD
+    held: HeldOut = NOTHING_HELD
 
 
-Fitter = Callable[[Order, Given], Choice]
+Fitter = Callable[[FitSpec, FitData], Choice]
 """Fits a head. Raises DataError, RunError, DeadlineError or MemoryError."""
 
 
-def fit_here(order: Order, given: Given) -> Choice:
+def fit_here(spec: FitSpec, data: FitData) -> Choice:
     """The fit itself, in this process."""
 
     def fit(kind: str, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head:
@@ -77,18 +76,18 @@ def fit_here(order: Order, given: Given) -> Choice:
             kind,
             z,
             y,
-            order.classes,
-            unit_norm=order.unit_norm,
-            extractor=order.extractor,
-            seed=order.seed,
-            balanced=order.balanced,
-            plan=order.plan,
-            extras=given.extras,
+            spec.classes,
+            unit_norm=spec.unit_norm,
+            extractor=spec.extractor,
+            seed=spec.seed,
+            balanced=spec.balanced,
+            plan=spec.plan,
+            extras=data.extras,
         )
 
-    if order.kind == AUTO:
-        return choose(fit, given.z, given.y, given.held, budget_s=order.budget_s)
-    return Choice(fit(order.kind, given.z, given.y))
+    if spec.kind == AUTO:
+        return choose(fit, data.z, data.y, data.held, budget_s=spec.budget_s)
+    return Choice(fit(spec.kind, data.z, data.y))
 
 
 class ChildFitter:
@@ -98,8 +97,8 @@ class ChildFitter:
         self._deadline_s = limits.deadline_s
         self._children = Children("devices.head", "head", [str(limits.max_address_mb)], keep=keep)
 
-    def __call__(self, order: Order, given: Given) -> Choice:
-        return _choice(self._children.ask(_lesson(order, given), self._deadline_s))
+    def __call__(self, spec: FitSpec, data: FitData) -> Choice:
+        return _choice(self._children.ask(_request(spec, data), self._deadline_s))
 
     def close(self) -> None:
         """Ends the children that wait for work."""
@@ -115,7 +114,7 @@ class _WithoutPandas(MetaPathFinder):
 
 
 def main(arguments: list[str]) -> int:
-    """The child: answers lessons from standard input until it ends."""
+    """The child: answers requests from standard input until it ends."""
     sys.meta_path.insert(0, _WithoutPandas())
     gc.set_threshold(GARBAGE)
     limit = int(arguments[0]) << 20
@@ -123,48 +122,41 @@ def main(arguments: list[str]) -> int:
     return serve("head", answer)
 
 
-def answer(lesson: bytes) -> bytes:
-    """A lesson as bytes -> the head as bytes."""
-    choice = fit_here(*_read(lesson))
+def answer(request: bytes) -> bytes:
+    """A request as bytes -> the head as bytes."""
+    choice = fit_here(*_read(request))
     numbers = msgspec.json.encode(choice.numbers).decode()
     return save(choice.head.to_arrays(), {**choice.head.describe(), NUMBERS: numbers})
 
 
-def _lesson(order: Order, given: Given) -> bytes:
+def _request(spec: FitSpec, data: FitData) -> bytes:
     arrays: dict[str, NDArray[Any]] = {
-        "z": np.ascontiguousarray(given.z, np.float32),
-        "y": np.ascontiguousarray(given.y, np.int64),
-        "held_z": np.ascontiguousarray(given.held.z, np.float32),
-        "held_y": np.ascontiguousarray(given.held.y, np.int64),
+        "z": np.ascontiguousarray(data.z, np.float32),
+        "y": np.ascontiguousarray(data.y, np.int64),
+        "held_z": np.ascontiguousarray(data.held.z, np.float32),
+        "held_y": np.ascontiguousarray(data.held.y, np.int64),
     }
-    for part, held in given.extras.items():
+    for part, held in data.extras.items():
         arrays |= {f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array) for name, array in held.items()}
-    return save(arrays, {"order": msgspec.json.encode(order).decode()})
+    return save(arrays, {"spec": msgspec.json.encode(spec).decode()})
 
 
-def _read(lesson: bytes) -> tuple[Order, Given]:
-    """The inverse of `_lesson`."""
-    arrays, order = load(lesson), msgspec.json.decode(_words(lesson)["order"], type=Order)
-    held = Held(arrays.pop("held_z"), arrays.pop("held_y"))
+def _read(request: bytes) -> tuple[FitSpec, FitData]:
+    """The inverse of `_request`."""
+    arrays, spec = load(request), msgspec.json.decode(metadata(request)["spec"], type=FitSpec)
+    held = HeldOut(arrays.pop("held_z"), arrays.pop("held_y"))
     z, y = arrays.pop("z"), arrays.pop("y")
     extras: dict[str, dict[str, NDArray[Any]]] = {}
     for key, array in arrays.items():
         part, _, name = key.partition(SEPARATOR)
         extras.setdefault(part, {})[name] = array
-    return order, Given(z, y, extras, held)
+    return spec, FitData(z, y, extras, held)
 
 
 def _choice(payload: bytes) -> Choice:
-    words = _words(payload)
+    words = metadata(payload)
     numbers = msgspec.json.decode(words.pop(NUMBERS), type=dict[str, float])
     return Choice(heads.from_arrays(load(payload), words), numbers)
-
-
-def _words(payload: bytes) -> dict[str, Any]:
-    """The metadata of a safetensors file."""
-    length = int.from_bytes(payload[:8], "little")
-    words: dict[str, Any] = json.loads(payload[8 : 8 + length])["__metadata__"]
-    return words
 
 
 if __name__ == "__main__":

@@ -46,13 +46,13 @@ OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 class StoredHead:
     """A head, which names its extractor, with the release it was fitted for; `parcel` is the report on the fit.
 
-    `lesson` names all that the fit followed from: the same lesson gives the same head.
+    `fit_key` names all that the fit followed from: the same key gives the same head.
     """
 
     head: Head
     release: int
     parcel: Parcel
-    lesson: str = ""
+    fit_key: str = ""
 
 
 class Store:
@@ -200,7 +200,7 @@ class Store:
         """
         parcel = msgspec.json.encode(stored.parcel).decode()
         words = {**stored.head.describe(), "release": str(stored.release), "parcel": parcel}
-        words["lesson"] = stored.lesson
+        words["lesson"] = stored.fit_key
         file = self._head_file(stored.head.extractor)
         self._write(f"heads/{file.name}", save(stored.head.to_arrays(), words))
         for other in file.parent.glob("*.safetensors"):

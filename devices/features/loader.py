@@ -5,7 +5,6 @@ Images and onnxruntime live in the short-lived child (`devices.features.child`),
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from devices.board.benchmark import Speed
-from devices.child import Children
+from devices.child import Children, metadata
 from devices.config import DeviceConfig
 from devices.data.report import DataReport
 from devices.install.runtime import Runtime
@@ -143,10 +142,3 @@ def unpack(payload: bytes) -> LoadedFeatures:
 def _client_features(sets: Sequence[FeatureSet], latency_ms: float) -> ClientFeatures:
     train, validation, test = sets
     return ClientFeatures(train, validation, test, latency_ms)
-
-
-def metadata(payload: bytes) -> dict[str, str]:
-    """The metadata of a safetensors file."""
-    length = int.from_bytes(payload[:8], "little")
-    found: dict[str, str] = json.loads(payload[8 : 8 + length])["__metadata__"]
-    return found

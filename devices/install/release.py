@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from devices import uploads
 from devices.features import drift
 from devices.features.loader import ClientFeatures, FeatureLoader
-from devices.head import Fitter, Given, Order
+from devices.head import FitData, FitSpec, Fitter
 from devices.install import canary
 from devices.install.choice import ALLOWANCE, Allowance, choose
 from devices.install.fetch import Sink
@@ -32,7 +32,7 @@ from devices.store import Store, StoredHead
 from devices.work import Worker
 from edge_fl import metrics
 from edge_fl.heads import Head, Tuned
-from edge_fl.heads.auto import Choice, Held
+from edge_fl.heads.auto import Choice, HeldOut
 from edge_fl.heads.head import Array, Extras
 from edge_fl.heads.tuned import OWN
 from edge_fl.release import artefact
@@ -163,7 +163,7 @@ class HeadWorker(Worker):
         manifest, pair = installed.manifest, serving(self.store, self._slots)
         (features, served), fingerprint = self._features(installed, pair)
         extras = self._extras(installed)
-        choice, lesson = self._head(manifest, features, fingerprint, extras)
+        choice, fit_key = self._head(manifest, features, fingerprint, extras)
         head = choice.head
         if self._guard and pair and served and is_worse(pair.stored.head, served, head, features):
             return self._keep_old(installed, pair)
@@ -185,7 +185,7 @@ class HeadWorker(Worker):
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        stored = StoredHead(head, manifest.release, self.parcel(job.want, report), lesson)
+        stored = StoredHead(head, manifest.release, self.parcel(job.want, report), fit_key)
         self.store.keep_head(stored, installed_extractors(self._slots))
         if self._guard:
             drift.remember_fit(self.store.folder, drift.moments(head.extractor, features.train.z))
@@ -201,8 +201,8 @@ class HeadWorker(Worker):
     def _head(
         self, manifest: Manifest, features: ClientFeatures, fingerprint: str, extras: Extras
     ) -> tuple[Choice, str]:
-        """The head for these features, and what names its lesson; fitted only when something of the lesson is new."""
-        order = Order(
+        """The head for these features, and the key of its fit; fitted only when something that it follows from is new."""
+        spec = FitSpec(
             self._kind,
             len(manifest.classes),
             manifest.unit_norm,
@@ -212,12 +212,12 @@ class HeadWorker(Worker):
             plan=manifest.heads,
             budget_s=self._budget_s,
         )
-        lesson = digest(msgspec.json.encode(order) + fingerprint.encode())
+        fit_key = digest(msgspec.json.encode(spec) + fingerprint.encode())
         known = self.store.head(manifest.extractor.sha256)
-        if known and known.lesson == lesson:
-            return Choice(known.head), lesson
-        held = Held(features.validation.z, features.validation.y)
-        return self._fitter(order, Given(features.train.z, features.train.y, extras, held)), lesson
+        if known and known.fit_key == fit_key:
+            return Choice(known.head), fit_key
+        held = HeldOut(features.validation.z, features.validation.y)
+        return self._fitter(spec, FitData(features.train.z, features.train.y, extras, held)), fit_key
 
     def _keep_old(self, installed: artefact.Installed, pair: Pair) -> Event:
         """The new pair is worse on the held-out images: the old one serves on, and a release that brought it is not tried again."""

@@ -41,7 +41,7 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldOut:
     """Features and labels that are judged on, never fitted to; fewer than MIN_HELD_OUT count as none."""
 
     z: Features
@@ -56,7 +56,7 @@ def choose(
     fit: Fit,
     z: Features,
     y: Labels,
-    held: Held,
+    held: HeldOut,
     *,
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
@@ -81,7 +81,7 @@ def choose(
     return Choice(head, numbers | curve(fit, z, y, held, lambda: clock() < ends_s))
 
 
-def curve(fit: Fit, z: Features, y: Labels, held: Held, goes_on: Callable[[], bool]) -> dict[str, float]:
+def curve(fit: Fit, z: Features, y: Labels, held: HeldOut, goes_on: Callable[[], bool]) -> dict[str, float]:
     """Held-out accuracy by labels per class and kind, as far as there are labels and `goes_on()`; nothing without `held`."""
     found: dict[str, float] = {}
     if not held.enough or len(np.unique(y)) < 2:
@@ -94,7 +94,7 @@ def curve(fit: Fit, z: Features, y: Labels, held: Held, goes_on: Callable[[], bo
     return found
 
 
-def _score(fit: Fit, kind: str, z: Features, y: Labels, held: Held) -> float:
+def _score(fit: Fit, kind: str, z: Features, y: Labels, held: HeldOut) -> float:
     """Accuracy on `held`, or the mean over folds when that is too little; every class is spread over all folds."""
     if held.enough:
         return _accuracy(fit(kind, z, y), held)
@@ -104,11 +104,11 @@ def _score(fit: Fit, kind: str, z: Features, y: Labels, held: Held) -> float:
         for number in range(FOLDS)
         if (fold == number).any() and (fold != number).any()
     ]
-    right = [_accuracy(fit(kind, z[rest], y[rest]), Held(z[out], y[out])) for rest, out in parts]
+    right = [_accuracy(fit(kind, z[rest], y[rest]), HeldOut(z[out], y[out])) for rest, out in parts]
     return float(np.mean(right)) if right else 0.0
 
 
-def _accuracy(head: Head, held: Held) -> float:
+def _accuracy(head: Head, held: HeldOut) -> float:
     return metrics.accuracy(head.predict(held.z), held.y)
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from edge_fl import heads, metrics
 from edge_fl.heads import Head
-from edge_fl.heads.auto import CANDIDATES, Held, choose
+from edge_fl.heads.auto import CANDIDATES, HeldOut, choose
 
 CENTRES = np.random.default_rng(0).normal(size=(3, 6)).astype(np.float32) * 2
-NOTHING = Held(np.empty((0, 6), np.float32), np.empty(0, np.int64))
+NOTHING = HeldOut(np.empty((0, 6), np.float32), np.empty(0, np.int64))
 
 
 def some(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -32,7 +32,7 @@ def fit(kind: str, z: np.ndarray, y: np.ndarray) -> Head:
 
 
 def test_where_no_line_divides_the_classes_the_mlp_is_taken() -> None:
-    found = choose(fit, *rings(200, 1), Held(*rings(60, 2)), budget_s=60, clock=lambda: 0.0)
+    found = choose(fit, *rings(200, 1), HeldOut(*rings(60, 2)), budget_s=60, clock=lambda: 0.0)
     assert found.head.kind == "mlp"
     assert found.numbers[metrics.candidate("mlp")] > found.numbers[metrics.candidate("logistic")] + 0.2
 
@@ -40,7 +40,7 @@ def test_where_no_line_divides_the_classes_the_mlp_is_taken() -> None:
 def test_of_equals_the_cheapest_is_taken() -> None:
     z, y = some(90, 1)
     far = z + 100 * CENTRES[y]
-    assert choose(fit, far, y, Held(far, y), budget_s=60, clock=lambda: 0.0).head.kind == "nearest"
+    assert choose(fit, far, y, HeldOut(far, y), budget_s=60, clock=lambda: 0.0).head.kind == "nearest"
 
 
 def test_without_held_out_samples_folds_decide_and_one_label_each_is_enough() -> None:
@@ -57,7 +57,7 @@ def test_a_single_class_is_a_constant() -> None:
 
 def test_the_budget_ends_the_search_but_never_the_head() -> None:
     ticks = count()
-    found = choose(fit, *rings(60, 1), Held(*rings(30, 2)), budget_s=1.5, clock=lambda: float(next(ticks)))
+    found = choose(fit, *rings(60, 1), HeldOut(*rings(30, 2)), budget_s=1.5, clock=lambda: float(next(ticks)))
     assert found.head.kind in CANDIDATES[:2] and metrics.candidate("svm") not in found.numbers
 
 
@@ -72,7 +72,7 @@ def test_a_kind_that_runs_out_of_memory_is_passed_over() -> None:
 
 
 def test_the_curve_says_how_good_each_kind_is_with_so_many_labels() -> None:
-    found = choose(fit, *some(60, 1), Held(*some(60, 2)), budget_s=60, clock=lambda: 0.0).numbers
+    found = choose(fit, *some(60, 1), HeldOut(*some(60, 2)), budget_s=60, clock=lambda: 0.0).numbers
     few, many = (found[metrics.at_labels(labels, "logistic")] for labels in (1, 20))
     assert many > few and metrics.at_labels(5, "nearest") in found
     assert not any("labels_50" in name for name in found)

@@ -13,7 +13,7 @@ from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.loader import ClientFeatures, FeatureSet, LoadedFeatures, pack, unpack
 from devices.features.local import LocalFeatureLoader
-from devices.head import Given, Order, fit_here
+from devices.head import FitData, FitSpec, fit_here
 from devices.install.release import HeadWorker
 from devices.machine.events import DataChanged
 from devices.predict import Predictor
@@ -39,9 +39,9 @@ class Counting:
     def __init__(self) -> None:
         self.fits: list[str] = []
 
-    def __call__(self, order: Order, given: Given) -> Choice:
-        self.fits.append(order.extractor)
-        return fit_here(order, given)
+    def __call__(self, spec: FitSpec, data: FitData) -> Choice:
+        self.fits.append(spec.extractor)
+        return fit_here(spec, data)
 
 
 @pytest.fixture
