@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from devices.rim import Connect
+from devices.interfaces import Connect
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError
 from edge_fl.wire import identity, tls
 from edge_fl.wire.endpoint import Endpoint

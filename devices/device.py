@@ -21,10 +21,10 @@ from msgspec import Struct
 from devices import agent
 from devices.install import fetch
 from devices.install.fetch import Download, FetchLimits, Gathering
+from devices.interfaces import Connect, DeviceEvent, MayFetch, Scheduler
 from devices.machine import effects, events, outbox, state
 from devices.machine.outbox import Outbox
 from devices.machine.state import AgentState, Limits, Phase
-from devices.rim import Admitted, Connect, Happening, Rim
 from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.progress import Count
@@ -49,7 +49,7 @@ class Device:
         "_download",
         "_gathering",
         "_limits",
-        "_rim",
+        "_scheduler",
         "_timestamp",
         "_transport",
         "acknowledged",
@@ -71,7 +71,7 @@ class Device:
         self.planned_s = math.inf  # for the runner: when it will tick
         self.crashed = False
         self._limits = limits
-        self._rim: Rim | None = None
+        self._scheduler: Scheduler | None = None
         self._transport: Transport | None = None
         self._download: Download | None = None
         self._gathering: Gathering | None = None
@@ -104,23 +104,23 @@ class Device:
         fetching = (found.wake_s for found in (self._download, self._gathering) if found)
         return min(state.wake_at(self.state), *fetching, math.inf)
 
-    def connect(self, connect: Connect, rim: Rim) -> None:
+    def connect(self, connect: Connect, scheduler: Scheduler) -> None:
         """Makes the connection; everything else comes through `take`."""
-        self._rim = rim
+        self._scheduler = scheduler
         will = Packet(
             self.state.topics.state(self.name), encode(agent.will(self.name, self.state.boot)), retain=True
         )
-        self._transport = connect(self.name, will, partial(rim.deliver, self))
+        self._transport = connect(self.name, will, partial(scheduler.deliver, self))
 
     def wait_connected(self, deadline_s: float) -> None:
         """Waits for the broker. Raises ConnectError; the connection is tried on."""
         self._through.wait_connected(deadline_s)
 
-    def take(self, event: Happening) -> None:
+    def take(self, event: DeviceEvent) -> None:
         """One event, carried through to its last effect."""
         if self.crashed:
-            if isinstance(event, Admitted) and self._rim:
-                self._rim.leave()
+            if isinstance(event, MayFetch) and self._scheduler:
+                self._scheduler.end_fetch()
             return
         match event:
             case Packet():
@@ -130,8 +130,8 @@ class Device:
                 self._step(event)
                 for found in (self._download, self._gathering):
                     self._do(found.begin(self._now_s) if found and found.begun else ())
-            case Admitted():
-                self._admitted()
+            case MayFetch():
+                self._may_fetch()
             case Disconnected(reason, final):
                 self.lost = reason if final else ""
                 for found in (self._download, self._gathering):
@@ -160,8 +160,8 @@ class Device:
         transport, self._transport = self._transport, None
         if transport:
             transport.close(clean=False)
-        if self._rim and self._download and self._download.begun:
-            self._rim.leave()
+        if self._scheduler and self._download and self._download.begun:
+            self._scheduler.end_fetch()
 
     # events
 
@@ -199,11 +199,11 @@ class Device:
         if (download := self._download) and download.blob.sha256 == sha256 and payload:
             self._fetching(download.chunk(int(index), payload, self._now_s))
 
-    def _admitted(self) -> None:
+    def _may_fetch(self) -> None:
         if self._download and not self._download.begun:
             self._fetching(self._download.begin(self._now_s))
-        elif self._rim:
-            self._rim.leave()
+        elif self._scheduler:
+            self._scheduler.end_fetch()
 
     def _fetching(self, wanted: Iterable[effects.Effect]) -> None:
         self._do(wanted)
@@ -213,8 +213,8 @@ class Device:
 
     def _end_download(self, download: Download) -> None:
         self._download = None
-        if download.begun and self._rim:
-            self._rim.leave()
+        if download.begun and self._scheduler:
+            self._scheduler.end_fetch()
 
     def _metadata(self, file: str, payload: bytes) -> None:
         if self._gathering:
@@ -291,8 +291,8 @@ class Device:
             begun = self._broadcast  # a fetch that failed goes on where it was
             self._broadcast = sink = begun if begun and begun.blob == effect.blob else sink
         self._download = Download(effect.blob, sink, self.name, self.state.topics, self._limits)
-        if self._rim:
-            self._rim.enter(self)
+        if self._scheduler:
+            self._scheduler.request_fetch(self)
 
     def _abandon(self, effect: effects.Abandon) -> None:
         if download := self._download:
@@ -307,8 +307,8 @@ class Device:
         self._work(effect, None)
 
     def _work(self, job: effects.Job, material: Any) -> None:
-        if self._rim:
-            self._rim.submit(self, partial(attempt, partial(self.worker.perform, job, material)))
+        if self._scheduler:
+            self._scheduler.submit(self, partial(attempt, partial(self.worker.perform, job, material)))
 
     def _remember(self, effect: effects.Remember) -> None:
         self.worker.store.remember(effect.memory)
@@ -327,7 +327,7 @@ class Device:
 
     @property
     def _now_s(self) -> float:
-        return self._rim.now_s() if self._rim else 0.0
+        return self._scheduler.now_s() if self._scheduler else 0.0
 
     @property
     def _through(self) -> Transport:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from devices.certificates import Renewal, enrol
-from devices.rim import Connect
+from devices.interfaces import Connect
 from edge_fl.errors import ConfigError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import TLS_PORT, Endpoint

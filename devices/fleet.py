@@ -27,10 +27,10 @@ from devices.features.local import LocalFeatureLoader
 from devices.head import ChildFitter
 from devices.install import canary
 from devices.install.release import HeadWorker
+from devices.interfaces import Connect
 from devices.machine import state
 from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome, Progress, outcome, progress
-from devices.rim import Connect
 from devices.runner import Runner
 from devices.store import Store
 from devices.work import MakeWorker, Worker

@@ -18,8 +18,8 @@ from itertools import count
 
 from devices.board.notify import Notifier
 from devices.device import Device
+from devices.interfaces import Connect, DeviceEvent, Job, MayFetch
 from devices.machine import events
-from devices.rim import Admitted, Connect, Happening, Job
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Runner:
         self._joining = threading.RLock()  # a broker may answer before a device has hold of its connection
         self._clock = clock
         self._notifier = notifier or Notifier({})
-        self._inbox: queue.SimpleQueue[tuple[Device, Happening] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Device, DeviceEvent] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Device]] = []
         self._order = count()
         self._queueing: deque[Device] = deque()
@@ -56,7 +56,7 @@ class Runner:
             self.devices.append(device)
             device.connect(connect, self)
 
-    def deliver(self, device: Device, event: Happening) -> None:
+    def deliver(self, device: Device, event: DeviceEvent) -> None:
         """Lets something happen to a device: a packet, the result of work, new data."""
         self._inbox.put((device, event))
 
@@ -74,15 +74,15 @@ class Runner:
         self.devices.remove(device)
         device.crash()
 
-    def enter(self, device: Device) -> None:
-        """Lets a device fetch, as soon as few enough others do: it hears `Admitted`, and is to `leave` in the end."""
+    def request_fetch(self, device: Device) -> None:
+        """Lets a device fetch, as soon as few enough others do: it hears `MayFetch`, and calls `end_fetch` in the end."""
         self._queueing.append(device)
-        self._admit()
+        self._let_fetch()
 
-    def leave(self) -> None:
+    def end_fetch(self) -> None:
         """A fetch is over."""
         self._places += 1
-        self._admit()
+        self._let_fetch()
 
     def now_s(self) -> float:
         """The clock of everything here."""
@@ -121,7 +121,7 @@ class Runner:
     def _next_s(self) -> float:
         return self._timers[0][0] if self._timers else math.inf
 
-    def _hand(self, device: Device, event: Happening) -> None:
+    def _hand(self, device: Device, event: DeviceEvent) -> None:
         try:
             with self._joining:
                 device.take(event)
@@ -141,10 +141,10 @@ class Runner:
         finally:
             self._at_work.discard(device)
 
-    def _admit(self) -> None:
+    def _let_fetch(self) -> None:
         while self._queueing and self._places:
             self._places -= 1
-            self.deliver(self._queueing.popleft(), Admitted())
+            self.deliver(self._queueing.popleft(), MayFetch())
 
     def _tick_due(self) -> None:
         """Ticks every device whose time has come; a timer that has been set anew since is passed over."""

@@ -22,7 +22,7 @@ from devices.install.choice import Allowance
 from devices.install.mirror import Mirror
 from devices.install.release import HeadWorker
 from devices.install.runtime import Runtime
-from devices.rim import Connect
+from devices.interfaces import Connect
 from devices.runner import Runner
 from devices.store import Store
 from devices.tiers import EitherWorker

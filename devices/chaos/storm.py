@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from devices.chaos.profile import Chaos, Restarts
 from devices.chaos.timeline import Mishap, skew_s, timeline
 from devices.device import Device
-from devices.rim import Connect
+from devices.interfaces import Connect
 from devices.runner import Runner
 from edge_fl.errors import ConfigError
 from edge_fl.wire.chaos import FaultyTransport

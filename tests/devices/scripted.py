@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from devices.device import Device
-from devices.rim import Connect
+from devices.interfaces import Connect
 from devices.runner import Runner
 from edge_fl.release.manifest import Manifest
 from edge_fl.release.repository import Repository

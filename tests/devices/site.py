@@ -18,8 +18,8 @@ from devices.features.local import LocalFeatureLoader
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
+from devices.interfaces import Connect
 from devices.machine.state import Limits
-from devices.rim import Connect
 from devices.store import Store
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifest import Manifest

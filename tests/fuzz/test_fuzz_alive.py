@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from devices import device as devices
 from devices.device import Device
+from devices.interfaces import DeviceEvent
 from devices.machine.effects import Job
 from devices.machine.events import Event, Failed
-from devices.rim import Happening
 from devices.store import Store
 from devices.work import Worker
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
@@ -54,7 +54,7 @@ LONG = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Nobody:
-    """A rim whose jobs are never done."""
+    """A scheduler whose jobs are never done."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
@@ -64,11 +64,11 @@ class Nobody:
 
     def submit(self, device: Any, job: Any) -> None: ...
 
-    def deliver(self, device: Any, event: Happening) -> None: ...
+    def deliver(self, device: Any, event: DeviceEvent) -> None: ...
 
-    def enter(self, device: Any) -> None: ...
+    def request_fetch(self, device: Any) -> None: ...
 
-    def leave(self) -> None: ...
+    def end_fetch(self) -> None: ...
 
 
 class Idle(Worker):
@@ -102,23 +102,23 @@ def test_a_device_lives_on_whatever_it_hears(tier: str, heard: list[Packet]) -> 
 
 def _hear_and_obey(tier: Any, heard: list[Packet], store: Store) -> None:
     """Hears all that, and then what a server says that has started anew."""
-    rim, broker = Nobody(), _Deaf()
+    scheduler, broker = Nobody(), _Deaf()
     alive = devices.start("d1", TOPICS, Capability(tier, "test", "3"), Idle("d1", store))
-    alive.connect(lambda *_: broker, rim)  # type: ignore[arg-type, return-value]
-    _let(alive, rim, Connected(False))
+    alive.connect(lambda *_: broker, scheduler)  # type: ignore[arg-type, return-value]
+    _let(alive, scheduler, Connected(False))
     for packet in heard:
-        _let(alive, rim, packet)
+        _let(alive, scheduler, packet)
     server = ServerState(True, secrets.token_hex(8))
     for message, topic in ((server, DOWN["server_state"]), (Want(1, "rest", why="tired"), DOWN["want"])):
-        _let(alive, rim, Packet(topic, encode(message)))
+        _let(alive, scheduler, Packet(topic, encode(message)))
     assert alive.state.want and alive.state.want.why == "tired"
 
 
-def _let(alive: Device, rim: Nobody, event: Happening) -> None:
+def _let(alive: Device, scheduler: Nobody, event: DeviceEvent) -> None:
     """An event, and all the time that a device asks for after it."""
     alive.take(event)
     for _ in range(3):
-        rim.time_s = min(max(rim.time_s, alive.wake_s), rim.time_s + 50.0)
+        scheduler.time_s = min(max(scheduler.time_s, alive.wake_s), scheduler.time_s + 50.0)
         alive.take(devices.events.Tick())
 
 

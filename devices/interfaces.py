@@ -1,4 +1,4 @@
-"""What lies around a device: what can happen to it, what it asks of its runner, and how it gets its connection."""
+"""Between a device and the runner that drives it: the events of a device, what it asks of its runner, and how it gets its connection."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Job = Callable[[], events.Event]
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class MayFetch:
     """It is this device's turn to fetch."""
 
 
-Happening = TransportEvent | events.Event | Admitted
+DeviceEvent = TransportEvent | events.Event | MayFetch
 
 
 class Connect(Protocol):
@@ -27,8 +27,8 @@ class Connect(Protocol):
     def __call__(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...
 
 
-class Rim(Protocol):
-    """What a device needs of its runner."""
+class Scheduler(Protocol):
+    """What a device asks of its runner: the time, worker threads, and a turn to fetch."""
 
     def now_s(self) -> float:
         """A clock that only moves forward."""
@@ -36,11 +36,11 @@ class Rim(Protocol):
     def submit(self, device: Any, job: Job) -> None:
         """Runs a job in a worker thread; its event is delivered."""
 
-    def deliver(self, device: Any, event: Happening) -> None:
+    def deliver(self, device: Any, event: DeviceEvent) -> None:
         """Lets something happen to a device; from any thread."""
 
-    def enter(self, device: Any) -> None:
-        """Asks for a turn to fetch; `Admitted` comes when there is one."""
+    def request_fetch(self, device: Any) -> None:
+        """Asks for a turn to fetch; `MayFetch` comes when there is one."""
 
-    def leave(self) -> None:
+    def end_fetch(self) -> None:
         """Gives the turn back."""
