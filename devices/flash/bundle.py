@@ -13,7 +13,7 @@ import tomli_w
 from msgspec import to_builtins
 
 from devices.flash import unit
-from devices.flash.order import Order, data_folder
+from devices.flash.contents import CardContents, data_folder
 
 FOLDER = "edge-fl"
 MANIFEST = f"{FOLDER}/bundle.sha256"
@@ -48,21 +48,24 @@ class File:
         return self.content.read_bytes() if isinstance(self.content, Path) else self.content
 
 
-def plan(order: Order) -> tuple[File, ...]:
+def plan(contents: CardContents) -> tuple[File, ...]:
     """All files, the manifest last: whoever finds it there knows that the others are."""
-    host = order.config.broker.host
+    host = contents.config.broker.host
     planned = [
-        _text("install.sh", _script(data_folder(order.config)), SCRIPT),
-        _text("config.toml", tomli_w.dumps(to_builtins(order.config))),
+        _text("install.sh", _script(data_folder(contents.config)), SCRIPT),
+        _text("config.toml", tomli_w.dumps(to_builtins(contents.config))),
         _text(unit.SERVICE, unit.service(host)),
         _text(unit.INSTALLER, unit.installer()),
-        *(_text(f"requirements-{python}.txt", text) for python, text in order.wheels.requirements.items()),
-        *(File(f"{FOLDER}/wheels/{path.name}", path) for path in order.wheels.files),
-        *(File(f"{FOLDER}/images/{path}", file) for path, file in order.images),
-        *(File(f"{FOLDER}/identity/{name}", order.identity[name], SECRET) for name in sorted(order.identity)),
+        *(_text(f"requirements-{python}.txt", text) for python, text in contents.wheels.requirements.items()),
+        *(File(f"{FOLDER}/wheels/{path.name}", path) for path in contents.wheels.files),
+        *(File(f"{FOLDER}/images/{path}", file) for path, file in contents.images),
+        *(
+            File(f"{FOLDER}/identity/{name}", contents.identity[name], SECRET)
+            for name in sorted(contents.identity)
+        ),
     ]
-    if order.root:
-        planned.append(File(f"{FOLDER}/root.json", order.root))
+    if contents.root:
+        planned.append(File(f"{FOLDER}/root.json", contents.root))
     return (*planned, File(MANIFEST, manifest(planned).encode()))
 
 

@@ -64,7 +64,7 @@ def flash(
     """Put a device onto a Raspberry Pi: its settings, its identity, the agent and what starts it at the first boot."""
     from devices import config as settings
     from devices.flash import flash as flashing
-    from devices.flash.order import Order, on_the_pi, read_identity, read_images
+    from devices.flash.contents import CardContents, on_the_pi, read_identity, read_images
     from devices.flash.wheels import gather
 
     target = _target(boot, ssh, out, python)
@@ -87,12 +87,12 @@ def flash(
 
     taken = read_images(images, config) if images else ()
 
-    def order(pythons: tuple[str, ...]) -> Order:
+    def contents(pythons: tuple[str, ...]) -> CardContents:
         say(f"{target.name}: Python {' or '.join(pythons)}")
         wheelhouse = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
-        return Order(config, wheelhouse, found, trusted, taken)
+        return CardContents(config, wheelhouse, found, trusted, taken)
 
-    new, old = flashing.changes(target, order)
+    new, old = flashing.changes(target, contents)
     if dry_run:
         show_table([asdict(change) for change in flashing.described(new, old)], COLUMNS, format)
         say(

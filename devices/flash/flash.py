@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from devices.flash import boot
 from devices.flash.bundle import LOG, MANIFEST, File, listed, plan
-from devices.flash.order import Order
+from devices.flash.contents import CardContents
 from devices.flash.target import Target
 from edge_fl.errors import ConfigError
 
@@ -26,12 +26,14 @@ class Change:
     mode: str
 
 
-def changes(target: Target, order: Callable[[tuple[str, ...]], Order]) -> tuple[list[File], list[str]]:
+def changes(
+    target: Target, contents: Callable[[tuple[str, ...]], CardContents]
+) -> tuple[list[File], list[str]]:
     """(files to write, files to remove) so that the target holds the bundle; both empty when it does. Raises ConfigError.
 
-    `order` is asked for once the target is known to be one, with the Pythons that it may have.
+    `contents` is asked for once the target is known to be one, with the Pythons that it may have.
     """
-    planned = plan(order(target.pythons()))
+    planned = plan(contents(target.pythons()))
     there = listed((target.read(MANIFEST) or b"").decode("utf-8", "replace"))
     wanted = listed(planned[-1].read().decode())
     new = [file for file in planned if file.path in wanted and there.get(file.path) != wanted[file.path]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from devices.config import DeviceBroker, DeviceConfig
-from devices.flash.order import Order, on_the_pi, read_identity
+from devices.flash.contents import CardContents, on_the_pi, read_identity
 from devices.flash.wheels import Wheelhouse, pins_key
 from tests.conftest import Issue
 
@@ -26,16 +26,16 @@ def identity(issue: Issue, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def order(identity: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], Order]:
+def contents(identity: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], CardContents]:
     """pi-07 as it is ordered for some Pythons, with one tiny wheel."""
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     found = read_identity(identity, "pi-07")
     wanted = DeviceConfig("pi-07", "folder:/srv/images", broker=DeviceBroker("192.168.1.10", 8883))
 
-    def make(pythons: tuple[str, ...]) -> Order:
+    def make(pythons: tuple[str, ...]) -> CardContents:
         house = Wheelhouse({python: f"# {python}\n" for python in pythons}, (wheel,))
-        return Order(on_the_pi(wanted, identified=True, root=False), house, found)
+        return CardContents(on_the_pi(wanted, identified=True, root=False), house, found)
 
     return make
 

@@ -18,30 +18,30 @@ from devices import config as settings
 from devices.config import DeviceConfig
 from devices.flash import ownwheel, unit
 from devices.flash.bundle import MANIFEST, listed, plan
-from devices.flash.order import IDENTITY, Order, on_the_pi, read_identity
+from devices.flash.contents import IDENTITY, CardContents, on_the_pi, read_identity
 from devices.flash.wheels import PYTHONS, gather, pins
 from edge_fl.errors import ConfigError
 
-MakeOrder = Callable[[tuple[str, ...]], Order]
+MakeContents = Callable[[tuple[str, ...]], CardContents]
 
 
-def test_the_settings_on_the_pi_are_settings_that_the_agent_reads(order: MakeOrder) -> None:
-    files = {file.path: file for file in plan(order(("3.11",)))}
+def test_the_settings_on_the_pi_are_settings_that_the_agent_reads(contents: MakeContents) -> None:
+    files = {file.path: file for file in plan(contents(("3.11",)))}
     tree = tomllib.loads(files["edge-fl/config.toml"].read().decode())
     config = settings.convert(tree, "config.toml")
     assert (config.id, config.data, config.folder) == ("pi-07", "folder:/srv/images", "/var/lib/edge-fl")
     assert config.broker.identity == IDENTITY
 
 
-def test_the_manifest_comes_last_and_lists_every_other_file(order: MakeOrder) -> None:
-    files = plan(order(("3.11", "3.13")))
+def test_the_manifest_comes_last_and_lists_every_other_file(contents: MakeContents) -> None:
+    files = plan(contents(("3.11", "3.13")))
     assert files[-1].path == MANIFEST
     assert listed(files[-1].read().decode()) == {file.path: file.sha256 for file in files[:-1]}
     assert {"edge-fl/requirements-3.11.txt", "edge-fl/requirements-3.13.txt"} < {file.path for file in files}
 
 
-def test_keys_are_for_their_owner_and_are_never_shown(order: MakeOrder) -> None:
-    wanted = order(("3.11",))
+def test_keys_are_for_their_owner_and_are_never_shown(contents: MakeContents) -> None:
+    wanted = contents(("3.11",))
     files = {file.path: file for file in plan(wanted)}
     assert files["edge-fl/identity/client.key"].mode == 0o600
     assert b"PRIVATE KEY" in files["edge-fl/identity/client.key"].read()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from devices.flash.contents import CardContents
 from devices.flash.flash import apply, changes
-from devices.flash.order import Order
 from devices.flash.ssh import Ssh
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
-MakeOrder = Callable[[tuple[str, ...]], Order]
+MakeContents = Callable[[tuple[str, ...]], CardContents]
 SSH = """#!/bin/sh
 # ssh [-o OPTION]... WHERE COMMAND
 while [ "$1" = -o ]; do shift 2; done
@@ -58,11 +58,11 @@ def pi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 
 
 def test_the_bundle_is_sent_installed_and_gone(
-    pi: Callable[..., Path], order: MakeOrder, tmp_path: Path
+    pi: Callable[..., Path], contents: MakeContents, tmp_path: Path
 ) -> None:
     home = pi()
     target = Ssh("pi@pi-07")
-    new, old = changes(target, order)
+    new, old = changes(target, contents)
     assert [file.path for file in new if "requirements" in file.path] == ["edge-fl/requirements-3.13.txt"]
     apply(target, new, old)
     assert list(home.iterdir()) == []
@@ -70,7 +70,7 @@ def test_the_bundle_is_sent_installed_and_gone(
     assert stat.S_IMODE(seen.stat().st_mode) == 0o700
     assert stat.S_IMODE((seen / "edge-fl/identity/client.key").stat().st_mode) == 0o600
     assert (seen / "edge-fl/wheels/tiny-1.0-py3-none-any.whl").read_bytes() == b"a wheel"
-    assert changes(target, order) == ([], [])  # it is installed
+    assert changes(target, contents) == ([], [])  # it is installed
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,20 @@ def test_the_bundle_is_sent_installed_and_gone(
     ],
 )
 def test_a_pi_that_cannot_run_it_is_refused(
-    pi: Callable[..., Path], order: MakeOrder, says: dict[str, str], why: str
+    pi: Callable[..., Path], contents: MakeContents, says: dict[str, str], why: str
 ) -> None:
     pi(**says)
     with pytest.raises(ConfigError, match=why):
-        changes(Ssh("pi@pi-07"), order)
+        changes(Ssh("pi@pi-07"), contents)
 
 
 def test_a_pi_that_is_not_there_or_fails_to_install_is_named(
-    pi: Callable[..., Path], order: MakeOrder
+    pi: Callable[..., Path], contents: MakeContents
 ) -> None:
     pi(installs=False)
     with pytest.raises(ConnectError, match="gone: ssh: ssh: connect to host gone: No route to host"):
-        changes(Ssh("gone"), order)
+        changes(Ssh("gone"), contents)
     target = Ssh("pi@pi-07")
-    new, old = changes(target, order)
+    new, old = changes(target, contents)
     with pytest.raises(RunError, match="no space left; flash it again"):
         apply(target, new, old)

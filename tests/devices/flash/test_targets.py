@@ -13,15 +13,15 @@ import pytest
 
 from devices.flash.boot import WORDS
 from devices.flash.bundle import LOG, MANIFEST
+from devices.flash.contents import CardContents
 from devices.flash.flash import apply, changes, described
 from devices.flash.folder import BootFolder, OutFolder
 from devices.flash.image import Image, check_removable
-from devices.flash.order import Order
 from devices.flash.target import Target
 from edge_fl.errors import ConfigError
 from tests.devices.flash import cards
 
-MakeOrder = Callable[[tuple[str, ...]], Order]
+MakeContents = Callable[[tuple[str, ...]], CardContents]
 MakeCard = Callable[[dict[str, bytes]], Target]
 
 
@@ -34,8 +34,8 @@ def card(request: pytest.FixtureRequest, tmp_path: Path) -> MakeCard:
     return lambda files: BootFolder(cards.folder(tmp_path / "bootfs", files))
 
 
-def flash(target: Target, order: MakeOrder) -> list[str]:
-    new, old = changes(target, order)
+def flash(target: Target, contents: MakeContents) -> list[str]:
+    new, old = changes(target, contents)
     apply(target, new, old)
     return [change.path for change in described(new, old)]
 
@@ -57,75 +57,75 @@ def flash(target: Target, order: MakeOrder) -> list[str]:
     ],
 )
 def test_what_is_no_card_for_us_is_refused(
-    card: MakeCard, order: MakeOrder, files: dict[str, bytes], why: str
+    card: MakeCard, contents: MakeContents, files: dict[str, bytes], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        changes(card(files), order)
+        changes(card(files), contents)
 
 
 def test_bookworm_is_told_by_its_command_line_and_trixie_by_cloud_init(
-    card: MakeCard, order: MakeOrder
+    card: MakeCard, contents: MakeContents
 ) -> None:
     bookworm = card(cards.BOOKWORM)
-    written = flash(bookworm, order)
+    written = flash(bookworm, contents)
     assert written[-2:] == ["firstrun.sh", "cmdline.txt"] and "edge-fl/requirements-3.11.txt" in written
     assert bookworm.read("cmdline.txt") == f"{cards.CMDLINE}{WORDS}\n".encode()
     assert bookworm.read("edge-fl/wheels/tiny-1.0-py3-none-any.whl") == b"a wheel"
 
 
-def test_trixie_is_told_by_cloud_init(card: MakeCard, order: MakeOrder) -> None:
+def test_trixie_is_told_by_cloud_init(card: MakeCard, contents: MakeContents) -> None:
     trixie = card(cards.TRIXIE)
-    written = flash(trixie, order)
+    written = flash(trixie, contents)
     assert written[-1] == "user-data" and "cmdline.txt" not in written
     assert "edge-fl/requirements-3.13.txt" in written and "edge-fl/requirements-3.11.txt" not in written
     assert b"hostname: pi-07" in (trixie.read("user-data") or b"")
 
 
-def test_a_card_of_either_release_gets_both_pythons(card: MakeCard, order: MakeOrder) -> None:
+def test_a_card_of_either_release_gets_both_pythons(card: MakeCard, contents: MakeContents) -> None:
     late = card(cards.BOOKWORM | {"issue.txt": b"Raspberry Pi reference 2026-01-10"})
     assert late.pythons() == ("3.11", "3.13")
 
 
-def test_the_second_flash_changes_nothing(card: MakeCard, order: MakeOrder) -> None:
+def test_the_second_flash_changes_nothing(card: MakeCard, contents: MakeContents) -> None:
     target = card(cards.BOOKWORM)
-    assert len(flash(target, order)) > 8
-    assert flash(target, order) == []
+    assert len(flash(target, contents)) > 8
+    assert flash(target, contents) == []
 
 
-def test_a_flash_that_was_cut_off_is_done_again(card: MakeCard, order: MakeOrder) -> None:
+def test_a_flash_that_was_cut_off_is_done_again(card: MakeCard, contents: MakeContents) -> None:
     target = card(cards.BOOKWORM)
-    new, old = changes(target, order)
+    new, old = changes(target, contents)
     apply(target, new[:4], old)
-    assert len(flash(target, order)) == len(new)
+    assert len(flash(target, contents)) == len(new)
 
 
 def test_a_card_that_has_booted_is_left_alone_until_something_is_new(
-    card: MakeCard, order: MakeOrder
+    card: MakeCard, contents: MakeContents
 ) -> None:
     target = card(cards.TRIXIE)
-    new, old = changes(target, order)
+    new, old = changes(target, contents)
     apply(target, new, old)
     log = type(new[0])(LOG, b"installed")
     target.write([log])
     target.remove(["edge-fl/identity/client.key"])  # which is on the Pi by now
-    assert flash(target, order) == []
-    both = flash(target, lambda pythons: order(("3.11", *pythons)))
+    assert flash(target, contents) == []
+    both = flash(target, lambda pythons: contents(("3.11", *pythons)))
     # cloud-init would not heed a second order
     assert both == ["edge-fl/requirements-3.11.txt", MANIFEST, "firstrun.sh", "cmdline.txt"]
 
 
-def test_what_a_newer_bundle_has_no_more_is_removed(card: MakeCard, order: MakeOrder) -> None:
+def test_what_a_newer_bundle_has_no_more_is_removed(card: MakeCard, contents: MakeContents) -> None:
     target = card(cards.BOOKWORM)
-    flash(target, lambda pythons: order(("3.11", "3.13")))
-    flash(target, order)
+    flash(target, lambda pythons: contents(("3.11", "3.13")))
+    flash(target, contents)
     assert target.read("edge-fl/requirements-3.13.txt") is None
 
 
-def test_too_little_space_is_refused(order: MakeOrder, tmp_path: Path) -> None:
+def test_too_little_space_is_refused(contents: MakeContents, tmp_path: Path) -> None:
     pytest.importorskip("shutil").which("mformat") or pytest.skip("no mtools here")
     files = cards.BOOKWORM | {"kernel8.img": bytes(35 << 20)}
     with pytest.raises(ConfigError, match=r"\d MB are free; expected \d+ MB"):
-        changes(Image(cards.image(tmp_path / "sd.img", files)), order)
+        changes(Image(cards.image(tmp_path / "sd.img", files)), contents)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_a_read_only_card_is_refused(tmp_path: Path, wheels: Path, kind: str) ->
     assert done.returncode == 4 and "is read-only" in done.stdout and "nothing was written" in done.stdout
 
 
-def test_a_plain_folder_takes_the_bundle_for_carrying(order: MakeOrder, tmp_path: Path) -> None:
+def test_a_plain_folder_takes_the_bundle_for_carrying(contents: MakeContents, tmp_path: Path) -> None:
     target = OutFolder(tmp_path / "out", ("3.11", "3.13"))
-    written = flash(target, order)
+    written = flash(target, contents)
     assert "cmdline.txt" not in written and MANIFEST in written
     assert stat.S_IMODE((tmp_path / "out/edge-fl/identity/client.key").stat().st_mode) == 0o600
-    assert flash(target, order) == []
+    assert flash(target, contents) == []

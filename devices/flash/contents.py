@@ -19,7 +19,7 @@ HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 
 
 @dataclass(frozen=True)
-class Order:
+class CardContents:
     """`config` holds the paths that are valid on the Pi. `identity` is never shown: keys are in it.
 
     `images` are (path below the device's data folder, file here).
