@@ -19,8 +19,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from devices import device
+from devices.chaos.injector import FaultInjector, Restart
 from devices.chaos.profile import Chaos
-from devices.chaos.storm import Restart, Storm
 from devices.device import Device
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
@@ -49,7 +49,7 @@ from edge_fl.wire.topics import Topics, checked
 
 PREFIX = "sim-"
 LOOK_S = 0.25e-3  # to look at every device and say how it goes costs time, for each of them
-STORM_S = 0.25  # how often it is looked what chaos has due
+INJECT_S = 0.25  # how often it is looked what chaos has due
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +106,30 @@ def run_fleet(
     ids = config.ids or names(len(split.clients))
     descriptors.require(len(ids), f"a fleet of {len(ids)} devices")
     every_s = max(every_s, len(ids) * LOOK_S)
-    storm = Storm(config.chaos, ids, connect, restarts) if config.chaos else None
+    injector = FaultInjector(config.chaos, ids, connect, restarts) if config.chaos else None
     fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
-    make = _Factory(config, topics, dataset, split, fitter, full_worker, ids, storm)
+    make = _Factory(config, topics, dataset, split, fitter, full_worker, ids, injector)
     ending = _Ending(runner, config)
 
     def done() -> bool:
-        if storm:
-            storm.advance(runner, make)
+        if injector:
+            injector.advance(runner, make)
         if tell:
             tell(progress(runner.devices))
-        return ending.reached() and (storm is None or storm.is_over)
+        return ending.reached() and (injector is None or injector.is_over)
 
     if on_start:
         on_start(runner)
     try:
         for number, name in enumerate(ids):
-            runner.add(make(name), storm.connect if storm else connect)
+            runner.add(make(name), injector.connect if injector else connect)
             if number == 0:
                 runner.devices[0].wait_connected(config.wait_s)
-        runner.run(config.duration_s, done, min(every_s, STORM_S) if storm else every_s)
+        runner.run(config.duration_s, done, min(every_s, INJECT_S) if injector else every_s)
     finally:
         fitter.close()
-        if storm:
-            storm.close()
+        if injector:
+            injector.close()
     if runner.devices and all(found.lost for found in runner.devices):
         raise ConnectError(
             f"fleet {config.fleet!r}: the broker lets no device in ({runner.devices[0].lost}); the fleet stopped"
@@ -218,10 +218,10 @@ class _Factory:
         fitter: ChildFitter,
         full_worker: MakeWorker | None,
         ids: Sequence[str],
-        storm: Storm | None,
+        injector: FaultInjector | None,
     ) -> None:
         self._config, self._topics, self._dataset, self._split = config, topics, dataset, split
-        self._fitter, self._full_worker, self._storm = fitter, full_worker, storm
+        self._fitter, self._full_worker, self._injector = fitter, full_worker, injector
         self._numbers = {name: number for number, name in enumerate(ids)}
         self._full = full_devices(len(ids), config.full, config.seed)
         heads = (number for number in range(len(ids)) if number not in self._full)
@@ -251,7 +251,7 @@ class _Factory:
             runtime(),
             root=self._config.root,
             check=self._check,
-            clock=self._storm.clock(name) if self._storm else wall_clock,
+            clock=self._injector.clock(name) if self._injector else wall_clock,
             limits=limits,
         )
 

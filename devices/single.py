@@ -18,8 +18,8 @@ from devices.device import Device
 from devices.features.loader import ChildFeatureLoader
 from devices.head import ChildFitter
 from devices.install import canary
-from devices.install.choice import Allowance
 from devices.install.mirror import Mirror
+from devices.install.precision import PrecisionLimits
 from devices.install.release import HeadWorker
 from devices.install.runtime import Runtime
 from devices.interfaces import Connect
@@ -145,7 +145,7 @@ def _worker(
         guard=config.guard,
         budget_s=config.head_budget_s,
         check=partial(_check, children),
-        allowance=Allowance(config.precision, capability.total_memory_mb(), config.latency_ms),
+        precision=PrecisionLimits(config.precision, capability.total_memory_mb(), config.latency_ms),
         mirror=Mirror(config.mirror) if config.mirror else None,
     )
     if can.tier != "full":

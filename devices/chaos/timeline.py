@@ -14,7 +14,7 @@ What = Literal["crash", "cut", "broker", "server"]
 
 
 @dataclass(frozen=True, slots=True)
-class Mishap:
+class Outage:
     """At `at_s` after the start the device `who`, its link, the broker or the server is gone, for `for_s` seconds (infinity: for good)."""
 
     at_s: float
@@ -27,30 +27,30 @@ class Mishap:
         return f"{self.at_s:7.2f} s  {self.what} {self.who} {how_long}".replace("  broker broker", "  broker")
 
 
-def timeline(chaos: Chaos, devices: Sequence[str]) -> list[Mishap]:
+def timeline(chaos: Chaos, devices: Sequence[str]) -> list[Outage]:
     """All that will happen, in order. A device's fate does not depend on the others'."""
-    found = [mishap for device in devices for mishap in _of_device(chaos, device)]
+    found = [outage for device in devices for outage in _of_device(chaos, device)]
     for what in ("broker", "server"):
         restarts = chaos.broker if what == "broker" else chaos.server
         rng = generator(chaos.seed, f"chaos.{what}")
         found += [
-            Mishap(float(rng.uniform(chaos.after_s, chaos.until_s)), what, what, restarts.down_s)
+            Outage(float(rng.uniform(chaos.after_s, chaos.until_s)), what, what, restarts.down_s)
             for _ in range(restarts.restarts)
         ]
-    return sorted(found, key=lambda mishap: (mishap.at_s, mishap.who))
+    return sorted(found, key=lambda outage: (outage.at_s, outage.who))
 
 
-def _of_device(chaos: Chaos, device: str) -> list[Mishap]:
+def _of_device(chaos: Chaos, device: str) -> list[Outage]:
     rng, wild = generator(chaos.seed, "chaos.device", client=device), chaos.devices
     chances, times = rng.random(3), rng.uniform(chaos.after_s, chaos.until_s, 3)
     away = rng.uniform(*wild.away_s, 2)
     found = []
     if chances[0] < wild.crash:
-        found.append(Mishap(float(times[0]), "crash", device, float(away[0])))
+        found.append(Outage(float(times[0]), "crash", device, float(away[0])))
     if chances[1] < wild.cut:
-        found.append(Mishap(float(times[1]), "cut", device, float(away[1])))
+        found.append(Outage(float(times[1]), "cut", device, float(away[1])))
     if chances[2] < wild.leave:
-        found.append(Mishap(float(times[2]), "crash", device, math.inf))
+        found.append(Outage(float(times[2]), "crash", device, math.inf))
     return found
 
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 from devices.config import DeviceConfig
-from devices.doctor import here
+from devices.doctor import local
 from devices.doctor.finding import Finding
 from devices.doctor.network import network
 from edge_fl.errors import EdgeFLError
@@ -18,13 +18,13 @@ from edge_fl.errors import EdgeFLError
 __all__ = ["CHECKS", "Finding", "examine"]
 
 CHECKS: dict[str, Callable[[DeviceConfig], Iterator[Finding]]] = {
-    "machine": here.machine,
-    "wheels": here.wheels,
-    "room": here.room,
-    "clock": here.clock,
+    "machine": local.machine,
+    "wheels": local.wheels,
+    "room": local.room,
+    "clock": local.clock,
     "network": network,
-    "data": here.data,
-    "model": here.model,
+    "data": local.data,
+    "model": local.model,
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from devices.config import DeviceConfig
 from devices.doctor.finding import Finding
-from devices.doctor.here import is_running
+from devices.doctor.local import is_running
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import Echo, Log, encode

@@ -1,7 +1,7 @@
 """The canary: a new extractor meets its signed test input in a child process with little memory, little time and nothing to break.
 
 A signature says who released a model, not that it is well: one that never returns, asks for terabytes, gives NaN or other features
-than its manifest promises is found here, before it becomes current, and only the child suffers. The child is `devices.install.trial`.
+than its manifest promises is found here, before it becomes current, and only the child suffers (`devices.install.canary_child`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Ver
     Raises RunError when the child itself cannot run, which says nothing about the model.
     """
     started_s = time.monotonic()
-    order = msgspec.json.encode([str(extractor.resolve()), asdict(limits), encode(manifest).decode()])
+    request = msgspec.json.encode([str(extractor.resolve()), asdict(limits), encode(manifest).decode()])
     package_root = Path(__file__).resolve().parents[1]
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "devices.install.trial"],
-            input=order,
+            [sys.executable, "-m", "devices.install.canary_child"],
+            input=request,
             capture_output=True,
             timeout=limits.deadline_s,
             cwd=package_root,

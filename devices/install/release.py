@@ -19,9 +19,9 @@ from devices.features import drift
 from devices.features.loader import ClientFeatures, FeatureLoader
 from devices.head import FitData, FitSpec, Fitter
 from devices.install import canary
-from devices.install.choice import ALLOWANCE, Allowance, choose
 from devices.install.fetch import Sink
 from devices.install.mirror import Mirror
+from devices.install.precision import PRECISION_LIMITS, PrecisionLimits, choose
 from devices.install.runtime import Runtime, require_runnable
 from devices.machine.effects import Fit, Install, Job, Refresh
 from devices.machine.events import Event, Failed, Installed, Refreshed
@@ -85,14 +85,14 @@ class HeadWorker(Worker):
         guard: bool = False,
         check: Callable[[artefact.Installed], None] = canary.require,
         clock: Callable[[], datetime] = wall_clock,
-        allowance: Allowance = ALLOWANCE,
+        precision: PrecisionLimits = PRECISION_LIMITS,
         mirror: Mirror | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
         self._mirror = mirror
         self._loader, self._kind, self._fitter, self._check = loader, kind, fitter, check
-        self._runtime, self._allowance = runtime, allowance
+        self._runtime, self._precision = runtime, precision
         self._share, self._balanced, self._guard, self._budget_s = share, balanced, guard, budget_s
         self._slots = Slots(store.folder / "release")
         self._trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock)
@@ -147,9 +147,9 @@ class HeadWorker(Worker):
     def _choose(self, manifest: Manifest) -> Precision:
         pair = serving(self.store, self._slots)
         if pair is None:
-            return choose(manifest, self._allowance, None, 0.0)
+            return choose(manifest, self._precision, None, 0.0)
         measured_ms = pair.stored.parcel.report.metrics.get(metrics.LATENCY_AFTER, 0.0)
-        return choose(manifest, self._allowance, pair.installed.manifest, measured_ms)
+        return choose(manifest, self._precision, pair.installed.manifest, measured_ms)
 
     def _install(self, job: Install, _: object) -> Event:
         self._slots.install(job.manifest, check=self._check)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from devices.chaos.injector import FaultInjector
 from devices.chaos.profile import Chaos, Devices, Restarts
-from devices.chaos.storm import Storm
 from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
@@ -104,13 +104,13 @@ class Stage:
         self._links: list[FaultyTransport] = []
         names = [*FULL, *(HEADS if self.heads else ())]
         handlers = {"broker": self._restart_broker, "server": self._throw_out}
-        storm = self.storm = Storm(chaos_of(self.seed), names, connect, handlers)
+        injector = self.injector = FaultInjector(chaos_of(self.seed), names, connect, handlers)
         runner, begun = Runner(workers=2), time.monotonic()
         for name in names:
-            runner.add(self._device(name), storm.connect)
+            runner.add(self._device(name), injector.connect)
 
         def done() -> bool:
-            storm.advance(runner, self._device)
+            injector.advance(runner, self._device)
             return False
 
         fleet = threading.Thread(target=partial(runner.run, LONGEST_S, done, 0.02), daemon=True)
@@ -123,11 +123,11 @@ class Stage:
         finally:
             runner.stop()
             fleet.join(30)
-            storm.close(), self.loop.close(), self.broker.close()
+            injector.close(), self.loop.close(), self.broker.close()
         assert not fleet.is_alive()
         runs = sorted((self.folder / "runs").iterdir())
         assert len(runs) == 1
-        happened = [str(mishap) for mishap in storm.happened]
+        happened = [str(outage) for outage in injector.happened]
         return Ended(Results.open(runs[0]), errors, happened, time.monotonic() - begun)
 
     def _serve(self, errors: list[EdgeFLError]) -> None:
@@ -163,7 +163,7 @@ class Stage:
         """Everybody is cut off for a while; one broker in two comes back without its database."""
         if self.seed % 2:
             self.broker.forget()
-        self.storm.cut_all(for_s)
+        self.injector.cut_all(for_s)
         for link in self._links:
             link.cut(for_s)
 
@@ -183,7 +183,7 @@ class Stage:
                 fit_here,
                 runtime(),
                 check=lambda installed: None,
-                clock=self.storm.clock(name),
+                clock=self.injector.clock(name),
                 limits=QUICK,
             )
             if name in HEADS

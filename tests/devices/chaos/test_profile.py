@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from devices.chaos.injector import FaultInjector
 from devices.chaos.profile import PROFILES, Chaos, Devices, Restarts, load
-from devices.chaos.storm import Storm
 from devices.chaos.timeline import skew_s, timeline
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
@@ -54,8 +54,8 @@ def test_the_timeline_follows_from_the_seed() -> None:
     assert first == timeline(chaos, IDS) and first != timeline(
         Chaos(4, 1.0, 20.0, devices=chaos.devices), IDS
     )
-    assert [mishap.at_s for mishap in first] == sorted(mishap.at_s for mishap in first)
-    assert all(1.0 <= mishap.at_s <= 20.0 for mishap in first)
+    assert [outage.at_s for outage in first] == sorted(outage.at_s for outage in first)
+    assert all(1.0 <= outage.at_s <= 20.0 for outage in first)
     by_what = {what: [m for m in first if m.what == what] for what in ("crash", "cut", "broker", "server")}
     assert 90 < len([m for m in by_what["crash"] if math.isfinite(m.for_s)]) < 150
     assert 20 < len([m for m in by_what["crash"] if math.isinf(m.for_s)]) < 65
@@ -67,7 +67,7 @@ def test_the_timeline_follows_from_the_seed() -> None:
 def test_a_devices_fate_does_not_depend_on_the_others() -> None:
     chaos = Chaos(3, devices=Devices(crash=0.5, cut=0.5))
     alone = timeline(chaos, IDS[7:8])
-    assert alone == [mishap for mishap in timeline(chaos, IDS) if mishap.who == IDS[7]]
+    assert alone == [outage for outage in timeline(chaos, IDS) if outage.who == IDS[7]]
 
 
 def test_clocks_are_off_to_both_sides_and_no_further_than_allowed() -> None:
@@ -78,4 +78,4 @@ def test_clocks_are_off_to_both_sides_and_no_further_than_allowed() -> None:
 
 def test_a_fleet_cannot_restart_a_server_without_being_told_how() -> None:
     with pytest.raises(ConfigError, match="nothing was started"):
-        Storm(Chaos(server=Restarts(1)), IDS, lambda *_: None)  # type: ignore[arg-type, return-value]
+        FaultInjector(Chaos(server=Restarts(1)), IDS, lambda *_: None)  # type: ignore[arg-type, return-value]

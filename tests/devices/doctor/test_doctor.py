@@ -11,7 +11,7 @@ import pytest
 
 from broker.mosquitto import Mosquitto
 from devices.config import DeviceBroker, DeviceConfig
-from devices.doctor import CHECKS, Finding, examine, here
+from devices.doctor import CHECKS, Finding, examine, local
 from devices.doctor.finding import graded
 from devices.doctor.network import network
 from devices.store import Store
@@ -81,7 +81,7 @@ def test_an_identity_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_clock_before_what_was_seen_is_named(tmp_path: Path) -> None:
     (tmp_path / "tuf").mkdir()
     (tmp_path / "tuf" / "last_seen.txt").write_text("2199-01-01T00:00:00+00:00")
-    (found,) = here.clock(DeviceConfig("pi-1", "x", folder=str(tmp_path)))
+    (found,) = local.clock(DeviceConfig("pi-1", "x", folder=str(tmp_path)))
     assert found.state == "failed" and "2199-01-01" in found.found and "set-ntp" in found.remedy
 
 
@@ -91,9 +91,9 @@ def test_an_extractor_that_went_bad_on_the_card_is_found(folder: Path) -> None:
     weights = graphs.WEIGHTS.tobytes()
     assert weights in extractor.read_bytes()
     extractor.write_bytes(extractor.read_bytes().replace(weights, bytes(len(weights))))
-    assert failed(list(here.model(config))) == ["extractor"]
+    assert failed(list(local.model(config))) == ["extractor"]
     shutil.rmtree(folder / "release")
-    assert [finding.state for finding in here.model(config)] == ["skipped"]
+    assert [finding.state for finding in local.model(config)] == ["skipped"]
 
 
 @pytest.mark.parametrize(("free", "state"), [(10, "failed"), (100, "warning"), (1000, "ok")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from devices.install.choice import Allowance, choose
+from devices.install.precision import PrecisionLimits, choose
 from edge_fl.release.manifest import Manifest, Variant, blobs, decode, encode
 from edge_fl.wire.blob import describe
 from tests.devices.graphs import graph, manifest_for
@@ -16,26 +16,26 @@ SLOW_MS = 300.0
 
 
 def test_without_a_choice_there_is_none_to_make() -> None:
-    assert choose(PLAIN, Allowance("int8"), None, SLOW_MS) == "fp32"
+    assert choose(PLAIN, PrecisionLimits("int8"), None, SLOW_MS) == "fp32"
 
 
 def test_what_the_owner_says_goes() -> None:
-    assert choose(BOTH, Allowance("int8"), None, 0.0) == "int8"
-    assert choose(BOTH, Allowance("fp32", memory_mb=1), BOTH.chosen("int8"), SLOW_MS) == "fp32"
+    assert choose(BOTH, PrecisionLimits("int8"), None, 0.0) == "int8"
+    assert choose(BOTH, PrecisionLimits("fp32", memory_mb=1), BOTH.chosen("int8"), SLOW_MS) == "fp32"
 
 
 def test_a_device_that_has_measured_itself_too_slow_turns_to_int8_and_stays() -> None:
-    assert choose(BOTH, Allowance(), None, 0.0) == "fp32"
-    assert choose(BOTH, Allowance(), PLAIN, 10.0) == "fp32"
-    assert choose(BOTH, Allowance(), PLAIN, SLOW_MS) == "int8"
-    assert choose(BOTH, Allowance(), BOTH.chosen("int8"), 10.0) == "int8"
+    assert choose(BOTH, PrecisionLimits(), None, 0.0) == "fp32"
+    assert choose(BOTH, PrecisionLimits(), PLAIN, 10.0) == "fp32"
+    assert choose(BOTH, PrecisionLimits(), PLAIN, SLOW_MS) == "int8"
+    assert choose(BOTH, PrecisionLimits(), BOTH.chosen("int8"), 10.0) == "int8"
 
 
 def test_an_extractor_that_takes_too_much_memory_is_taken_small() -> None:
     large = replace(BOTH, extractor=describe(bytes(3_000_000)))
-    assert choose(large, Allowance(memory_mb=512), None, 0.0) == "fp32"
-    assert choose(large, Allowance(memory_mb=32), None, 0.0) == "int8"
-    assert choose(large, Allowance(memory_mb=0), None, 0.0) == "fp32"
+    assert choose(large, PrecisionLimits(memory_mb=512), None, 0.0) == "fp32"
+    assert choose(large, PrecisionLimits(memory_mb=32), None, 0.0) == "int8"
+    assert choose(large, PrecisionLimits(memory_mb=0), None, 0.0) == "fp32"
 
 
 def test_a_release_as_chosen_is_a_release_with_one_extractor() -> None:

@@ -13,7 +13,7 @@ SHARE = 4  # of the memory, one part may go to it
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class PrecisionLimits:
     """What the extractor may cost: "auto" takes int8 where floats need too much of `memory_mb` (0: plenty) or more than `latency_ms`."""
 
     precision: Literal["auto", "fp32", "int8"] = "auto"
@@ -21,19 +21,19 @@ class Allowance:
     latency_ms: float = 250.0
 
 
-ALLOWANCE = Allowance()
+PRECISION_LIMITS = PrecisionLimits()
 
 
 def choose(
-    manifest: Manifest, allowance: Allowance, serving: Manifest | None, measured_ms: float
+    manifest: Manifest, limits: PrecisionLimits, serving: Manifest | None, measured_ms: float
 ) -> Precision:
     """The precision to run `manifest` in, after one image took `measured_ms` (0: not measured) with what served until now.
 
     A device that has turned to int8 stays there, as its measurement says nothing about floats.
     """
-    if "int8" not in manifest.variants or allowance.precision == "fp32":
+    if "int8" not in manifest.variants or limits.precision == "fp32":
         return "fp32"
     needed = HELD * manifest.extractor.bytes
-    too_large = bool(allowance.memory_mb) and needed > allowance.memory_mb * MEBIBYTE / SHARE
-    too_slow = serving is not None and (serving.precision == "int8" or measured_ms > allowance.latency_ms)
-    return "int8" if allowance.precision == "int8" or too_large or too_slow else "fp32"
+    too_large = bool(limits.memory_mb) and needed > limits.memory_mb * MEBIBYTE / SHARE
+    too_slow = serving is not None and (serving.precision == "int8" or measured_ms > limits.latency_ms)
+    return "int8" if limits.precision == "int8" or too_large or too_slow else "fp32"

@@ -1,4 +1,4 @@
-"""The chaos of one fleet while it runs: links that are bad, and machines that go down and come back when the timeline says so.
+"""Brings the chaos of a profile into a fleet: links that are bad, and machines that go down and come back when the timeline says so.
 
 It is asked from the runner's thread and takes no decision of its own: all of them stand in the profile and follow from the seed.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from devices.chaos.profile import Chaos, Restarts
-from devices.chaos.timeline import Mishap, skew_s, timeline
+from devices.chaos.timeline import Outage, skew_s, timeline
 from devices.device import Device
 from devices.interfaces import Connect
 from devices.runner import Runner
@@ -31,7 +31,7 @@ Restart = Callable[[float], None]
 """Takes a machine down for so many seconds; returns at once."""
 
 
-class Storm:
+class FaultInjector:
     """`make` starts a device anew, by its name; `restarts` are what takes the broker or the server down, where commands do not."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Storm:
         restarts: Mapping[str, Restart] | None = None,
     ) -> None:
         self.chaos = chaos
-        self.happened: list[Mishap] = []
+        self.happened: list[Outage] = []
         self._inner = connect
         self._links: dict[str, FaultyTransport] = {}
         self._due = timeline(chaos, names)
@@ -98,21 +98,21 @@ class Storm:
         """No link lives on."""
         self._loop.close()
 
-    def _let(self, mishap: Mishap, runner: Runner, now_s: float) -> None:
-        self.happened.append(mishap)
-        log.info("chaos: %s", mishap)
-        match mishap.what:
+    def _let(self, outage: Outage, runner: Runner, now_s: float) -> None:
+        self.happened.append(outage)
+        log.info("chaos: %s", outage)
+        match outage.what:
             case "crash":
-                self._crash(mishap, runner, now_s)
-            case "cut" if mishap.who in self._links:
-                self._links[mishap.who].cut(mishap.for_s)
+                self._crash(outage, runner, now_s)
+            case "cut" if outage.who in self._links:
+                self._links[outage.who].cut(outage.for_s)
             case "broker" | "server":
-                self._restarts[mishap.what](mishap.for_s)
+                self._restarts[outage.what](outage.for_s)
 
-    def _crash(self, mishap: Mishap, runner: Runner, now_s: float) -> None:
-        name = mishap.who
+    def _crash(self, outage: Outage, runner: Runner, now_s: float) -> None:
+        name = outage.who
         device = next((found for found in runner.devices if found.name == name), None)
-        if math.isinf(mishap.for_s):
+        if math.isinf(outage.for_s):
             self._gone.add(name)
             self._absent = [(at_s, absent) for at_s, absent in self._absent if absent != name]
             heapq.heapify(self._absent)
@@ -121,7 +121,7 @@ class Storm:
         runner.crash(device)
         if name not in self._gone:
             self._dead[name] = device
-            heapq.heappush(self._absent, (now_s + mishap.for_s, name))
+            heapq.heappush(self._absent, (now_s + outage.for_s, name))
 
 
 def _commanded(chaos: Chaos) -> dict[str, Restart]:

@@ -1,4 +1,4 @@
-"""The far end of the canary, `python -m devices.install.trial`: confines itself, runs the signed test input, answers in one line."""
+"""The far end of the canary, `python -m devices.install.canary_child`: confines itself, runs the signed test input, answers in one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _confine(limits: Limits, file_bytes: int) -> None:
 
 
 def main() -> None:
-    """The child: reads the order from stdin, answers in one line on stdout."""
+    """The child: reads the request from stdin, answers in one line on stdout."""
     where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, Limits, str])
     path, manifest = Path(where), decode(text)
     _confine(limits, path.stat().st_size)
