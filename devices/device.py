@@ -18,13 +18,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from devices import agent
+from devices.agent import effects, events, outbox, state
+from devices.agent.outbox import Outbox
+from devices.agent.state import AgentState, Limits, Phase
+from devices.agent.step import step, will
 from devices.install import fetch
 from devices.install.fetch import Download, FetchLimits, Gathering
 from devices.interfaces import Connect, DeviceEvent, MayFetch, Scheduler
-from devices.machine import effects, events, outbox, state
-from devices.machine.outbox import Outbox
-from devices.machine.state import AgentState, Limits, Phase
 from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.progress import Count
@@ -107,10 +107,10 @@ class Device:
     def connect(self, connect: Connect, scheduler: Scheduler) -> None:
         """Makes the connection; everything else comes through `take`."""
         self._scheduler = scheduler
-        will = Packet(
-            self.state.topics.state(self.name), encode(agent.will(self.name, self.state.boot)), retain=True
+        last_will = Packet(
+            self.state.topics.state(self.name), encode(will(self.name, self.state.boot)), retain=True
         )
-        self._transport = connect(self.name, will, partial(scheduler.deliver, self))
+        self._transport = connect(self.name, last_will, partial(scheduler.deliver, self))
 
     def wait_connected(self, deadline_s: float) -> None:
         """Waits for the broker. Raises ConnectError; the connection is tried on."""
@@ -166,7 +166,7 @@ class Device:
     # events
 
     def _step(self, event: events.Event) -> None:
-        self.state, wanted = agent.step(self.state, event, self._now_s)
+        self.state, wanted = step(self.state, event, self._now_s)
         self._do(wanted)
 
     def _tick(self, event: events.Tick) -> None:

@@ -19,6 +19,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from devices import device
+from devices.agent import state
+from devices.agent.state import Limits
 from devices.chaos.injector import FaultInjector, Restart
 from devices.chaos.profile import Chaos
 from devices.device import Device
@@ -28,8 +30,6 @@ from devices.head import ChildFitter
 from devices.install import canary
 from devices.install.release import HeadWorker
 from devices.interfaces import Connect
-from devices.machine import state
-from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome, Progress, outcome, progress
 from devices.runner import Runner
 from devices.store import Store

@@ -14,11 +14,11 @@ from dataclasses import replace
 import msgspec
 import torch
 
+from devices.agent.effects import Job, Train
+from devices.agent.events import Event, Failed
+from devices.agent.state import LIMITS, Limits
+from devices.agent.wants import KINDS
 from devices.data.load import LoadData
-from devices.machine.effects import Job, Train
-from devices.machine.events import Event, Failed
-from devices.machine.state import LIMITS, Limits
-from devices.machine.wants import KINDS
 from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
 from devices.work import Worker
 from edge_fl.config import PrivacyConfig, TaskSpec

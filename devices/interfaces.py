@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from devices.machine import events
+from devices.agent import events
 from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl.wire.transport import Listener, Packet, Transport
 

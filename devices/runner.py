@@ -16,10 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
+from devices.agent import events
 from devices.board.notify import Notifier
 from devices.device import Device
 from devices.interfaces import Connect, DeviceEvent, Job, MayFetch
-from devices.machine import events
 
 log = logging.getLogger(__name__)
 

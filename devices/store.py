@@ -27,8 +27,8 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from devices.machine.effects import Memory
-from devices.machine.outbox import Parcel
+from devices.agent.effects import Memory
+from devices.agent.outbox import Parcel
 from edge_fl import atomic, heads
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.heads import Head

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from devices.agent.effects import Job, Train
+from devices.agent.events import Event
 from devices.install.fetch import Sink
-from devices.machine.effects import Job, Train
-from devices.machine.events import Event
 from devices.work import Worker
 from edge_fl.wire.blob import Blob
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from devices.agent.events import DataChanged, Drifted, Event, Rationed, TierChanged
 from devices.board import health, usage
 from devices.board.health import Health, Readings
 from devices.board.usage import Meter
@@ -23,7 +24,6 @@ from devices.data import sources
 from devices.device import Device
 from devices.features import drift
 from devices.features.loader import ChildFeatureLoader
-from devices.machine.events import DataChanged, Drifted, Event, Rationed, TierChanged
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.messages import Capability
 

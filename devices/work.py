@@ -14,14 +14,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from devices.agent.effects import Job
+from devices.agent.events import Event, Failed, Finished
+from devices.agent.outbox import Parcel
+from devices.agent.state import LIMITS, Limits
+from devices.agent.wants import parcel_for
 from devices.board import usage
 from devices.data.load import LoadData
 from devices.install.fetch import Sink
-from devices.machine.effects import Job
-from devices.machine.events import Event, Failed, Finished
-from devices.machine.outbox import Parcel
-from devices.machine.state import LIMITS, Limits
-from devices.machine.wants import parcel_for
 from devices.store import Store
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, PrivacyError, RunError
 from edge_fl.wire import messages

@@ -15,8 +15,8 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from devices.machine.effects import Effect, Publish, Subscribe, Unsubscribe
-from devices.machine.events import Failed, Fetched
+from devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
+from devices.agent.events import Failed, Fetched
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Echo, Request

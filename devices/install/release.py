@@ -15,6 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from devices import uploads
+from devices.agent.effects import Fit, Install, Job, Refresh
+from devices.agent.events import Event, Failed, Installed, Refreshed
+from devices.agent.state import LIMITS, Limits
 from devices.features import drift
 from devices.features.loader import ClientFeatures, FeatureLoader
 from devices.head import FitData, FitSpec, Fitter
@@ -23,9 +26,6 @@ from devices.install.fetch import Sink
 from devices.install.mirror import Mirror
 from devices.install.precision import PRECISION_LIMITS, PrecisionLimits, choose
 from devices.install.runtime import Runtime, require_runnable
-from devices.machine.effects import Fit, Install, Job, Refresh
-from devices.machine.events import Event, Failed, Installed, Refreshed
-from devices.machine.state import LIMITS, Limits
 from devices.serving.judge import changes, is_worse
 from devices.serving.pair import Pair, installed_extractors, serving
 from devices.store import Store, StoredHead

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from devices.agent.state import Limits
 from devices.chaos.injector import FaultInjector
 from devices.chaos.profile import Chaos, Devices, Restarts
 from devices.device import Device, start
@@ -24,7 +25,6 @@ from devices.full import FullWorker
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
-from devices.machine.state import Limits
 from devices.runner import Runner
 from devices.store import Store
 from edge_fl.config import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.machine.outbox import Parcel
+from devices.agent.outbox import Parcel
 from devices.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.release.artefact import Slots

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
+from devices.agent.state import Limits
 from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
@@ -19,7 +20,6 @@ from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
 from devices.interfaces import Connect
-from devices.machine.state import Limits
 from devices.store import Store
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifest import Manifest

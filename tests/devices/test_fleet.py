@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.agent.state import Limits
 from devices.fleet import FleetConfig, full_devices, names, run_fleet, shares
 from devices.full import FullWorker
-from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome, Progress
 from edge_fl.cli import main
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, TaskSpec

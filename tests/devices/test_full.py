@@ -11,10 +11,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from devices.agent.effects import Train
+from devices.agent.events import Failed, Finished
 from devices.device import Device, start
 from devices.full import FullWorker
-from devices.machine.effects import Train
-from devices.machine.events import Failed, Finished
 from devices.store import Store
 from devices.work import attempt
 from edge_fl import metrics

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.agent.events import DataChanged
 from devices.board import usage
-from devices.machine.events import DataChanged
 from devices.predict import Predictor
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData

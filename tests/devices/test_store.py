@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.machine.effects import Memory
-from devices.machine.outbox import Parcel
+from devices.agent.effects import Memory
+from devices.agent.outbox import Parcel
 from devices.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store, StoredHead
 from edge_fl import heads
 from edge_fl.errors import InputError

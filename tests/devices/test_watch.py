@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices import agent
+from devices.agent import events
+from devices.agent.state import AgentState
+from devices.agent.step import step
 from devices.board.health import CALM_S, Readings
 from devices.board.usage import Budget, Meter
 from devices.config import DeviceConfig
 from devices.device import Device
 from devices.features import drift
-from devices.machine import events
-from devices.machine.state import AgentState
 from devices.predict import Predictor
 from devices.store import Store
 from devices.tiers import EitherWorker
 from devices.watch import Watch
 from devices.work import Worker
 from edge_fl.wire.messages import Capability
+from tests.devices.agent.agents import TOPICS
 from tests.devices.images import X, picture
-from tests.devices.machine.agents import TOPICS
 
 UNLIMITED, WELL = Budget(), Readings()
 
@@ -62,7 +62,7 @@ class Board:
 
     def take(self, event: events.Event) -> None:
         self.heard.append(event)
-        self.device.state, _ = agent.step(self.device.state, event, self.now_s)
+        self.device.state, _ = step(self.device.state, event, self.now_s)
 
     def look(self, after_s: float = 10.0) -> list[events.Event]:
         """What one more look leads to."""

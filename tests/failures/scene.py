@@ -108,9 +108,9 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     """A full device in a process, until it is killed."""
     import torch
 
+    from devices.agent.state import Limits
     from devices.device import start
     from devices.full import FullWorker
-    from devices.machine.state import Limits
     from devices.runner import Runner
     from devices.store import Store
     from edge_fl.wire.messages import Capability

@@ -50,7 +50,7 @@ LINKED: dict[int, tuple[str, ...]] = {
         "tests/server/test_mqtt_fleet.py::test_a_report_sent_twice_counts_once_and_is_answered_twice",
         "tests/failures/test_kill.py::test_a_device_dies",
     ),
-    9: ("tests/devices/machine/test_birth.py::test_a_command_that_was_retained_is_ignored",),
+    9: ("tests/devices/agent/test_birth.py::test_a_command_that_was_retained_is_ignored",),
     12: (
         "tests/server/test_bad_updates.py::test_malformed_packets_are_counted_by_sender_and_kind",
         "tests/edge_fl/wire/test_messages.py::test_a_valid_structure_with_any_wrong_value_in_it_gives_a_protocol_error_or_a_message",

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from devices import device as devices
+from devices.agent.effects import Job
+from devices.agent.events import Event, Failed
 from devices.device import Device
 from devices.interfaces import DeviceEvent
-from devices.machine.effects import Job
-from devices.machine.events import Event, Failed
 from devices.store import Store
 from devices.work import Worker
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec

@@ -19,13 +19,13 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
+from devices.agent.state import Limits
 from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
-from devices.machine.state import Limits
 from devices.runner import Runner
 from devices.store import Store
 from edge_fl.data.samples import ClientData, Samples

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from devices.agent.effects import Job
+from devices.agent.events import Event
 from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.device import start
 from devices.features import drift
-from devices.machine.effects import Job
-from devices.machine.events import Event
 from devices.predict import Predictor
 from devices.runner import Runner
 from devices.store import Store

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.agent.state import Limits
 from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
 from devices.head import fit_here
 from devices.install.fetch import FetchLimits
 from devices.install.release import HeadWorker
-from devices.machine.state import Limits
 from devices.runner import Runner
 from devices.store import Store
 from edge_fl import metrics

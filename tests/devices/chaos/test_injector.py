@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from devices.agent.state import Limits
 from devices.chaos.profile import Chaos, Devices, Restarts
 from devices.fleet import FleetConfig, names, run_fleet
-from devices.machine.state import Limits
 from devices.outcome import DeviceOutcome
 from edge_fl.config import DataConfig
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport

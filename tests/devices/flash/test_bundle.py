@@ -73,7 +73,7 @@ def test_our_wheel_is_the_same_each_time_and_pip_takes_it(tmp_path: Path) -> Non
     assert ownwheel.pack() == (name, content)
     with zipfile.ZipFile(io.BytesIO(content)) as wheel:
         assert wheel.testzip() is None
-        assert {"devices/agent.py", "devices/flash/install.sh", "edge_fl/cli.py"} < set(wheel.namelist())
+        assert {"devices/agent/step.py", "devices/flash/install.sh", "edge_fl/cli.py"} < set(wheel.namelist())
     (tmp_path / name).write_bytes(content)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
+from devices.agent.events import Failed, Fetched
 from devices.install.fetch import Download, FetchLimits, Gathering
-from devices.machine.effects import Effect, Publish, Subscribe, Unsubscribe
-from devices.machine.events import Failed, Fetched
 from edge_fl.errors import ArtefactError
 from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import Assembly, Blob, describe, split

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devices.agent.events import DataChanged
 from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.loader import ClientFeatures, FeatureSet, LoadedFeatures, pack, unpack
 from devices.features.local import LocalFeatureLoader
 from devices.head import FitData, FitSpec, fit_here
 from devices.install.release import HeadWorker
-from devices.machine.events import DataChanged
 from devices.predict import Predictor
 from devices.serving.judge import is_worse
 from devices.store import Store

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.machine import effects, events
-from devices.machine.state import Phase, wake_at
+from devices.agent import effects, events
+from devices.agent.state import Phase, wake_at
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import (
     Ack,
@@ -20,7 +20,7 @@ from edge_fl.wire.messages import (
     Want,
 )
 from edge_fl.wire.transport import Connected, Disconnected
-from tests.devices.machine.agents import DOWN, MANIFEST, ONNX, SPEC, Agent, report
+from tests.devices.agent.agents import DOWN, MANIFEST, ONNX, SPEC, Agent, report
 
 LEGAL = {
     "init": {"init", "ready", "alert", "disconnected"},

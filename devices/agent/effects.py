@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from devices.machine.outbox import Parcel
+from devices.agent.outbox import Parcel
 from edge_fl.config import TaskSpec
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from devices.machine import effects, events
-from devices.machine.state import wake_at
+from devices.agent import effects, events
+from devices.agent.state import wake_at
 from edge_fl.wire.messages import Capability, DeviceState, Want
-from tests.devices.machine.agents import Agent
+from tests.devices.agent.agents import Agent
 
 
 def test_work_that_a_demoted_device_cannot_do_is_dropped_and_the_status_says_why() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from devices.machine import effects, events, outbox
-from devices.machine.outbox import Parcel
-from devices.machine.state import wake_at
+from devices.agent import effects, events, outbox
+from devices.agent.outbox import Parcel
+from devices.agent.state import wake_at
 from edge_fl.wire.messages import (
     Ack,
     Round,
@@ -14,7 +14,7 @@ from edge_fl.wire.messages import (
 )
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
-from tests.devices.machine.agents import (
+from tests.devices.agent.agents import (
     SPEC,
     Agent,
     full_device_at_work,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from devices import agent
-from devices.machine import effects, events
-from devices.machine.state import AgentState, wake_at
+from devices.agent import effects, events
+from devices.agent.state import AgentState, wake_at
+from devices.agent.step import step
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.release.manifest import Canary, Manifest
 from edge_fl.wire.blob import describe
@@ -46,7 +46,7 @@ class Agent:
 
     def on(self, event: events.Event, after_s: float = 0.0) -> tuple[effects.Effect, ...]:
         self.now_s += after_s
-        self.state, self.last = agent.step(self.state, event, self.now_s)
+        self.state, self.last = step(self.state, event, self.now_s)
         self.done += self.last
         return self.last
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devices.machine import effects, events
+from devices.agent import effects, events
 from edge_fl.wire.messages import (
     Command,
     DeviceState,
@@ -10,7 +10,7 @@ from edge_fl.wire.messages import (
     ServerState,
 )
 from edge_fl.wire.transport import Connected, Disconnected
-from tests.devices.machine.agents import Agent, none_of, serve, the
+from tests.devices.agent.agents import Agent, none_of, serve, the
 
 
 def test_a_birth_subscribes_says_what_it_is_and_is_ready_once_the_retained_messages_are_in() -> None:

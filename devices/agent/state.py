@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from devices.machine import outbox
-from devices.machine.effects import Memory
-from devices.machine.outbox import Outbox
+from devices.agent import outbox
+from devices.agent.effects import Memory
+from devices.agent.outbox import Outbox
 from edge_fl.capability import Tier
 from edge_fl.config import TaskSpec
 from edge_fl.release.manifest import Manifest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from devices.machine import effects, events
-from devices.machine.effects import Memory
-from devices.machine.outbox import Parcel, Waiting
-from devices.machine.state import Limits, wake_at
+from devices.agent import effects, events
+from devices.agent.effects import Memory
+from devices.agent.outbox import Parcel, Waiting
+from devices.agent.state import Limits, wake_at
 from edge_fl.wire.messages import (
     Ack,
     Command,
@@ -15,7 +15,7 @@ from edge_fl.wire.messages import (
     ServerState,
     Want,
 )
-from tests.devices.machine.agents import (
+from tests.devices.agent.agents import (
     DOWN,
     SPEC,
     Agent,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.machine import effects, events
-from devices.machine.effects import Memory
+from devices.agent import effects, events
+from devices.agent.effects import Memory
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import (
     Ack,
@@ -14,7 +14,7 @@ from edge_fl.wire.messages import (
     DeviceState,
 )
 from edge_fl.wire.transport import Connected, Disconnected
-from tests.devices.machine.agents import (
+from tests.devices.agent.agents import (
     MANIFEST,
     ONNX,
     Agent,

@@ -1,4 +1,4 @@
-"""One step of an agent in the making: the state as it becomes, and the effects so far. It lives as long as one call of `agent.step`."""
+"""One step of an agent in the making: the state as it becomes, and the effects so far. It lives as long as one call of `step`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from devices.machine import outbox
-from devices.machine.effects import Effect, Publish, Remember
-from devices.machine.outbox import Parcel
-from devices.machine.state import AgentState
+from devices.agent import outbox
+from devices.agent.effects import Effect, Publish, Remember
+from devices.agent.outbox import Parcel
+from devices.agent.state import AgentState
 from edge_fl.wire.messages import DeviceState, Log
 
 REMEMBERED_WANTS = 64
 LOG_EXPIRY_S = 60
 
 
-class Turn:
+class Transition:
     """What the handlers of an event change and ask for."""
 
     def __init__(self, state: AgentState, now_s: float) -> None:
