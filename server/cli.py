@@ -107,15 +107,15 @@ def run(
     trackers = tracking.find(track or [])
     connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
-    from server import order, task  # torch comes with it: wrong settings are told before
+    from server import fleet_run, request  # torch comes with it: wrong settings are told before
     from server.view.dashboard import beside
 
     imports.from_here()
     logs.set_up(log_format)
     signal.signal(signal.SIGTERM, _interrupt)
-    what = order.Order(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
-    with beside.dashboard(dashboard, what.registry, chosen.broker.fleet, home):
-        print(task.run(what))
+    asked = request.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
+    with beside.dashboard(dashboard, asked.registry, chosen.broker.fleet, home):
+        print(fleet_run.run(asked))
 
 
 def worker(

@@ -15,7 +15,7 @@ from server import checkpoint, rounds, simulate
 from server.fleets.fleet import Fleet
 from server.fleets.mqtt import MqttFleet
 from server.ledger import Ledger
-from server.order import Work
+from server.request import RunSetup
 from server.registry import runs
 from server.registry.records import RoundRecord
 from server.release.rollout import Rollout
@@ -29,7 +29,7 @@ from server.wire.roster import Table
 class Run:
     """A run under way."""
 
-    work: Work
+    setup: RunSetup
     server: Server
     results: Results
     ledger: Ledger
@@ -47,10 +47,10 @@ class Run:
         return {name: count for name, count in sorted(new.items()) if name != "accepted"}
 
 
-def plan(work: Work) -> rounds.Plan:
+def plan(setup: RunSetup) -> rounds.Plan:
     """The recipe's plan; a method that has no model before its closing step is not evaluated in between."""
-    found = simulate.plan(work.recipe)
-    measurable = work.method.predicts_early or work.method.has_global
+    found = simulate.plan(setup.recipe)
+    measurable = setup.method.predicts_early or setup.method.has_global
     return found if measurable else replace(found, evaluate_every=0)
 
 
@@ -60,7 +60,7 @@ def remember(run: Run, result: RoundResult) -> None:
     run.ledger.measure(result.metrics)
     run.results.append_round(_record(result, summaries, run.refused()))
     checkpoint.save(
-        run.results.checkpoints, result.round, plan(run.work), result.shared, run.fleet.personal_state()
+        run.results.checkpoints, result.round, plan(run.setup), result.shared, run.fleet.personal_state()
     )
     means = {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()}
     runs.note_round(
@@ -77,7 +77,7 @@ def remember(run: Run, result: RoundResult) -> None:
         ),
     )
     run.progress.say(
-        f"round {result.round}/{run.work.recipe.rounds}: {len(result.answered)} of {len(result.asked)} answered, {result.seconds:.1f} s"
+        f"round {result.round}/{run.setup.recipe.rounds}: {len(result.answered)} of {len(result.asked)} answered, {result.seconds:.1f} s"
     )
 
 

@@ -45,7 +45,8 @@ from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Transport
-from server import task
+from server.request import RunRequest
+from server import fleet_run
 from server.results import Results
 
 TOPICS = Topics("main")
@@ -135,7 +136,7 @@ class Stage:
         recipe, resume = self._recipe(), None
         for _ in range(LIVES):
             self._thrown = False
-            order = task.Order(
+            request = RunRequest(
                 recipe,
                 self._connect,
                 self.folder / "runs",
@@ -144,7 +145,7 @@ class Stage:
                 resume=resume,
             )
             try:
-                task.run(order)
+                fleet_run.run(request)
             except EdgeFLError as error:
                 errors.append(error)
             resume = next((self.folder / "runs").glob("*"), None)

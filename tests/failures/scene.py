@@ -40,7 +40,7 @@ from server.results import Results
 from tests.failures.points import Death, arm
 
 PROCESSES: Any = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "server.task", "devices.full", "devices.runner", __name__])
+PROCESSES.set_forkserver_preload(["torch", "server.fleet_run", "devices.full", "devices.runner", __name__])
 
 DEVICES = ("d1", "d2")
 ROUNDS = 3
@@ -83,13 +83,13 @@ def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", *
 def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None, database: str) -> None:
     """The server in a process: the run that is there, gone on with, or a new one. Its exit status is the command's."""
     from edge_fl.errors import EdgeFLError
-    from server import task
-    from server.order import Order
+    from server import fleet_run
+    from server.request import RunRequest
 
     _talk_to(folder / "server.log")
     arm(death, partial((folder / "server.died").touch))
     found = sorted((folder / "runs").glob("*/manifest.json"))
-    order = Order(
+    request = RunRequest(
         recipe,
         partial(MqttTransport, endpoint),
         folder / "runs",
@@ -98,7 +98,7 @@ def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None,
         database=database,
     )
     try:
-        task.run(order)
+        fleet_run.run(request)
     except EdgeFLError as error:
         logging.getLogger("scene").error("server: %s", error)
         sys.exit(error.exit_code)

@@ -41,7 +41,8 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server import task
+from server.request import RunRequest
+from server import fleet_run
 from server.results import Results
 from server.wire.reader import Connect
 
@@ -144,8 +145,8 @@ class Site:
             cohort=CohortConfig(min_devices=2, wait_s=10.0, deadline_s=30.0),
             release=ReleaseConfig(every=1, wait_s=20.0, heads=0),
         )
-        order = task.Order(edit(recipe), self.connect, self.folder / "runs", self.folder / "home")
-        return Results.open(task.run(order))
+        request = RunRequest(edit(recipe), self.connect, self.folder / "runs", self.folder / "home")
+        return Results.open(fleet_run.run(request))
 
 
 @pytest.fixture

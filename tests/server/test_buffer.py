@@ -11,7 +11,8 @@ from edge_fl.learn import late
 from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method, steps
-from server import checkpoint, cohort, order, rounds
+from server import checkpoint, cohort, rounds
+from server.request import prepare
 from server.fleets.delayed import DelayedFleet
 from server.fleets.sequential import SequentialFleet
 from server.registry import reports, runs
@@ -95,7 +96,7 @@ def test_a_resumed_run_goes_on_with_those_at_work(stage, tmp_path, name):
 def test_what_cannot_be_joined_late_is_refused_by_name(settings, said):
     recipe = config.with_settings(Recipe(source="fleet"), ["cohort.buffer_size=3", *settings])
     with pytest.raises(ConfigError, match=f"buffer_size = 3: .*{said}.*nothing was started"):
-        order.prepare(recipe)
+        prepare(recipe)
 
 
 def test_only_as_many_are_drawn_as_are_not_at_work():

@@ -33,7 +33,7 @@ from server.fleets.fleet import Fleet
 from server.fleets.mqtt import Limits, MqttFleet
 from server.fleets.union import UnionFleet
 from server.ledger import Ledger
-from server.order import Order, Work, data_hash, prepare
+from server.request import RunRequest, RunSetup, data_hash, prepare
 from server.registry import Database, releases, reports, runs
 from server.registry.records import ReleaseRecord
 from server.release import quantise, website
@@ -51,38 +51,38 @@ from server.wire.journal import Journal
 log = logging.getLogger(__name__)
 
 
-def run(order: Order) -> Path:
+def run(request: RunRequest) -> Path:
     """The whole run -> its results folder.
 
     Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices come, RunError when a round
     misses its quorum, SpentError when everything is written of a run that the privacy budget has ended early. KeyboardInterrupt ends it as
     "stopped"; whatever was measured by then is in the folder, and nothing is left on the broker that would keep devices at work.
     """
-    recipe, resumed = order.recipe, order.resume
+    recipe, resumed = request.recipe, request.resume
     saved = _saved(Results.open(resumed)) if resumed else None
-    work = prepare(recipe)
+    setup = prepare(recipe)
     with ExitStack() as stack:
-        db = stack.enter_context(closing(Database.open(order.registry)))
+        db = stack.enter_context(closing(Database.open(request.registry)))
         strict, revoked = recipe.judge.quarantine_after, denied(recipe.broker.identity)
         journal = stack.enter_context(
             Journal(db, recipe.broker.fleet, quarantine_after=strict, denied=revoked)
         )
         server = stack.enter_context(
-            connected(order.connect, journal, takeover=order.takeover, workers=order.workers)
+            connected(request.connect, journal, takeover=request.takeover, workers=request.workers)
         )
         after = (saved.round if saved else 0) if resumed else None
         results = (
             Results.resume(resumed, after=after)
             if resumed
-            else Results.create(order.runs, recipe, data_hash=data_hash(work))
+            else Results.create(request.runs, recipe, data_hash=data_hash(setup))
         )
         logs.about(run=results.id)
         with registered(db, recipe, results), results, Progress() as progress:
-            results.track(order.track, after=after)
+            results.track(request.track, after=after)
             progress.say(
-                f"run {results.path}: {work.method.title} on {recipe.data.dataset}, source {recipe.source}"
+                f"run {results.path}: {setup.method.title} on {recipe.data.dataset}, source {recipe.source}"
             )
-            spent = _run(work, server, results, progress, saved, order.home)
+            spent = _run(setup, server, results, progress, saved, request.home)
             if spent:
                 results.finish("spent", str(spent))
     report.write(results)
@@ -97,17 +97,17 @@ def _saved(results: Results) -> Checkpoint | None:
 
 
 def _run(
-    work: Work, server: Server, results: Results, progress: Progress, saved: Checkpoint | None, home: Path
+    setup: RunSetup, server: Server, results: Results, progress: Progress, saved: Checkpoint | None, home: Path
 ) -> SpentError | None:
     """Says why the run ended before its last round, if it did."""
     ledger = Ledger()
     for kept in reports.of_run(server.journal.db, results.id):  # of the run's earlier life
         ledger.note(kept.device, reports.report_of(kept))
-    rollout = _rollout(work, server, results.id, ledger, progress, home)
-    devices = _devices(work, server, results.id, ledger)
-    fleet = FLEETS[work.recipe.source](work, devices, ledger)
+    rollout = _rollout(setup, server, results.id, ledger, progress, home)
+    devices = _devices(setup, server, results.id, ledger)
+    fleet = FLEETS[setup.recipe.source](setup, devices, ledger)
     try:
-        run = Run(work, server, results, ledger, progress, rollout, devices, fleet)
+        run = Run(setup, server, results, ledger, progress, rollout, devices, fleet)
         shared, spent = _train(run, saved)
         closing = _close(run, shared)
         return rounds.with_epsilon(spent, closing) if spent else None
@@ -115,17 +115,17 @@ def _run(
         devices.close()
         if rollout:
             rollout.close()
-        conclude(results, work.recipe, ledger, server.roster.table)
+        conclude(results, setup.recipe, ledger, server.roster.table)
 
 
 def _rollout(
-    work: Work, server: Server, task: str, ledger: Ledger, progress: Progress, home: Path
+    setup: RunSetup, server: Server, task: str, ledger: Ledger, progress: Progress, home: Path
 ) -> Rollout | None:
     """What brings releases to head-only devices; None for a method that has none, and the devices are told."""
-    recipe = work.recipe
-    if not work.method.exports:
-        progress.say(f"{work.method.title} shares no extractor: head-only devices get nothing from this run")
-        Refusal(server.roster, server.wants, task, work.method.title)
+    recipe = setup.recipe
+    if not setup.method.exports:
+        progress.say(f"{setup.method.title} shares no extractor: head-only devices get nothing from this run")
+        Refusal(server.roster, server.wants, task, setup.method.title)
         return None
     repository = Repository(home / recipe.broker.fleet)
     if recipe.release.website:
@@ -137,28 +137,28 @@ def _rollout(
         server.wants,
         repository,
         ledger.note,
-        work.device,
+        setup.device,
         plan=recipe.release.rollout,
         db=server.journal.db,
-        smaller=_smaller(work, progress),
+        smaller=_smaller(setup, progress),
         watch=progress,
     )
 
 
-def _devices(work: Work, server: Server, task: str, ledger: Ledger) -> MqttFleet:
+def _devices(setup: RunSetup, server: Server, task: str, ledger: Ledger) -> MqttFleet:
     """The full devices, as the recipe's cohort and judge want them asked."""
-    cohort, judge = work.recipe.cohort, work.recipe.judge
+    cohort, judge = setup.recipe.cohort, setup.recipe.judge
     late = cohort.max_staleness if cohort.buffer_size else None
     limits = Limits(cohort.deadline_s, max_growth=judge.max_growth, max_staleness=late)
     wire = server.link, server.roster, server.inbox, server.wants
-    return MqttFleet(*wire, task, work.spec, limits, ledger.note, work.device)
+    return MqttFleet(*wire, task, setup.spec, limits, ledger.note, setup.device)
 
 
 def _train(run: Run, saved: Checkpoint | None) -> tuple[Parts, SpentError | None]:
     """The rounds, with a release every so often -> (the shared parts after the last, why it was not the recipe's last)."""
-    recipe, method = run.work.recipe, run.work.method
+    recipe, method = run.setup.recipe, run.setup.method
     shared = saved.shared if saved else steps.start(method)
-    shared = to_device(shared, run.work.device)
+    shared = to_device(shared, run.setup.device)
     if saved:
         run.progress.say(f"resumed after round {saved.round}")
         run.fleet.restore(saved.states())
@@ -180,7 +180,7 @@ def _train(run: Run, saved: Checkpoint | None) -> tuple[Parts, SpentError | None
 def _close(run: Run, shared: Parts) -> Mapping[str, Mapping[str, float]]:
     """The closing steps and the last release -> metrics by client."""
     round = run.results.reached
-    method = run.work.method.at(max(round, 1))
+    method = run.setup.method.at(max(round, 1))
     closes = method.head_tier.closes
     if closes and run.rollout:  # heads on the final extractor have their say in the closing step
         _release(run, method, shared, round, collect=True)
@@ -201,7 +201,7 @@ def _rounds(run: Run, shared: Parts, first: int) -> Iterator[RoundResult]:
     ready = partial(_wait_for_devices, run)
     beside = partial(_beside, run)
     for result in rounds.run(
-        run.work.method, run.fleet, plan(run.work), shared, first, beside, ready, run.progress
+        run.setup.method, run.fleet, plan(run.setup), shared, first, beside, ready, run.progress
     ):
         yield result
         _heed(run)
@@ -215,7 +215,7 @@ def _heed(run: Run) -> None:
 
 
 def _wait_for_devices(run: Run) -> None:
-    recipe, roster = run.work.recipe, run.server.roster
+    recipe, roster = run.setup.recipe, run.server.roster
     needed = 0 if recipe.source == "simulated" else recipe.cohort.min_devices
     if len(roster.full_devices()) < needed:
         run.progress.say(f"waiting for {needed} full devices, {len(roster.full_devices())} there")
@@ -239,9 +239,9 @@ def _release(run: Run, method: Method, shared: Parts, round: int, *, collect: bo
     if run.rollout is None:
         return
     _wait_for_heads(run, say=False)
-    spec, task = run.work.spec, run.results.id
+    spec, task = run.setup.spec, run.results.id
     manifest = run.rollout.release(method, shared, spec, task=task, round=round, collect=collect)
-    method.net.to(run.work.device)  # the export took it to the CPU
+    method.net.to(run.setup.device)  # the export took it to the CPU
     atomic.write(
         run.results.artefacts / f"release-{manifest.release}.json",
         msgspec.json.format(msgspec.json.encode(manifest)),
@@ -254,7 +254,7 @@ def _release(run: Run, method: Method, shared: Parts, round: int, *, collect: bo
             manifest.release,
             run.results.id,
             round,
-            run.work.recipe.method.name,
+            run.setup.recipe.method.name,
             manifest.extractor.sha256,
             manifest.extractor.bytes,
         ),
@@ -267,7 +267,7 @@ def _release(run: Run, method: Method, shared: Parts, round: int, *, collect: bo
 
 def _wait_for_heads(run: Run, *, say: bool) -> None:
     """Lets heads finish with the current release; those that do not are named, and the run goes on."""
-    rollout, limits = run.rollout, run.work.recipe.release
+    rollout, limits = run.rollout, run.setup.recipe.release
     if rollout is None or rollout.current is None:
         return
     if say and rollout.missing():
@@ -294,13 +294,13 @@ def _see_it_through(run: Run, rollout: Rollout) -> None:
         run.progress.say(f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'")
 
 
-def _smaller(work: Work, progress: Progress) -> Smaller | None:
+def _smaller(setup: RunSetup, progress: Progress) -> Smaller | None:
     """What makes int8 variants, on the data that this server has: simulated clients', or else its own copy of the dataset."""
-    gate = work.recipe.release.quantise
+    gate = setup.recipe.release.quantise
     if not gate.int8:
         return None
-    study = work.study or studies.prepare(work.recipe)
-    return quantise.maker(list(study.data().values()), gate, work.spec.seed, progress.say)
+    study = setup.study or studies.prepare(setup.recipe)
+    return quantise.maker(list(study.data().values()), gate, setup.spec.seed, progress.say)
 
 
 def _is_due(round: int, every: int) -> bool:
@@ -308,17 +308,17 @@ def _is_due(round: int, every: int) -> bool:
     return every > 0 and (round - 1) % every == 0
 
 
-def _simulated(work: Work, devices: Fleet, ledger: Ledger) -> Fleet:
-    if work.study is None:
-        raise ConfigError(f"source {work.recipe.source!r}: no clients to simulate; nothing was started")
-    for client, data in work.study.data().items():
+def _simulated(setup: RunSetup, devices: Fleet, ledger: Ledger) -> Fleet:
+    if setup.study is None:
+        raise ConfigError(f"source {setup.recipe.source!r}: no clients to simulate; nothing was started")
+    for client, data in setup.study.data().items():
         ledger.enter(client, len(data.train))
-    return simulate.fleet(work.study, work.method, work.device)
+    return simulate.fleet(setup.study, setup.method, setup.device)
 
 
-FLEETS: dict[Source, Callable[[Work, MqttFleet, Ledger], Fleet]] = {
-    "fleet": lambda work, devices, ledger: devices,
+FLEETS: dict[Source, Callable[[RunSetup, MqttFleet, Ledger], Fleet]] = {
+    "fleet": lambda setup, devices, ledger: devices,
     "simulated": _simulated,
-    "hybrid": lambda work, devices, ledger: UnionFleet(devices, _simulated(work, devices, ledger)),
+    "hybrid": lambda setup, devices, ledger: UnionFleet(devices, _simulated(setup, devices, ledger)),
 }
 """Who trains, by source."""

@@ -26,7 +26,8 @@ from edge_fl.config import (
 from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError, StoppedError
 from edge_fl.learn.tree import same
 from edge_fl.wire.messages import ServerState, Want, decode
-from server import checkpoint, task
+from server.request import RunRequest
+from server import checkpoint, fleet_run
 from server.registry import Database, devices, releases, reports, rollouts, runs
 from server.release.stages import CAREFUL, CAREFUL_FROM, EVERYBODY
 from server.results import Results
@@ -35,7 +36,7 @@ from server.wire.journal import Journal
 
 
 @pytest.fixture
-def order(stage, tmp_path):
+def run_request(stage, tmp_path):
     """A recipe of two rounds on a dataset of 4x4 images in three classes, over the stage's broker."""
     data = stage.data("everybody", 120).train
     np.savez(tmp_path / "toy.npz", x=data.x, y=data.y)
@@ -50,27 +51,27 @@ def order(stage, tmp_path):
         cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=20.0),
         release=ReleaseConfig(wait_s=20.0),
     )
-    return task.Order(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")
+    return RunRequest(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")
 
 
-def with_recipe(order, **fields):
-    return changed(order, recipe=replace(order.recipe, **fields))
+def with_recipe(run_request, **fields):
+    return changed(run_request, recipe=replace(run_request.recipe, **fields))
 
 
 def method(name, **options):
     return MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.05), options)
 
 
-def the_run(order):
-    (path,) = order.runs.iterdir()
+def the_run(run_request):
+    (path,) = run_request.runs.iterdir()
     return Results.open(path)
 
 
-def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order, tmp_path):
+def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
     heads = [stage.head("h1", tmp_path, after=1.0), stage.head("h2", tmp_path, after=0.5)]
-    order = with_recipe(order, release=ReleaseConfig(every=1, wait_s=20.0))
-    path = task.run(order)
+    run_request = with_recipe(run_request, release=ReleaseConfig(every=1, wait_s=20.0))
+    path = fleet_run.run(run_request)
     assert Results.open(path).state().state == "completed"
 
     assert [head.served for head in heads] == [[1, 2], [1, 2]]
@@ -100,7 +101,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order,
         "release-2.json",
     ]
 
-    db = Database.open(order.registry)
+    db = Database.open(run_request.registry)
     (known,) = runs.listed(db, "main")
     assert (known.run, known.state, known.folder) == (path.name, "completed", str(path))
     assert [(done.round, done.asked, done.answered) for done in runs.rounds_of(db, path.name)] == [
@@ -132,24 +133,24 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, order,
     assert not [chunk for chunk in chunks if b".py" in chunk or str(task.__file__).encode() in chunk]
 
 
-def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_groups(stage, order, tmp_path):
+def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_groups(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
     heads = [stage.head(f"h{number}", tmp_path) for number in range(CAREFUL_FROM)]
     website = str(tmp_path / "web")
-    order = with_recipe(
-        order, release=ReleaseConfig(every=1, heads=CAREFUL_FROM, wait_s=30.0, website=website)
+    run_request = with_recipe(
+        run_request, release=ReleaseConfig(every=1, heads=CAREFUL_FROM, wait_s=30.0, website=website)
     )
-    task.run(order)
+    fleet_run.run(run_request)
     assert {place.name for place in (tmp_path / "web" / "targets").iterdir()} == {"1", "2"}
     assert [head.served for head in heads] == [[1, 2]] * CAREFUL_FROM
-    second, first = rollouts.listed(Database.open(order.registry), "main")
+    second, first = rollouts.listed(Database.open(run_request.registry), "main")
     assert (first.plan["groups"], first.state) == (list(EVERYBODY), "completed")
     assert (second.plan["groups"], second.state, second.stage) == (list(CAREFUL), "completed", 2)
 
 
-def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, order, tmp_path):
+def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
-    order = with_recipe(order, rounds=1, release=ReleaseConfig(heads=1, wait_s=20.0))
+    run_request = with_recipe(run_request, rounds=1, release=ReleaseConfig(heads=1, wait_s=20.0))
 
     def arrive():
         assert stage.eventually(lambda: "tuf/timestamp.json" in stage.retained("tuf/#"), 30)
@@ -157,49 +158,49 @@ def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, order
 
     arrival = threading.Thread(target=arrive)
     arrival.start()
-    path = task.run(order)
+    path = fleet_run.run(run_request)
     arrival.join()
     assert stage.heads[0].served == [1]
     assert Results.open(path).summary()["head." + metrics.PERSONAL_AFTER].clients == 1
 
 
-def test_too_few_devices_end_the_run_with_who_is_there(stage, order):
+def test_too_few_devices_end_the_run_with_who_is_there(stage, run_request):
     stage.device("d1")
-    order = with_recipe(order, cohort=CohortConfig(min_devices=2, wait_s=0.3))
+    run_request = with_recipe(run_request, cohort=CohortConfig(min_devices=2, wait_s=0.3))
     with pytest.raises(
         DeadlineError, match=r"1 full and 0 head-only devices after 0.3 s, expected 2"
     ) as late:
-        task.run(order)
+        fleet_run.run(run_request)
     assert late.value.exit_code == 3
-    assert the_run(order).state().state == "failed"
-    assert "expected 2" in the_run(order).state().reason
+    assert the_run(run_request).state().state == "failed"
+    assert "expected 2" in the_run(run_request).state().reason
 
 
-def test_a_run_that_somebody_asks_to_end_is_stopped(stage, order):
+def test_a_run_that_somebody_asks_to_end_is_stopped(stage, run_request):
     """Through the registry, from another process, while it goes on."""
     stage.device("d1", delay_s=0.3), stage.device("d2")
-    order = with_recipe(order, rounds=500)
+    run_request = with_recipe(run_request, rounds=500)
 
     def ask():
-        db = Database.open(order.registry)
+        db = Database.open(run_request.registry)
         assert stage.eventually(lambda: any(runs.rounds_of(db, run.run) for run in runs.listed(db)), 30)
         assert runs.stop(db, runs.listed(db)[0].run)
 
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(StoppedError, match="asked it to end"):
-        task.run(order)
+        fleet_run.run(run_request)
     asking.join()
-    assert the_run(order).state().state == "stopped"
-    assert [run.state for run in runs.listed(Database.open(order.registry))] == ["stopped"]
+    assert the_run(run_request).state().state == "stopped"
+    assert [run.state for run in runs.listed(Database.open(run_request.registry))] == ["stopped"]
 
 
-def test_a_missed_quorum_ends_the_run_as_failed(stage, order):
+def test_a_missed_quorum_ends_the_run_as_failed(stage, run_request):
     stage.device("d1"), stage.device("d2", tamper=lambda *_: [])
-    order = with_recipe(order, cohort=CohortConfig(min_devices=2, quorum=1.0, deadline_s=0.5))
+    run_request = with_recipe(run_request, cohort=CohortConfig(min_devices=2, quorum=1.0, deadline_s=0.5))
     with pytest.raises(RunError, match="1 of 2 clients answered"):
-        task.run(order)
-    assert the_run(order).state().state == "failed"
+        fleet_run.run(run_request)
+    assert the_run(run_request).state().state == "failed"
     assert not [topic for topic in stage.retained() if topic.startswith(("art/", "round/"))]
 
 
@@ -218,11 +219,11 @@ def interrupt_in_round_2(mode, report, payload):
     return [(report, payload)]
 
 
-def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, order, ctrl_c):
+def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, run_request, ctrl_c):
     stage.device("d1"), stage.device("d2", tamper=interrupt_in_round_2)
     with pytest.raises(KeyboardInterrupt):
-        task.run(order)
-    results = the_run(order)
+        fleet_run.run(run_request)
+    results = the_run(run_request)
     assert results.state().state == "stopped"
     assert [record["round"] for record in results.rounds()] == [1]
     assert checkpoint.load(results.checkpoints).round == 1
@@ -231,35 +232,35 @@ def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, order, 
     assert not [topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("dn/want")]
 
 
-def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, order, ctrl_c):
-    order = with_recipe(order, method=method("fedrep"), rounds=3)
+def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, run_request, ctrl_c):
+    run_request = with_recipe(run_request, method=method("fedrep"), rounds=3)
     stage.device("d1"), stage.device("d2")
-    whole = task.run(order)
+    whole = fleet_run.run(run_request)
     interrupted = stage.devices[1]
     interrupted.tamper = interrupt_in_round_2
     for device in stage.devices:
         device._own.clear()
     with pytest.raises(KeyboardInterrupt):
-        task.run(order)
+        fleet_run.run(run_request)
     interrupted.tamper = lambda mode, report, payload: [(report, payload)]
-    (stopped,) = [path for path in order.runs.iterdir() if path != whole]
+    (stopped,) = [path for path in run_request.runs.iterdir() if path != whole]
     # What d1 trained in the round that nobody closed is forgotten by a real device's store too: it keeps personal parts by round.
     for device in stage.devices:
         device._own["own"] = device._own["after 1"]
-    assert task.run(changed(order, resume=stopped)) == stopped
+    assert fleet_run.run(changed(run_request, resume=stopped)) == stopped
     ours, theirs = (checkpoint.load(path / "checkpoints") for path in (stopped, whole))
     assert same(ours.shared, theirs.shared)
     assert Results.open(stopped).state().state == "completed"
     assert Results.open(stopped).summary() == Results.open(whole).summary()
 
 
-def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(order):
-    order = with_recipe(order, source="simulated", method=method("fedrep"), rounds=3)
-    path = task.run(order)
+def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(run_request):
+    run_request = with_recipe(run_request, source="simulated", method=method("fedrep"), rounds=3)
+    path = fleet_run.run(run_request)
     last = path / "checkpoints" / "round-00003.safetensors"
     tensors, summary = last.read_bytes(), Results.open(path).summary()
     last.unlink()
-    task.run(changed(order, resume=path))
+    fleet_run.run(changed(run_request, resume=path))
     assert last.read_bytes() == tensors
     assert Results.open(path).summary() == summary
 
@@ -277,21 +278,21 @@ class Viewer:
         self.open = False
 
 
-def test_a_viewer_has_every_round_and_the_closing_step_and_hears_where_a_resume_begins(order):
+def test_a_viewer_has_every_round_and_the_closing_step_and_hears_where_a_resume_begins(run_request):
     opened = []
     viewer = lambda folder, after: opened.append(Viewer(folder, after)) or opened[-1]  # noqa: E731
-    order = changed(with_recipe(order, source="simulated"), track={"viewer": viewer})
-    path = task.run(order)
+    run_request = changed(with_recipe(run_request, source="simulated"), track={"viewer": viewer})
+    path = fleet_run.run(run_request)
     (path / "checkpoints" / "round-00002.safetensors").unlink()
-    task.run(changed(order, resume=path))
+    fleet_run.run(changed(run_request, resume=path))
     assert [(one.after, one.open) for one in opened] == [(None, False), (1, False)]
     assert [one.steps for one in opened] == [[(1, True), (2, True), (2, False)], [(2, True), (2, False)]]
 
 
 @pytest.mark.parametrize("source", ["simulated", "hybrid"])
-def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, order, tmp_path, source):
+def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, run_request, tmp_path, source):
     stage.device("d1"), stage.device("d2"), stage.head("h1", tmp_path)
-    path = task.run(with_recipe(order, source=source, rounds=1))
+    path = fleet_run.run(with_recipe(run_request, source=source, rounds=1))
     (record,) = Results.open(path).rounds()
     rows = {
         row["device"]: row["tier"] for row in csv.DictReader((path / "devices.csv").read_text().splitlines())
@@ -309,39 +310,39 @@ def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, o
     assert len(Results.open(path).manifest().data_hash) == 64
 
 
-def test_a_method_that_shares_no_extractor_trains_and_releases_nothing(stage, order, tmp_path, capsys):
+def test_a_method_that_shares_no_extractor_trains_and_releases_nothing(stage, run_request, tmp_path, capsys):
     stage.device("d1"), stage.device("d2"), stage.head("h1", tmp_path)
-    path = task.run(with_recipe(order, method=method("local"), rounds=1))
+    path = fleet_run.run(with_recipe(run_request, method=method("local"), rounds=1))
     assert "shares no extractor" in capsys.readouterr().err
     assert not [topic for topic in stage.retained() if topic.startswith(("tuf/", "art/"))]
     assert Results.open(path).summary()["full." + metrics.PERSONAL_AFTER].clients == 2
 
 
-def test_release_numbers_go_on_from_run_to_run(stage, order, tmp_path):
+def test_release_numbers_go_on_from_run_to_run(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
     head = stage.head("h1", tmp_path)
     for _ in range(2):
-        task.run(with_recipe(order, rounds=1))
+        fleet_run.run(with_recipe(run_request, rounds=1))
     assert head.served == [1, 2]
 
 
-def test_wrong_input_is_refused_before_anything_connects(order):
+def test_wrong_input_is_refused_before_anything_connects(run_request):
     def never(*arguments, **keywords):
         raise AssertionError("connected")
 
     with pytest.raises(InputError, match="nosuch"):
-        task.run(changed(with_recipe(order, data=DataConfig("nosuch", "nowhere")), connect=never))
-    assert not order.runs.exists()
+        fleet_run.run(changed(with_recipe(run_request, data=DataConfig("nosuch", "nowhere")), connect=never))
+    assert not run_request.runs.exists()
 
 
-def test_a_second_run_is_refused_while_one_is_online(stage, order):
+def test_a_second_run_is_refused_while_one_is_online(stage, run_request):
     with (
         Journal() as journal,
         connected(stage.connect, journal),
         pytest.raises(ConnectError, match="--takeover"),
     ):
-        task.run(order)
-    assert not order.runs.exists()
+        fleet_run.run(run_request)
+    assert not run_request.runs.exists()
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])

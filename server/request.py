@@ -22,7 +22,7 @@ from server.wire.reader import Connect
 
 
 @dataclass(frozen=True)
-class Order:
+class RunRequest:
     """What to run and where to put things: results below `runs`, the keys of releases below `home`.
 
     `resume` is the folder of a run to go on with; `recipe` is then the one found there. `database` is the registry's path or URL; by
@@ -47,7 +47,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Work:
+class RunSetup:
     """What follows from a recipe before anything is connected; `study` only where clients are simulated here."""
 
     recipe: Recipe
@@ -58,7 +58,7 @@ class Work:
     device: str
 
 
-def prepare(recipe: Recipe) -> Work:
+def prepare(recipe: Recipe) -> RunSetup:
     """Dataset, spec and method. Raises InputError."""
     study = studies.prepare(recipe) if recipe.source != "fleet" else None
     dataset = study.dataset if study else datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
@@ -70,9 +70,9 @@ def prepare(recipe: Recipe) -> Work:
     cohorts.require_bufferable(recipe.cohort, method, recipe.source)
     if recipe.release.heads:
         export.require_exportable(method)
-    return Work(recipe, dataset, study, spec, method, device)
+    return RunSetup(recipe, dataset, study, spec, method, device)
 
 
-def data_hash(work: Work) -> str:
+def data_hash(setup: RunSetup) -> str:
     """Of the data that are trained on here; what devices have is not known here."""
-    return work.dataset.samples.fingerprint() if work.study else ""
+    return setup.dataset.samples.fingerprint() if setup.study else ""
