@@ -30,16 +30,16 @@ from server import checkpoint, rounds, simulate
 from server import study as studies
 from server.checkpoint import Checkpoint
 from server.fleets.fleet import Fleet
+from server.fleets.hybrid import HybridFleet
 from server.fleets.mqtt import Limits, MqttFleet
-from server.fleets.union import UnionFleet
 from server.ledger import Ledger
-from server.request import RunRequest, RunSetup, data_hash, prepare
 from server.registry import Database, releases, reports, runs
 from server.registry.records import ReleaseRecord
 from server.release import quantise, website
 from server.release.export import Smaller
 from server.release.refusal import Refusal
 from server.release.rollout import Rollout
+from server.request import RunRequest, RunSetup, data_hash, prepare
 from server.results import Results
 from server.rounds import RoundResult
 from server.run import Run, conclude, plan, remember
@@ -97,7 +97,12 @@ def _saved(results: Results) -> Checkpoint | None:
 
 
 def _run(
-    setup: RunSetup, server: Server, results: Results, progress: Progress, saved: Checkpoint | None, home: Path
+    setup: RunSetup,
+    server: Server,
+    results: Results,
+    progress: Progress,
+    saved: Checkpoint | None,
+    home: Path,
 ) -> SpentError | None:
     """Says why the run ended before its last round, if it did."""
     ledger = Ledger()
@@ -319,6 +324,6 @@ def _simulated(setup: RunSetup, devices: Fleet, ledger: Ledger) -> Fleet:
 FLEETS: dict[Source, Callable[[RunSetup, MqttFleet, Ledger], Fleet]] = {
     "fleet": lambda setup, devices, ledger: devices,
     "simulated": _simulated,
-    "hybrid": lambda setup, devices, ledger: UnionFleet(devices, _simulated(setup, devices, ledger)),
+    "hybrid": lambda setup, devices, ledger: HybridFleet(devices, _simulated(setup, devices, ledger)),
 }
 """Who trains, by source."""

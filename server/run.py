@@ -15,10 +15,10 @@ from server import checkpoint, rounds, simulate
 from server.fleets.fleet import Fleet
 from server.fleets.mqtt import MqttFleet
 from server.ledger import Ledger
-from server.request import RunSetup
 from server.registry import runs
 from server.registry.records import RoundRecord
 from server.release.rollout import Rollout
+from server.request import RunSetup
 from server.results import Results
 from server.rounds import RoundResult
 from server.serving import Server

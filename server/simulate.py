@@ -19,9 +19,9 @@ from edge_fl.progress import Watch, unwatched
 from server import cohort as cohorts
 from server import newclients, rounds
 from server.fleets import engines
+from server.fleets.client_store import ClientStore
 from server.fleets.delayed import DelayedFleet
 from server.fleets.fleet import Fleet
-from server.fleets.site import Site
 from server.rounds import Plan, RoundResult
 from server.study import Study
 
@@ -66,7 +66,7 @@ def fleet(study: Study, method: Method, device: str, say: Callable[[str], None] 
     """The study's clients, simulated here by the recipe's engine; `say` hears which one was chosen, and why."""
     recipe, cohort = study.recipe, study.recipe.cohort
     effort = engines.Effort(recipe.rounds, cohort)
-    clients = engines.build(recipe.engine, Site.of(study, device), method, effort, say)
+    clients = engines.build(recipe.engine, ClientStore.of(study, device), method, effort, say)
     if not (size := cohort.buffer_size):
         return clients
     return DelayedFleet(clients, method, recipe.seed, buffer_size=size, max_staleness=cohort.max_staleness)

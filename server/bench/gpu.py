@@ -23,7 +23,7 @@ from server.bench.figures import PLAIN, Figure
 from server.bench.measure import settle, take_turns
 from server.bench.plain import Model, Plain
 from server.bench.training import Round
-from server.fleets.site import Site
+from server.fleets.client_store import ClientStore
 from server.study import Study
 
 Params = Mapping[str, Tensor]
@@ -80,7 +80,7 @@ def figures(turns: int, at: Scale) -> Iterator[Figure]:
 
 def rounds(name: str, target: float, study: Study, turns: int, at: Scale) -> Figure:
     """A round by the vectorised engine beside the plain loop, and where its time goes."""
-    opponent = Plain(Site.of(study, at.device), plain.fedavg, device=at.device)
+    opponent = Plain(ClientStore.of(study, at.device), plain.fedavg, device=at.device)
     tolerance = TOLERANCES.get(study.recipe.model.name, 1e-4)
     found = training.beside(
         f"A6 {name}",
@@ -113,7 +113,7 @@ def limits(once: Round, at: Scale) -> dict[str, float | str]:
 
 def steps(model: str, turns: int, at: Scale) -> Figure:
     """Single steps of equal clients, each with a batch: one after the other, stacked, compiled, and replayed as a CUDA graph."""
-    net = Model(Site.of(works.work_a(model=model, clients=2, samples=40))).to(at.device)
+    net = Model(ClientStore.of(works.work_a(model=model, clients=2, samples=40))).to(at.device)
     replace_all_batch_norm_modules_(net)
     stacked = {name: t.detach().expand(at.clients, *t.shape).clone() for name, t in net.named_parameters()}
     x = torch.rand(at.clients, BATCH, 3, 32, 32, device=at.device)

@@ -22,7 +22,7 @@ from edge_fl.learn.tree import BUFFER, Params, Parts
 from edge_fl.methods import build_method, steps
 from edge_fl.models.resnet import resnet18, resnet34
 from server.bench.measure import settle
-from server.fleets.site import Site
+from server.fleets.client_store import ClientStore
 
 HEAD = ("weight", "bias")
 
@@ -30,10 +30,10 @@ HEAD = ("weight", "bias")
 class Model(nn.Module):
     """An extractor (`base`) and a head."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, store: ClientStore) -> None:
         super().__init__()
-        spec = site.settings.spec
-        self.base: nn.Module = BASES[spec.model.name](site)
+        spec = store.settings.spec
+        self.base: nn.Module = BASES[spec.model.name](store)
         method = build_method(spec)
         self.head = nn.Linear(method.net.feature_dim, len(spec.classes))
         start = steps.start(method) | steps.start_own(method, "")
@@ -44,27 +44,27 @@ class Model(nn.Module):
         return self.head(self.base(x))
 
 
-def cnn2(site: Site) -> nn.Module:
+def cnn2(store: ClientStore) -> nn.Module:
     """Two convolutions and a layer, in the usual order."""
-    input = site.settings.spec.input
+    input = store.settings.spec.input
     first = [nn.Conv2d(input.channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)]
     second = [nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
     across, down = (((side - 4) // 2 - 4) // 2 for side in (input.width, input.height))
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64 * across * down, 512), nn.ReLU())
 
 
-def pixels(site: Site) -> nn.Module:
+def pixels(store: ClientStore) -> nn.Module:
     """The images themselves, or one hidden layer on them."""
-    spec = site.settings.spec
+    spec = store.settings.spec
     hidden, inputs = int(spec.model.options["hidden"]), math.prod(spec.input.shape)  # type: ignore[arg-type]
     return nn.Sequential(nn.Flatten(), *([nn.Linear(inputs, hidden), nn.ReLU()] if hidden else []))
 
 
-BASES: dict[str, Callable[[Site], nn.Module]] = {
+BASES: dict[str, Callable[[ClientStore], nn.Module]] = {
     "cnn2": cnn2,
     "server.bench.networks:Pixels": pixels,
-    "resnet18": lambda site: resnet18(site.settings.spec.input),
-    "resnet34": lambda site: resnet34(site.settings.spec.input),
+    "resnet18": lambda store: resnet18(store.settings.spec.input),
+    "resnet34": lambda store: resnet34(store.settings.spec.input),
 }
 
 
@@ -72,22 +72,22 @@ BASES: dict[str, Callable[[Site], nn.Module]] = {
 class Plain:
     """The plain federation: the server's model and one per client. `shared` picks what of a model is averaged and sent back."""
 
-    site: Site
+    store: ClientStore
     train: Callable[[Plain, str, Model, int], None]
     shared: Callable[[Model], nn.Module] = lambda model: model
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        spec = self.site.settings.spec
+        spec = self.store.settings.spec
         self.lr = spec.method.optimiser.lr
         mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (spec.input.mean, spec.input.std))
-        self.clients = dict(self.site)
+        self.clients = dict(self.store)
         data = {id: client.data.train for id, client in self.clients.items()}
         self.x = {
             id: (torch.from_numpy(train.x).float().div(255.0) - mean) / std for id, train in data.items()
         }
         self.y = {id: torch.from_numpy(train.y) for id, train in data.items()}
-        self.server = Model(self.site).to(self.device)
+        self.server = Model(self.store).to(self.device)
         self.own: dict[str, nn.Module] = {}  # heads that are not part of the model
         self.norm = any(isinstance(layer, _BatchNorm) for layer in self.server.modules())
         self.models = {id: copy.deepcopy(self.server) for id in self.clients}
@@ -120,7 +120,7 @@ class Plain:
 
     def parts(self) -> Parts:
         """The shared extractor and head, and every client's own head as `<client>.head`, to compare with ours."""
-        net = build_method(self.site.settings.spec).net
+        net = build_method(self.store.settings.spec).net
         names = [name for name in net.extractor.init() if not name.startswith(BUFFER)]
         found = {"extractor": _read(self.server.base, names), "head": _read(self.server.head, HEAD)}
         heads = {id: self.own.get(id, model.head) for id, model in self.models.items()}

@@ -17,10 +17,10 @@ from server.bench import plain, works
 from server.bench.figures import PLAIN, Figure
 from server.bench.measure import Times, gemm_peak, products, settle, take_turns
 from server.bench.plain import Model, Plain
+from server.fleets.client_store import ClientStore
 from server.fleets.engines import ENGINES
 from server.fleets.fleet import Fleet
 from server.fleets.processes import threads
-from server.fleets.site import Site
 from server.rounds import Broadcasts, Plan
 from server.study import Study
 
@@ -32,10 +32,10 @@ class Round:
     """One round of a study by an engine, from the same start whenever it is called; gives the new shared parts."""
 
     def __init__(self, study: Study, engine: str, device: str = "cpu") -> None:
-        site = Site.of(study, device)
+        store = ClientStore.of(study, device)
         self.method = build_method(study.spec)
         self.method.net.to(device)
-        self.fleet: Fleet = ENGINES[engine](site, self.method)
+        self.fleet: Fleet = ENGINES[engine](store, self.method)
         self._start, self._device = to_device(steps.start(self.method), device), device
 
     def __call__(self) -> Parts:
@@ -60,7 +60,7 @@ def fedavg(turns: int) -> Figure:
         "FedAvg, 20 clients, two convolutions",
         2.0,
         study,
-        Plain(Site.of(study), plain.fedavg),
+        Plain(ClientStore.of(study), plain.fedavg),
         "pool",
         ("sequential",),
         turns,
@@ -70,7 +70,7 @@ def fedavg(turns: int) -> Figure:
 def half_precision(turns: int) -> Figure:
     """A2: the same with networks that compute in bf16; its accuracy after some rounds beside float32's."""
     study, rounded = works.work_a(), works.work_a(precision="bf16")
-    sides = _sides(rounded, Plain(Site.of(study), plain.fedavg), ("pool",))
+    sides = _sides(rounded, Plain(ClientStore.of(study), plain.fedavg), ("pool",))
     exact, half = (_accuracy(each) for each in (study, rounded))
     times = take_turns(sides, turns)
     del times[PEAK]
@@ -89,7 +89,7 @@ def half_precision(turns: int) -> Figure:
 def fedrep(turns: int) -> Figure:
     """A3: FedRep with ten epochs on its heads."""
     study = works.work_a("fedrep", head_epochs=10)
-    opponent = Plain(Site.of(study), plain.fedrep(10), lambda model: model.base)
+    opponent = Plain(ClientStore.of(study), plain.fedrep(10), lambda model: model.base)
     return beside(
         "A3 FedRep",
         "FedRep, 10 head epochs on features computed once",
@@ -106,7 +106,7 @@ def fedcrc(turns: int) -> Figure:
     """A3: FedCRC with five epochs, as in its paper; compared after one, for more make rounding errors grow too far to compare."""
 
     def opponent(study: Study, epochs: int) -> Plain:
-        return Plain(Site.of(study), plain.fedcrc(epochs), lambda model: model.base)
+        return Plain(ClientStore.of(study), plain.fedcrc(epochs), lambda model: model.base)
 
     short, study = works.work_a("fedcrc"), works.work_a("fedcrc", epochs=5)
     what = "FedCRC, 5 epochs, heads on features computed once"
@@ -122,7 +122,7 @@ def fewer(turns: int) -> int:
 def linear_heads(turns: int) -> Figure:
     """A4: a hundred linear heads on features that are already there."""
     study = works.heads(method="fedrep", epochs=0, head_epochs=1)
-    opponent = Plain(Site.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
+    opponent = Plain(ClientStore.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
     with threads(1):
         return beside(
             "A4 linear",
@@ -139,7 +139,7 @@ def linear_heads(turns: int) -> Figure:
 def small_networks(turns: int) -> Figure:
     """A4: a hundred networks with one hidden layer."""
     study = works.heads(hidden=100)
-    opponent = Plain(Site.of(study), plain.fedavg)
+    opponent = Plain(ClientStore.of(study), plain.fedavg)
     with threads(1):
         return beside(
             "A4 MLP",
@@ -196,16 +196,16 @@ def _share(study: Study, times: Times, peak: Times) -> float | None:
     """Of the GEMM peak, for one epoch of a whole network; None for methods that do something else."""
     if study.recipe.method.name != "fedavg":
         return None
-    site = Site.of(study)
-    images = sum(map(site.samples, site))
-    return images * flops(site) / times.least / 1e9 / gemm_peak(peak)
+    store = ClientStore.of(study)
+    images = sum(map(store.samples, store))
+    return images * flops(store) / times.least / 1e9 / gemm_peak(peak)
 
 
 @torch.enable_grad()
-def flops(site: Site) -> float:
+def flops(store: ClientStore) -> float:
     """Floating point operations of one image, forward and backward."""
-    model, batch = Model(site), 4
-    x, y = torch.zeros(batch, *site.settings.spec.input.shape), torch.zeros(batch, dtype=torch.int64)
+    model, batch = Model(store), 4
+    x, y = torch.zeros(batch, *store.settings.spec.input.shape), torch.zeros(batch, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(x), y).backward()
     return counter.get_total_flops() / batch

@@ -24,7 +24,7 @@ TICKS = 1_000_000  # whole numbers, which a checkpoint keeps as they are
 
 
 @dataclass(frozen=True)
-class Task:
+class Assignment:
     """What a client works on: the round that it was asked in, what it received, and for how many ticks more."""
 
     round: int
@@ -40,7 +40,7 @@ class DelayedFleet(Fleet):
     ) -> None:
         self._fleet, self._method, self._seed = fleet, method, seed
         self._size, self._most = buffer_size, max_staleness
-        self._tasks: dict[ClientId, Task] = {}
+        self._assigned: dict[ClientId, Assignment] = {}
 
     def clients(self) -> Sequence[ClientId]:
         return self._fleet.clients()
@@ -49,18 +49,18 @@ class DelayedFleet(Fleet):
         return self._fleet.trainable()
 
     def at_work(self) -> Collection[ClientId]:
-        return self._tasks.keys()
+        return self._assigned.keys()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step == "train":
             return self._train(round, downs)
         if step == "personalise":
-            self._tasks = {}
+            self._assigned = {}
         return self._fleet.each(step, round, method, downs)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
         for client, own in self._fleet.personal_state():
-            yield client, {**own, **_kept(self._tasks[client])} if client in self._tasks else own
+            yield client, {**own, **_kept(self._assigned[client])} if client in self._assigned else own
 
     def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
         self._fleet.restore(self._taken_up(states))
@@ -68,14 +68,14 @@ class DelayedFleet(Fleet):
     def _train(self, round: int, downs: Downs) -> Iterator[Update]:
         for client in downs:
             takes = abs(generator(self._seed, "delay", round, client).normal())
-            self._tasks[client] = Task(round, downs[client], int(takes * TICKS))
-        first = sorted(self._tasks, key=lambda client: (self._tasks[client].left, client))[: self._size]
-        done = {client: self._tasks.pop(client) for client in first}
-        passed = max((task.left for task in done.values()), default=0)
-        self._tasks = {
-            client: replace(task, left=task.left - passed)
-            for client, task in self._tasks.items()
-            if round - task.round < self._most
+            self._assigned[client] = Assignment(round, downs[client], int(takes * TICKS))
+        first = sorted(self._assigned, key=lambda client: (self._assigned[client].left, client))[: self._size]
+        done = {client: self._assigned.pop(client) for client in first}
+        passed = max((assigned.left for assigned in done.values()), default=0)
+        self._assigned = {
+            client: replace(assigned, left=assigned.left - passed)
+            for client, assigned in self._assigned.items()
+            if round - assigned.round < self._most
         }
         by_round = sorted(done, key=lambda client: (done[client].round, client))
         for began, group in groupby(by_round, key=lambda client: done[client].round):
@@ -89,10 +89,10 @@ class DelayedFleet(Fleet):
         for client, own in states:
             if TASK in own:
                 down = {name.removeprefix(START): p for name, p in own.items() if name.startswith(START)}
-                self._tasks[client] = Task(int(own[TASK]["round"]), down, int(own[TASK]["left"]))
+                self._assigned[client] = Assignment(int(own[TASK]["round"]), down, int(own[TASK]["left"]))
             yield client, {n: p for n, p in own.items() if n != TASK and not n.startswith(START)}
 
 
-def _kept(task: Task) -> Parts:
-    numbers = {"round": torch.tensor(task.round), "left": torch.tensor(task.left)}
-    return {TASK: numbers, **{START + name: params for name, params in task.down.items()}}
+def _kept(assigned: Assignment) -> Parts:
+    numbers = {"round": torch.tensor(assigned.round), "left": torch.tensor(assigned.left)}
+    return {TASK: numbers, **{START + name: params for name, params in assigned.down.items()}}

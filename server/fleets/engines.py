@@ -21,11 +21,11 @@ from edge_fl.methods import steps
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from server.fleets import folders, processes, vector
+from server.fleets.client_store import ClientStore
 from server.fleets.fleet import ClientId, Fleet
 from server.fleets.pool import PoolFleet
 from server.fleets.ray import RayFleet
 from server.fleets.sequential import SequentialFleet
-from server.fleets.site import Site
 from server.fleets.vector import VectorFleet
 
 IN_MEMORY_BYTES = 1 << 30  # personal parts of all clients beyond which they are kept in files
@@ -35,7 +35,7 @@ PROBE_BATCHES, PROBE_CLIENTS = 2, 16
 START_S = 4.0  # until the worker processes have imported torch
 CLEARLY = 1.5  # how many times as fast the vectorised engine must be
 
-Build = Callable[[Site, Method], Fleet]
+Build = Callable[[ClientStore, Method], Fleet]
 
 
 @dataclass(frozen=True)
@@ -45,34 +45,36 @@ class Effort:
     rounds: int
     cohort: CohortConfig = CohortConfig()
 
-    def samples(self, site: Site) -> float:
+    def samples(self, store: ClientStore) -> float:
         """Samples of all local updates together, one epoch each."""
-        return self.rounds * self.cohort.participation * sum(map(site.samples, site))
+        return self.rounds * self.cohort.participation * sum(map(store.samples, store))
 
 
-def build(engine: Engine, site: Site, method: Method, effort: Effort, say: Callable[[str], None]) -> Fleet:
+def build(
+    engine: Engine, store: ClientStore, method: Method, effort: Effort, say: Callable[[str], None]
+) -> Fleet:
     """The fleet of an engine; for "auto" of the one that is chosen, and `say` hears which and why. Raises ConfigError."""
     if engine == "auto":
-        engine, why = choose(site, method, effort)
+        engine, why = choose(store, method, effort)
         say(f"engine: {engine} ({why})")
-    return ENGINES[engine](site, method)
+    return ENGINES[engine](store, method)
 
 
-def choose(site: Site, method: Method, effort: Effort) -> tuple[Engine, str]:
+def choose(store: ClientStore, method: Method, effort: Effort) -> tuple[Engine, str]:
     """(engine, why) after a few steps of the run's own clients."""
     if multiprocessing.parent_process() is not None:
         return "sequential", "this process is one of several"
     method = replace(method, privacy=PrivacyConfig())  # a calibration sends nothing
-    gpu = site.device != "cpu"
+    gpu = store.device != "cpu"
     if gpu and not vector.unable(method):
-        return "vector", f"many clients at once on {site.device}"
-    samples = effort.samples(site)
-    probe = _probe(site, 1)
+        return "vector", f"many clients at once on {store.device}"
+    samples = effort.samples(store)
+    probe = _probe(store, 1)
     here = _seconds(SequentialFleet(probe, method), method, probe) * samples
     if here < SHORT_S or gpu:
         return "sequential", f"about {_about(here)} in all"
-    expected = {"sequential": here, "pool": _pooled(site, method, effort, probe)}
-    if not vector.unable(method) and (many := _probe(site, _affordable(here / samples, site))):
+    expected = {"sequential": here, "pool": _pooled(store, method, effort, probe)}
+    if not vector.unable(method) and (many := _probe(store, _affordable(here / samples, store))):
         fleet = VectorFleet(many, method)
         together = _seconds(fleet, method, many) * samples
         expected |= {} if fleet.fallback else {"vector": together}
@@ -81,21 +83,21 @@ def choose(site: Site, method: Method, effort: Effort) -> tuple[Engine, str]:
     return best, f"about {_about(expected[best])}; {others}"  # type: ignore[return-value]
 
 
-def _pooled(site: Site, method: Method, effort: Effort, probe: Mapping[ClientId, Client]) -> float:
+def _pooled(store: ClientStore, method: Method, effort: Effort, probe: Mapping[ClientId, Client]) -> float:
     """Seconds of the pool: its workers have one thread each, and no round is shorter than its longest client."""
     with processes.threads(1):
         each = _seconds(SequentialFleet(probe, method), method, probe)
-    share = effort.samples(site) / processes.cores()
-    longest = effort.rounds * max(map(site.samples, site))
+    share = effort.samples(store) / processes.cores()
+    longest = effort.rounds * max(map(store.samples, store))
     started = 0.0 if processes.running(processes.cores()) else START_S
     return started + each * max(share, longest)
 
 
-def _probe(site: Site, clients: int) -> dict[ClientId, Client]:
+def _probe(store: ClientStore, clients: int) -> dict[ClientId, Client]:
     """Some clients of middling size, with a few batches of their data."""
-    order = sorted(site, key=site.samples)
+    order = sorted(store, key=store.samples)
     start = max((len(order) - clients) // 2, 0)
-    return {id: _shortened(site[id]) for id in order[start : start + clients]}
+    return {id: _shortened(store[id]) for id in order[start : start + clients]}
 
 
 def _shortened(client: Client) -> Client:
@@ -103,10 +105,10 @@ def _shortened(client: Client) -> Client:
     return replace(client, data=replace(client.data, train=client.data.train.take(first)))
 
 
-def _affordable(seconds_a_sample: float, site: Site) -> int:
+def _affordable(seconds_a_sample: float, store: ClientStore) -> int:
     """How many clients can be tried at once; none where single steps take so long that calls do not matter."""
-    each = seconds_a_sample * PROBE_BATCHES * site.settings.spec.method.batch_size
-    return min(int(PROBE_S / max(each, 1e-9) / 2), PROBE_CLIENTS, len(site))
+    each = seconds_a_sample * PROBE_BATCHES * store.settings.spec.method.batch_size
+    return min(int(PROBE_S / max(each, 1e-9) / 2), PROBE_CLIENTS, len(store))
 
 
 def _seconds(fleet: Fleet, method: Method, clients: Mapping[ClientId, Client]) -> float:
@@ -127,24 +129,24 @@ def _about(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _sequential(site: Site, method: Method) -> Fleet:
-    return _kept(SequentialFleet, dict(site), method)
+def _sequential(store: ClientStore, method: Method) -> Fleet:
+    return _kept(SequentialFleet, dict(store), method)
 
 
-def _vector(site: Site, method: Method) -> Fleet:
-    return _kept(VectorFleet, dict(site), method)
+def _vector(store: ClientStore, method: Method) -> Fleet:
+    return _kept(VectorFleet, dict(store), method)
 
 
-def _pool(site: Site, method: Method) -> Fleet:
-    if site.device != "cpu":
+def _pool(store: ClientStore, method: Method) -> Fleet:
+    if store.device != "cpu":
         raise ConfigError(
-            f"engine 'pool': computes on the CPU, not on {site.device}; use 'vector'; nothing was started"
+            f"engine 'pool': computes on the CPU, not on {store.device}; use 'vector'; nothing was started"
         )
-    return PoolFleet(site)
+    return PoolFleet(store)
 
 
-def _ray(site: Site, method: Method) -> Fleet:
-    return _kept(RayFleet, site, method)
+def _ray(store: ClientStore, method: Method) -> Fleet:
+    return _kept(RayFleet, store, method)
 
 
 def _kept(kind: Any, clients: Mapping[ClientId, Client], method: Method) -> Fleet:

@@ -19,11 +19,11 @@ from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from server.fleets import processes, schedule, worker
+from server.fleets.client_store import ClientStore
 from server.fleets.fleet import Downs, Step
 from server.fleets.folders import make, until_gone
 from server.fleets.personal import Personal
 from server.fleets.simulated import SimulatedFleet
-from server.fleets.site import Site
 from server.fleets.worker import Done, Job
 
 AHEAD = 2  # clients under way per worker: workers stay busy and memory stays bounded
@@ -34,15 +34,15 @@ SILENCE_S = 3600.0  # a run ends when no client has finished for so long
 
 
 class PoolFleet(SimulatedFleet):
-    """The clients of a site, trained by `workers` processes (0: one per core). Its files go when it goes."""
+    """The clients of a store, trained by `workers` processes (0: one per core). Its files go when it goes."""
 
-    def __init__(self, site: Site, *, workers: int = 0) -> None:
-        self._site, self._workers = site, workers or processes.cores()
+    def __init__(self, store: ClientStore, *, workers: int = 0) -> None:
+        self._store, self._workers = store, workers or processes.cores()
         self._folder = until_gone(self, make())
         self._travelling = until_gone(self, make(_in_memory()))
-        site.save(self._folder)
-        personal = Personal(build_method(site.settings.spec), self._folder / worker.PERSONAL)
-        super().__init__(site.settings.clients, personal)
+        store.save(self._folder)
+        personal = Personal(build_method(store.settings.spec), self._folder / worker.PERSONAL)
+        super().__init__(store.settings.clients, personal)
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Updates as they come, with a bounded number of clients under way; the work of a worker that died is done again."""
@@ -83,7 +83,7 @@ class PoolFleet(SimulatedFleet):
         """Jobs, the longest first; a broadcast that is the same as the one before is not written again."""
         written: Parts | None = None
         path = self._travelling
-        for number, client in enumerate(schedule.largest_first(downs, self._site.samples)):
+        for number, client in enumerate(schedule.largest_first(downs, self._store.samples)):
             down = downs[client]
             if written is None or not schedule.identical(down, written):
                 path = self._travelling / f"down-{step}-{round}-{number}.safetensors"

@@ -22,11 +22,11 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from server.fleets import processes, schedule
+from server.fleets.client_store import ClientStore
 from server.fleets.fleet import ClientId, Downs, Step
 from server.fleets.personal import Personal
 from server.fleets.sequential import SequentialFleet
 from server.fleets.simulated import SimulatedFleet
-from server.fleets.site import Site
 from server.fleets.vector import VectorFleet
 
 AHEAD = 2  # pieces of work under way per worker
@@ -38,21 +38,23 @@ Arrays = dict[str, dict[str, np.ndarray]]
 
 
 class RayFleet(SimulatedFleet):
-    """The clients of a site on a Ray cluster; `workers` are those to start where there is no cluster yet (0: one per core)."""
+    """The clients of a store on a Ray cluster; `workers` are those to start where there is no cluster yet (0: one per core)."""
 
-    def __init__(self, site: Site, method: Method, folder: Path | None = None, *, workers: int = 0) -> None:
-        super().__init__(site.settings.clients, Personal(method, folder))
-        self._ray, self._site = _connected(workers), site
-        gpus = int(self._ray.cluster_resources().get("GPU", 0)) if site.device == "cuda" else 0
+    def __init__(
+        self, store: ClientStore, method: Method, folder: Path | None = None, *, workers: int = 0
+    ) -> None:
+        super().__init__(store.settings.clients, Personal(method, folder))
+        self._ray, self._store = _connected(workers), store
+        gpus = int(self._ray.cluster_resources().get("GPU", 0)) if store.device == "cuda" else 0
         self._workers = gpus or int(self._ray.cluster_resources()["CPU"])
         self._chunk = CHUNK if gpus else 1
         needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         self._work = self._ray.remote(max_retries=TRIES, **needs)(work)
-        self._placed = self._ray.put(site)
+        self._placed = self._ray.put(store)
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Updates as they come, with a bounded number of clients under way."""
-        order = schedule.largest_first(downs, self._site.samples)
+        order = schedule.largest_first(downs, self._store.samples)
         running: list[Any] = []
         put = _PutOnce(self._ray)
         while True:
@@ -86,9 +88,9 @@ def work(
     """One step of some clients, in a process of Ray's: (client, broadcast, personal parts) -> (client, samples, up, metrics, own)."""
     import ray
 
-    site, method, fleet = _run(placed[0])
+    store, method, fleet = _run(placed[0])
     fleet.restore((id, from_arrays(own)) for id, _, own in given)
-    downs = {id: to_device(from_arrays(ray.get(down)), site.device) for id, down, _ in given}
+    downs = {id: to_device(from_arrays(ray.get(down)), store.device) for id, down, _ in given}
     done = []
     for update in fleet.each(step, round, method.at(max(round, 1)), downs):
         id, parts, own = update.client, to_arrays(update.parts), to_arrays(fleet.personal.get(update.client))
@@ -98,18 +100,18 @@ def work(
 
 
 @lru_cache(maxsize=1)
-def _run(placed: Any) -> tuple[Site, Method, SequentialFleet | VectorFleet]:
+def _run(placed: Any) -> tuple[ClientStore, Method, SequentialFleet | VectorFleet]:
     """What lasts from one piece of work to the next; a process keeps that of the last run it worked for."""
     import ray
     import torch
 
-    site: Site = ray.get(placed)
-    method = build_method(site.settings.spec)
-    method.net.to(site.device)
-    if site.device == "cuda":
-        return site, method, VectorFleet(site, method)
+    store: ClientStore = ray.get(placed)
+    method = build_method(store.settings.spec)
+    method.net.to(store.device)
+    if store.device == "cuda":
+        return store, method, VectorFleet(store, method)
     torch.set_num_threads(1)
-    return site, method, SequentialFleet(site, method)
+    return store, method, SequentialFleet(store, method)
 
 
 class _PutOnce:

@@ -1,7 +1,7 @@
 """The vectorised fleet: chunks of clients as one batched computation by torch.func.vmap; for GPUs, heads and small networks.
 
 Where a client's step runs: `_chunk`, once for all clients of a chunk. Clients of similar size share a chunk, so that padding stays
-small; how many fit is found by `Room`.
+small; how many fit is found by `ClientCapacity`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from edge_fl.learn.tree import Parts, first_not_finite
 from edge_fl.methods import steps, transit
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
-from server.fleets import room, schedule
+from server.fleets import capacity, schedule
+from server.fleets.capacity import ClientCapacity
 from server.fleets.fleet import ClientId, Downs, Step
-from server.fleets.room import Room
 from server.fleets.sequential import SequentialFleet
 from server.fleets.simulated import SimulatedFleet
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 class VectorFleet(SimulatedFleet):
     """Simulated clients as in the sequential fleet; `train` is vectorised where the method allows, the rest is the reference's own.
 
-    `chunk` is the most clients that are trained as one, 0 for what `Room` finds.
+    `chunk` is the most clients that are trained as one, 0 for what `ClientCapacity` finds.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class VectorFleet(SimulatedFleet):
         self._reference = SequentialFleet(clients, method, folder)
         super().__init__(self._reference.clients(), self._reference.personal)
         self._clients = clients
-        self.room = Room(next(iter(clients.values())).device, chunk)
+        self.capacity = ClientCapacity(next(iter(clients.values())).device, chunk)
         self.fallback = ""
         if reason := unable(method):
             self._give_up(method, reason)
@@ -62,17 +62,17 @@ class VectorFleet(SimulatedFleet):
         for window in schedule.windows(downs):
             chunks, planned_for = [list(window)], 0
             while chunks:
-                if self.room.clients != planned_for:
-                    planned_for = self.room.clients
+                if self.capacity.clients != planned_for:
+                    planned_for = self.capacity.clients
                     chunks = schedule.alike(
-                        list(chain(*chunks)), self._batches, planned_for, self.room.overhead
+                        list(chain(*chunks)), self._batches, planned_for, self.capacity.overhead
                     )
                 try:
-                    with self.room.measured(len(chunks[-1])):
+                    with self.capacity.measured(len(chunks[-1])):
                         updates = self._chunk(round, method, chunks[-1], downs)
                 except Exception as error:
-                    if room.is_full(error):
-                        self.room.halve(len(chunks[-1]), error)
+                    if capacity.is_full(error):
+                        self.capacity.halve(len(chunks[-1]), error)
                         continue
                     if not refused(error):
                         raise

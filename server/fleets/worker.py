@@ -16,10 +16,10 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
+from server.fleets.client_store import ClientStore
 from server.fleets.fleet import ClientId, Step
 from server.fleets.personal import Personal
 from server.fleets.simulated import take_step
-from server.fleets.site import Site
 
 PERSONAL = "personal"
 
@@ -47,10 +47,10 @@ class Done:
 
 def work(job: Job) -> Done:
     """One client's step."""
-    site, method, personal = _run(job.folder)
+    store, method, personal = _run(job.folder)
     now = method.at(max(job.round, 1))
     update, own = take_step(
-        job.step, site[job.client], now, job.round, _down(job.down), personal.get(job.client)
+        job.step, store[job.client], now, job.round, _down(job.down), personal.get(job.client)
     )
     if job.step != "evaluate" and own:
         job.own.write_bytes(tensors.pack(to_arrays(own)))
@@ -73,11 +73,11 @@ def collect(job: Job, done: Done, personal: Personal) -> Update:
 
 
 @lru_cache(maxsize=1)
-def _run(folder: Path) -> tuple[Site, Method, Personal]:
+def _run(folder: Path) -> tuple[ClientStore, Method, Personal]:
     """What lasts from job to job; a process keeps that of the last run it worked for."""
-    site = Site.load(folder)
-    method = build_method(site.settings.spec)
-    return site, method, Personal(method, folder / PERSONAL)
+    store = ClientStore.load(folder)
+    method = build_method(store.settings.spec)
+    return store, method, Personal(method, folder / PERSONAL)
 
 
 @lru_cache(maxsize=2)

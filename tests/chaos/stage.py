@@ -45,8 +45,8 @@ from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Transport
-from server.request import RunRequest
 from server import fleet_run
+from server.request import RunRequest
 from server.results import Results
 
 TOPICS = Topics("main")

@@ -41,8 +41,8 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server.request import RunRequest
 from server import fleet_run
+from server.request import RunRequest
 from server.results import Results
 from server.wire.reader import Connect
 

@@ -60,7 +60,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     fleet = VectorFleet(clients, method, chunk=CLIENTS)
     found = trained(fleet, down)
-    assert fleet.room.clients < CLIENTS, "it all fitted"
+    assert fleet.capacity.clients < CLIENTS, "it all fitted"
     for id, update in expected.items():
         for name, value in update.parts["sums"].items():
             assert torch.isclose(found[id].parts["sums"][name], value, atol=1e-3), (id, name)

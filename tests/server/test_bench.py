@@ -15,7 +15,7 @@ from server.bench import cli, cohort, gpu, messages, picture, plain, releasing, 
 from server.bench.figures import Figure, Report
 from server.bench.measure import Machine, Times, gemm_peak, tree_bytes
 from server.bench.plain import Plain
-from server.fleets.site import Site
+from server.fleets.client_store import ClientStore
 
 MACHINE = Machine(2, 1, (0.5, 1.5), 100.0, "2.15", "cpu")
 
@@ -32,7 +32,7 @@ def figure(**changes: object) -> Figure:
 def small(model: str = "", **changes: object) -> Figure:
     """Two or three small clients trained by the sequential engine, beside the plain loop."""
     study = works.work_a(model=model, clients=2, samples=16) if model else works.heads(clients=3, samples=60)
-    opponent = Plain(Site.of(study), plain.fedavg)
+    opponent = Plain(ClientStore.of(study), plain.fedavg)
     for name, value in changes.items():
         setattr(opponent, name, value)
     return training.beside("A1", "small clients", 2.0, study, opponent, "sequential", (), 1)

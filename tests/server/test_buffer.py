@@ -12,10 +12,10 @@ from edge_fl.learn.mean import Update
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method, steps
 from server import checkpoint, cohort, rounds
-from server.request import prepare
 from server.fleets.delayed import DelayedFleet
 from server.fleets.sequential import SequentialFleet
 from server.registry import reports, runs
+from server.request import prepare
 from server.rounds import Plan
 
 IDS = tuple(f"c{number}" for number in range(8))

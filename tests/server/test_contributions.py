@@ -15,8 +15,8 @@ from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from server import rounds
+from server.fleets.hybrid import HybridFleet
 from server.fleets.sequential import SequentialFleet
-from server.fleets.union import UnionFleet
 from server.rounds import Plan
 from server.wire.contributions import STALE, Contributions
 from tests.devices import graphs
@@ -199,7 +199,7 @@ def hybrid(bench, spec, remote: tuple[str, ...], local: tuple[str, ...], simulat
     for id in remote:
         bench.device(id)
     bench.wait_for(full=len(remote))
-    return method, UnionFleet(bench.fleet(spec, **limits), here)
+    return method, HybridFleet(bench.fleet(spec, **limits), here)
 
 
 def test_hybrid_equals_simulation_to_the_bit(bench):

@@ -18,7 +18,7 @@ from edge_fl.methods import names
 from server import simulate, study
 from server.simulate import Outcome
 from tests.server.elsewhere import ELSEWHERE, There, elsewhere, held
-from tests.server.test_engines import Build, outcome, sequential, site, vectorised
+from tests.server.test_engines import Build, outcome, sequential, store, vectorised
 
 TINY = config.with_settings(
     Recipe(name="tiny"),
@@ -44,7 +44,7 @@ def run(device: str, *settings: str) -> Outcome:
     "name", [pytest.param(name, marks=[] if name == "fedcrc" else pytest.mark.slow) for name in names()]
 )
 def test_every_method_trains_elsewhere(name: str, build: Build) -> None:
-    at = site(name)
+    at = store(name)
     with elsewhere():
         found, metrics = outcome(replace(at, device=ELSEWHERE), build)
     expected, expected_metrics = outcome(at, build)

@@ -28,11 +28,11 @@ from edge_fl.methods import METHODS, build_method, names, steps
 from edge_fl.methods.method import Method
 from server import rounds
 from server.fleets import engines, processes
+from server.fleets.client_store import ClientStore, Settings
 from server.fleets.engines import Effort
 from server.fleets.fleet import Fleet
 from server.fleets.pool import PoolFleet
 from server.fleets.sequential import SequentialFleet
-from server.fleets.site import Settings, Site
 from server.fleets.vector import VectorFleet
 from server.rounds import Plan
 from tests.edge_fl.methods import toy
@@ -43,7 +43,7 @@ STEADIER: dict[str, dict[str, Any]] = {"dualfed": {"batch_size": 64, "options": 
 CANNOT_BE_VECTORISED = {"fedala"}  # how long it learns its weights depends on their values
 CONVOLUTIONS = ModelConfig("cnn-tiny", {"feature_dim": 32, "width": 4})
 
-Build = Callable[[Site], Fleet]
+Build = Callable[[ClientStore], Fleet]
 Leaves = dict[tuple[str, ...], torch.Tensor]
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -57,9 +57,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def site(
+def store(
     name: str, model: ModelConfig = CONVOLUTIONS, precision: str = "fp32", momentum: float = 0.5
-) -> Site:
+) -> ClientStore:
     """The toy federation as the engines get it, under a method."""
     clients = toy.clients()
     parts = [part for c in clients.values() for part in (c.data.train, c.data.validation, c.data.test)]
@@ -71,10 +71,10 @@ def site(
     config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
     spec = TaskSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-    return Site(Settings(spec, tuple(clients), precision), x, y, split)
+    return ClientStore(Settings(spec, tuple(clients), precision), x, y, split)
 
 
-def two_rounds(at: Site, fleet: Fleet) -> tuple[Method, Parts]:
+def two_rounds(at: ClientStore, fleet: Fleet) -> tuple[Method, Parts]:
     """With most clients in each: (method, shared parts)."""
     method = build_method(at.settings.spec)
     method.net.to(at.device)
@@ -85,13 +85,13 @@ def two_rounds(at: Site, fleet: Fleet) -> tuple[Method, Parts]:
     return method, shared
 
 
-def trained(at: Site, fleet: Fleet) -> Leaves:
+def trained(at: ClientStore, fleet: Fleet) -> Leaves:
     """Shared and personal parts after two rounds."""
     _, shared = two_rounds(at, fleet)
     return tree.leaves({"shared": shared, "own": dict(fleet.personal_state())})
 
 
-def outcome(at: Site, build: Build) -> tuple[Leaves, Metrics]:
+def outcome(at: ClientStore, build: Build) -> tuple[Leaves, Metrics]:
     """Shared and personal parts, and metrics, after two rounds and the closing step."""
     fleet = build(at)
     method, shared = two_rounds(at, fleet)
@@ -99,21 +99,21 @@ def outcome(at: Site, build: Build) -> tuple[Leaves, Metrics]:
     return tree.leaves({"shared": shared, "own": dict(fleet.personal_state())}), metrics
 
 
-def sequential(at: Site) -> Fleet:
+def sequential(at: ClientStore) -> Fleet:
     return SequentialFleet(dict(at), build_method(at.settings.spec))
 
 
-def vectorised(at: Site) -> VectorFleet:
+def vectorised(at: ClientStore) -> VectorFleet:
     return VectorFleet(dict(at), build_method(at.settings.spec), chunk=3)
 
 
-def pooled(at: Site) -> Fleet:
+def pooled(at: ClientStore) -> Fleet:
     return PoolFleet(at, workers=2)
 
 
 @cache
 def reference(name: str) -> tuple[Leaves, Metrics]:
-    return outcome(site(name), sequential)
+    return outcome(store(name), sequential)
 
 
 def difference(found: Leaves, expected: Leaves) -> float:
@@ -127,7 +127,7 @@ def difference(found: Leaves, expected: Leaves) -> float:
 
 @pytest.mark.parametrize("name", names())
 def test_the_pool_equals_the_reference_to_the_bit(name: str) -> None:
-    found, metrics = outcome(site(name), pooled)
+    found, metrics = outcome(store(name), pooled)
     expected, expected_metrics = reference(name)
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[path]) for path, tensor in found.items())
@@ -136,7 +136,7 @@ def test_the_pool_equals_the_reference_to_the_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> None:
-    at = site(name)
+    at = store(name)
     fleet = vectorised(at)
     assert difference(trained(at, fleet), trained(at, sequential(at))) < TOLERANCE
     assert bool(fleet.fallback) == (name in CANNOT_BE_VECTORISED)
@@ -145,7 +145,7 @@ def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> No
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
 def test_engines_agree_on_a_network_that_knows_its_gradient(name: str, precision: str) -> None:
-    at = site(name, ModelConfig("cnn-tiny", {"width": 4, "norm": False}), precision, momentum=0.0)
+    at = store(name, ModelConfig("cnn-tiny", {"width": 4, "norm": False}), precision, momentum=0.0)
     method = build_method(at.settings.spec)
     assert method.net.extractor.chain and method.net.head.chain
     expected = trained(at, sequential(at))
@@ -155,35 +155,35 @@ def test_engines_agree_on_a_network_that_knows_its_gradient(name: str, precision
 
 def test_a_method_that_cannot_be_vectorised_says_so(caplog: pytest.LogCaptureFixture) -> None:
     assert {name for name, method in METHODS.items() if not method.vectorises} == CANNOT_BE_VECTORISED
-    vectorised(site("fedala"))
+    vectorised(store("fedala"))
     assert "trained client by client: its local update depends on values" in caplog.text
 
 
 def test_a_network_that_cannot_be_vectorised_is_trained_client_by_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    at = site("fedavg", ModelConfig("tests.server.networks:Asking"))
+    at = store("fedavg", ModelConfig("tests.server.networks:Asking"))
     assert difference(outcome(at, vectorised)[0], outcome(at, sequential)[0]) == 0
     assert "trained client by client" in caplog.text
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_who_shares_a_chunk_does_not_matter(chunk: int) -> None:
-    at = site("fedcrc")
+    at = store("fedcrc")
     fleet = VectorFleet(dict(at), build_method(at.settings.spec), chunk=chunk)
     assert difference(trained(at, fleet), trained(at, sequential(at))) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", [SequentialFleet, VectorFleet])
 def test_personal_parts_in_files_are_those_in_memory(kind: Any, tmp_path: Path) -> None:
-    in_memory = outcome(site("ditto"), lambda at: kind(at, build_method(at.settings.spec)))[0]
-    in_files = outcome(site("ditto"), lambda at: kind(at, build_method(at.settings.spec), tmp_path))[0]
+    in_memory = outcome(store("ditto"), lambda at: kind(at, build_method(at.settings.spec)))[0]
+    in_files = outcome(store("ditto"), lambda at: kind(at, build_method(at.settings.spec), tmp_path))[0]
     assert difference(in_files, in_memory) == 0
     assert {path.stem for path in tmp_path.iterdir()} == set(toy.clients())
 
 
 def test_updates_of_the_pool_are_taken_on_one_thread_and_the_others_given_back() -> None:
-    at = site("fedavg")
+    at = store("fedavg")
     method, fleet = build_method(at.settings.spec), pooled(at)
     downs = dict.fromkeys(fleet.clients(), steps.start(method))
     with processes.threads(2):
@@ -196,7 +196,7 @@ def test_updates_of_the_pool_are_taken_on_one_thread_and_the_others_given_back()
 
 def test_a_worker_that_dies_in_mid_round_changes_nothing(tmp_path: Path) -> None:
     marker = tmp_path / "armed"
-    at = site("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
+    at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
     undisturbed = outcome(at, sequential)[0]
     marker.touch()
     disturbed = outcome(at, pooled)[0]
@@ -206,7 +206,7 @@ def test_a_worker_that_dies_in_mid_round_changes_nothing(tmp_path: Path) -> None
 
 def test_a_client_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
     marker = tmp_path / "armed"
-    at = site("fedavg", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker), "always": True}))
+    at = store("fedavg", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker), "always": True}))
     marker.touch()
     with pytest.raises(RunError, match=r"round 1, client c\d: its worker died 3 times"):
         outcome(at, pooled)
@@ -233,7 +233,7 @@ def test_a_chunk_that_does_not_fit_into_memory_is_halved() -> None:
 def test_half_precision_trains_nearly_the_same_and_keeps_everything_in_float32(
     precision: str, build: Build
 ) -> None:
-    at = site("fedcrl", precision=precision)
+    at = store("fedcrl", precision=precision)
     found, metrics = outcome(at, build)
     assert 1e-6 < difference(found, reference("fedcrl")[0]) < 0.2
     assert all(t.dtype == reference("fedcrl")[0][path].dtype for path, t in found.items())
@@ -241,13 +241,13 @@ def test_half_precision_trains_nearly_the_same_and_keeps_everything_in_float32(
 
 
 def test_a_short_run_is_not_worth_an_engine() -> None:
-    at = site("fedavg")
+    at = store("fedavg")
     engine, why = engines.choose(at, build_method(at.settings.spec), Effort(2))
     assert engine == "sequential" and "in all" in why
 
 
 def test_for_a_long_run_the_fastest_is_chosen_and_compared_with_the_others() -> None:
-    at, said = site("fedavg"), list[str]()
+    at, said = store("fedavg"), list[str]()
     fleet = engines.build("auto", at, build_method(at.settings.spec), Effort(10**6), said.append)
     assert len(said) == 1 and said[0].startswith("engine: ")
     assert all(name in said[0] for name in ("sequential", "pool", "vector"))
@@ -255,7 +255,7 @@ def test_for_a_long_run_the_fastest_is_chosen_and_compared_with_the_others() -> 
 
 
 def test_unseen_clients_do_not_train() -> None:
-    at = site("fedavg")
+    at = store("fedavg")
     at = replace(at, settings=Settings(at.settings.spec, ("c0", "c2")))
     for build in (sequential, vectorised, pooled):
         assert list(build(at).clients()) == ["c0", "c2"]
@@ -272,10 +272,10 @@ def test_ray_equals_the_pool_with_one_of_two_workers_killed_in_mid_round(ray: An
     from server.fleets.ray import RayFleet
 
     marker = tmp_path / "armed"
-    at = site("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
+    at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
     expected, expected_metrics = outcome(at, pooled)
 
-    def spread(at: Site) -> Fleet:
+    def spread(at: ClientStore) -> Fleet:
         return RayFleet(at, build_method(at.settings.spec), workers=2)
 
     undisturbed, metrics = outcome(at, spread)

@@ -26,10 +26,10 @@ from edge_fl.config import (
 from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError, StoppedError
 from edge_fl.learn.tree import same
 from edge_fl.wire.messages import ServerState, Want, decode
-from server.request import RunRequest
 from server import checkpoint, fleet_run
 from server.registry import Database, devices, releases, reports, rollouts, runs
 from server.release.stages import CAREFUL, CAREFUL_FROM, EVERYBODY
+from server.request import RunRequest
 from server.results import Results
 from server.serving import connected
 from server.wire.journal import Journal
@@ -130,7 +130,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     needed = json.loads((path / "artefacts" / "release-2.json").read_text())["extractor"]["sha256"]
     chunks = [payload for topic, payload in kept.items() if topic.startswith(f"art/{needed}/")]
     assert chunks
-    assert not [chunk for chunk in chunks if b".py" in chunk or str(task.__file__).encode() in chunk]
+    assert not [chunk for chunk in chunks if b".py" in chunk or str(fleet_run.__file__).encode() in chunk]
 
 
 def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_groups(stage, run_request, tmp_path):
@@ -347,4 +347,4 @@ def test_a_second_run_is_refused_while_one_is_online(stage, run_request):
 
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])
 def test_releases_come_after_the_first_round_and_every_so_often(every, due):
-    assert [round for round in range(1, 6) if task._is_due(round, every)] == due
+    assert [round for round in range(1, 6) if fleet_run._is_due(round, every)] == due

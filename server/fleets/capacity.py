@@ -20,7 +20,7 @@ CPU_OVERHEAD, GPU_OVERHEAD = 3.0, 128.0
 SHARE = 0.8  # of the free memory that is used
 
 
-class Room:
+class ClientCapacity:
     """`clients` that may be trained as one on a device now; `overhead` of a step there, counted in clients."""
 
     def __init__(self, device: str, clients: int = 0) -> None:

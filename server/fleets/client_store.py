@@ -1,6 +1,6 @@
-"""What a process needs to do the work of a run's clients: the method's spec, all images once, and who owns which.
+"""The clients of a run as any process can have them: the method's spec, all images once, and who owns which.
 
-A site is written to a folder once, from where any number of processes map the same images; a client is cut out of it when its turn comes.
+A store is written to a folder once, from where any number of processes map the same images; a client is cut out of it when its turn comes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The part of a site that is small: `clients` are those that train."""
+    """The part of a store that is small: `clients` are those that train."""
 
     spec: TaskSpec
     clients: tuple[ClientId, ...]
@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, eq=False)
-class Site(Mapping[ClientId, Client]):
+class ClientStore(Mapping[ClientId, Client]):
     """The clients of a run by id, each built from its rows of `x` uint8 [N, C, H, W] and `y` [N] when it is asked for."""
 
     settings: Settings
@@ -42,7 +42,7 @@ class Site(Mapping[ClientId, Client]):
     device: str = "cpu"
 
     @classmethod
-    def of(cls, study: Study, device: str = "cpu") -> Site:
+    def of(cls, study: Study, device: str = "cpu") -> ClientStore:
         """The clients of a study that train."""
         trained = tuple(id for id in study.split.clients if id not in set(study.unseen))
         samples = study.dataset.samples
@@ -51,7 +51,7 @@ class Site(Mapping[ClientId, Client]):
         )
 
     @classmethod
-    def load(cls, folder: Path, device: str = "cpu") -> Site:
+    def load(cls, folder: Path, device: str = "cpu") -> ClientStore:
         """What `save` wrote; images stay in their file."""
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=Settings)
         x, y = np.load(folder / X, mmap_mode="r"), np.load(folder / Y)

@@ -29,7 +29,7 @@ class Share(Mapping[ClientId, Parts]):
         return len(self._clients)
 
 
-class UnionFleet(Fleet):
+class HybridFleet(Fleet):
     """`devices` beside `simulated`; a device that has the name of a simulated client does not take part."""
 
     may_drop_out = True
