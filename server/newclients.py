@@ -87,7 +87,7 @@ def meet(model: Model, clients: Mapping[str, ClientData], device: str = "cpu") -
 
 
 @dataclass(frozen=True)
-class Lesson:
+class HeadTraining:
     """How a head learns a new task: `iterations` batches, its accuracy noted before the first and after `every` of them."""
 
     iterations: int = 100
@@ -102,7 +102,7 @@ def learn_task(
     shared: Parts,
     clients: Mapping[str, ClientData],
     classes: int,
-    lesson: Lesson,
+    training: HeadTraining,
     seed: int = 0,
     device: str = "cpu",
     watch: Watch = unwatched,
@@ -113,13 +113,13 @@ def learn_task(
 
     Raises MethodError for a method that shares no extractor or an unknown head, DataError for images of another shape.
     """
-    part = _head(method, classes, lesson)
+    part = _head(method, classes, training)
 
     def loss(head: Params, batch: Batch) -> Tensor:
         return cross_entropy(part(head, batch.x), batch.y, batch.mask)
 
     def step(carry: tuple[Params, Any], batch: Batch) -> tuple[Params, Any]:
-        return descend(loss, *carry, batch, lesson.optimiser)
+        return descend(loss, *carry, batch, training.optimiser)
 
     found: dict[int, Reports] = {}
     for fitted, (id, data) in enumerate(clients.items()):
@@ -129,12 +129,12 @@ def learn_task(
         if not method.unit_norm:
             train, test = _scaled(train, train), _scaled(test, train)
         y = torch.from_numpy(data.train.y).to(device)
-        batches = Batches(train, y, classes, lesson.batch_size, seed, 0, id)
+        batches = Batches(train, y, classes, training.batch_size, seed, 0, id)
         head = part.init()
-        carry = (head, lesson.optimiser.init(parameters(head)))
-        for done in range(0, lesson.iterations + 1, lesson.every):
+        carry = (head, training.optimiser.init(parameters(head)))
+        for done in range(0, training.iterations + 1, training.every):
             if done:
-                stage = {"stage": f"task.{done}", "epochs": lesson.every, "limit": lesson.every}
+                stage = {"stage": f"task.{done}", "epochs": training.every, "limit": training.every}
                 carry = scan(step, carry, batches, **stage)  # type: ignore[arg-type]
             predicted = part.frozen(carry[0], test).argmax(1).cpu().numpy()
             found.setdefault(done, {})[id] = {
@@ -145,14 +145,14 @@ def learn_task(
     return found
 
 
-def _head(method: Method, classes: int, lesson: Lesson) -> Part:
+def _head(method: Method, classes: int, training: HeadTraining) -> Part:
     if not method.exports:
         raise MethodError(
             f"{method.title}: shares no extractor, so no new task can use it; nothing was started"
         )
-    if lesson.head not in HEADS:
-        raise MethodError(f"head {lesson.head!r}: unknown{nearest(lesson.head, HEADS)}; nothing was started")
-    build = HEADS[lesson.head]
+    if training.head not in HEADS:
+        raise MethodError(f"head {training.head!r}: unknown{nearest(training.head, HEADS)}; nothing was started")
+    build = HEADS[training.head]
     net = replace(method.net, classes=classes).with_part(
         "task", lambda: build(method.net.feature_dim, classes)
     )

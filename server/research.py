@@ -189,11 +189,11 @@ def newtask(
         *_settings({"data.dataset": to, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
         'data.partition="dirichlet"', "data.unseen=0",
     ]))  # fmt: skip
-    lesson = newclients.Lesson(iterations, every=max(iterations // 10, 1), head=head)
+    training = newclients.HeadTraining(iterations, every=max(iterations // 10, 1), head=head)
     classes = len(task.dataset.classes)
     with Progress() as progress:
         found = newclients.learn_task(
-            old.method, old.shared, task.data(), classes, lesson, old.recipe.seed, watch=progress
+            old.method, old.shared, task.data(), classes, training, old.recipe.seed, watch=progress
         )
     rows = []
     for done, reports in found.items():

@@ -15,7 +15,7 @@ from edge_fl.learn.tree import Params
 from edge_fl.methods import build_method, steps
 from server import cohort, newclients, simulate
 from server import study as studies
-from server.newclients import Lesson, draw, learn_task, meet, newcomers_model
+from server.newclients import HeadTraining, draw, learn_task, meet, newcomers_model
 from server.rounds import RoundResult
 from server.simulate import Outcome
 
@@ -133,25 +133,25 @@ def new_task(study: studies.Study, classes: int) -> dict[str, ClientData]:
 def test_new_heads_learn_another_task_on_the_extractor_as_it_is(method: str, head: str) -> None:
     study, _, outcome = run(method)
     before = tree.clone(outcome.shared)
-    lesson = Lesson(iterations=40, every=20, head=head)
-    found = learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, lesson)
+    training = HeadTraining(iterations=40, every=20, head=head)
+    found = learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, training)
     assert tree.same(before, outcome.shared)
     assert list(found) == [0, 20, 40]
     means = [np.mean([r[metrics.PERSONAL_AFTER] for r in reports.values()]) for reports in found.values()]
     assert means[2] > 0.65 and means[2] > means[0]
-    assert learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, lesson) == found
+    assert learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, training) == found
 
 
 def test_a_new_task_that_does_not_fit_is_refused() -> None:
     study, _, outcome = run("fedavg")
     wide = Samples(np.zeros((4, 1, 9, 9), np.uint8), np.zeros(4, np.int64))
     with pytest.raises(DataError, match=r"\[1, 9, 9\], the extractor takes \[1, 8, 8\]"):
-        learn_task(outcome.method, outcome.shared, {"c0": ClientData(wide, wide, wide)}, 2, Lesson())
+        learn_task(outcome.method, outcome.shared, {"c0": ClientData(wide, wide, wide)}, 2, HeadTraining())
     with pytest.raises(MethodError, match="unknown"):
-        learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, Lesson(head="tree"))
+        learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, HeadTraining(head="tree"))
     _, _, alone = run("local")
     with pytest.raises(MethodError, match="shares no extractor"):
-        learn_task(alone.method, alone.shared, new_task(study, 2), 2, Lesson())
+        learn_task(alone.method, alone.shared, new_task(study, 2), 2, HeadTraining())
 
 
 def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:
