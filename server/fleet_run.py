@@ -36,7 +36,7 @@ from server.ledger import Ledger
 from server.registry import Database, releases, reports, runs
 from server.registry.records import ReleaseRecord
 from server.release import quantise, website
-from server.release.export import Smaller
+from server.release.export import Quantiser
 from server.release.refusal import Refusal
 from server.release.rollout import Rollout
 from server.request import RunRequest, RunSetup, data_hash, prepare
@@ -145,7 +145,7 @@ def _rollout(
         setup.device,
         plan=recipe.release.rollout,
         db=server.journal.db,
-        smaller=_smaller(setup, progress),
+        quantiser=_quantiser(setup, progress),
         watch=progress,
     )
 
@@ -299,13 +299,13 @@ def _see_it_through(run: Run, rollout: Rollout) -> None:
         run.progress.say(f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'")
 
 
-def _smaller(setup: RunSetup, progress: Progress) -> Smaller | None:
+def _quantiser(setup: RunSetup, progress: Progress) -> Quantiser | None:
     """What makes int8 variants, on the data that this server has: simulated clients', or else its own copy of the dataset."""
     gate = setup.recipe.release.quantise
     if not gate.int8:
         return None
     study = setup.study or studies.prepare(setup.recipe)
-    return quantise.maker(list(study.data().values()), gate, setup.spec.seed, progress.say)
+    return quantise.quantiser(list(study.data().values()), gate, setup.spec.seed, progress.say)
 
 
 def _is_due(round: int, every: int) -> bool:

@@ -151,7 +151,9 @@ def _head(method: Method, classes: int, training: HeadTraining) -> Part:
             f"{method.title}: shares no extractor, so no new task can use it; nothing was started"
         )
     if training.head not in HEADS:
-        raise MethodError(f"head {training.head!r}: unknown{nearest(training.head, HEADS)}; nothing was started")
+        raise MethodError(
+            f"head {training.head!r}: unknown{nearest(training.head, HEADS)}; nothing was started"
+        )
     build = HEADS[training.head]
     net = replace(method.net, classes=classes).with_part(
         "task", lambda: build(method.net.feature_dim, classes)

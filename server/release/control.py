@@ -18,8 +18,8 @@ from edge_fl.wire.messages import ServerState, decode
 from edge_fl.wire.topics import Topics
 from server.registry import Database, rollouts
 from server.registry.records import RolloutDesire, RolloutRecord
-from server.release.course import serving
 from server.release.rollout import Rollout
+from server.release.staged_rollout import serving
 from server.release.stages import EVERYBODY
 from server.wire.inbox import Inbox
 from server.wire.link import Link

@@ -47,7 +47,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Small:
+class QuantisedExtractor:
     """The int8 variant of an extractor, and what it costs."""
 
     onnx: bytes
@@ -55,10 +55,10 @@ class Small:
     loss: float
 
 
-class Smaller(Protocol):
+class Quantiser(Protocol):
     """Makes the int8 variant of an extractor, or None when it is not good enough to be published."""
 
-    def __call__(self, onnx: bytes, classes: int, unit_norm: bool) -> Small | None: ...
+    def __call__(self, onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None: ...
 
 
 class _Graph(nn.Module):
@@ -112,11 +112,11 @@ def release(
     task: str,
     round: int,
     collect: bool = False,
-    smaller: Smaller | None = None,
+    quantiser: Quantiser | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest of a release and the payloads it names, by sha256: the extractor, and each extra part apart from it.
 
-    With `collect` the manifest lets head-only devices send back what the method can use; `smaller` makes the extractor's int8 variant.
+    With `collect` the manifest lets head-only devices send back what the method can use; `quantiser` makes the extractor's int8 variant.
     """
     exported = export(method, shared)
     extras = {
@@ -126,14 +126,14 @@ def release(
     }
     described = {name: blob.describe(payload) for name, payload in extras.items()}
     extractor = blob.describe(exported.onnx)
-    small = smaller(exported.onnx, len(spec.classes), method.unit_norm) if smaller else None
+    int8 = quantiser(exported.onnx, len(spec.classes), method.unit_norm) if quantiser else None
     variants: dict[Precision, Variant] = {}
-    if small:
-        canary = _canary(small.onnx, spec, number)
+    if int8:
+        canary = _canary(int8.onnx, spec, number)
         # a step of int8 rounds otherwise elsewhere
         rough = max(abs(value) for row in canary.features for value in row)
         canary = msgspec.structs.replace(canary, tolerance=min(1.0, max(canary.tolerance, ROUGHNESS * rough)))
-        variants["int8"] = Variant(blob.describe(small.onnx), canary, small.cosine, small.loss)
+        variants["int8"] = Variant(blob.describe(int8.onnx), canary, int8.cosine, int8.loss)
     manifest = Manifest(
         release=number,
         task=task,
@@ -153,7 +153,7 @@ def release(
         variants=variants,
     )
     payloads: Mapping[str, bytes] = {described[name].sha256: payload for name, payload in extras.items()}
-    others = {variants["int8"].extractor.sha256: small.onnx} if small else {}
+    others = {variants["int8"].extractor.sha256: int8.onnx} if int8 else {}
     return manifest, {extractor.sha256: exported.onnx, **others, **payloads}
 
 

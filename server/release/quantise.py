@@ -26,7 +26,7 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import scale
 from edge_fl.seeds import generator
-from server.release.export import Small, Smaller
+from server.release.export import QuantisedExtractor, Quantiser
 from server.release.onnx_session import Session
 
 INPUT = "image"
@@ -141,21 +141,21 @@ def flaw(figures: Figures, gate: QuantiseConfig) -> str:
     return ""
 
 
-def maker(
+def quantiser(
     clients: Sequence[ClientData], gate: QuantiseConfig, seed: int, tell: Callable[[str], None]
-) -> Smaller:
+) -> Quantiser:
     """What makes int8 variants calibrated and judged on these clients' data, and says how each came out."""
 
-    def smaller(onnx: bytes, classes: int, unit_norm: bool) -> Small | None:
-        small = quantise(onnx, sample(clients, gate.images, seed))
-        figures = compare(onnx, small, clients, classes, unit_norm)
+    def make(onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None:
+        int8 = quantise(onnx, sample(clients, gate.images, seed))
+        figures = compare(onnx, int8, clients, classes, unit_norm)
         if why := flaw(figures, gate):
             tell(f"int8 is not published: {why}")
             return None
         tell(f"int8: {figures}")
-        return Small(small, figures.cosine, figures.loss)
+        return QuantisedExtractor(int8, figures.cosine, figures.loss)
 
-    return smaller
+    return make
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

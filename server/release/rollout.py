@@ -23,10 +23,10 @@ from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import Report, Request
 from server.registry import Database
 from server.release import export
-from server.release.course import Course, want_id
-from server.release.export import Smaller
+from server.release.export import Quantiser
 from server.release.gates import outcome_of
 from server.release.publish import Publisher
+from server.release.staged_rollout import StagedRollout, want_id
 from server.release.stages import Stages
 from server.wire.contributions import Contributions
 from server.wire.exchange import Verdict
@@ -61,15 +61,15 @@ class Rollout:
         plan: RolloutConfig = RolloutConfig(),
         db: Database | None = None,
         resume: bool = False,
-        smaller: Smaller | None = None,
+        quantiser: Quantiser | None = None,
         watch: Watch = unwatched,
     ) -> None:
         assert link.transport is not None
         self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
-        self._heard, self._plan, self._smaller, self._told = heard, plan, smaller, watch
+        self._heard, self._plan, self._quantiser, self._told = heard, plan, quantiser, watch
         self._publisher = Publisher(link.transport, link.topics, repository, watch=watch)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
-        self._course = Course(db or Database.open(), link.topics.fleet, resume=resume)
+        self._staged = StagedRollout(db or Database.open(), link.topics.fleet, resume=resume)
         self._reported: set[tuple[str, str]] = set()  # devices, and ids of wants
         self._change = threading.Condition()
         self._publishing = threading.Lock()
@@ -86,16 +86,16 @@ class Rollout:
     @property
     def current(self) -> Manifest | None:
         """The release that heads are to serve now, or soon."""
-        stages = self._course.stages
+        stages = self._staged.stages
         if stages is None:
             return None
         given_up = stages.state in ("aborted", "rolled_back")
-        return self._known.get(self._course.previous if given_up else stages.release)
+        return self._known.get(self._staged.previous if given_up else stages.release)
 
     @property
     def stages(self) -> Stages | None:
         """Where the roll-out stands."""
-        return self._course.stages
+        return self._staged.stages
 
     def close(self) -> None:
         """Looks no longer."""
@@ -119,7 +119,7 @@ class Rollout:
             task=task,
             round=round,
             collect=collect,
-            smaller=self._smaller,
+            quantiser=self._quantiser,
         )
         self.contributions.open(want_id(number), manifest, method)
         self.roll_out(manifest, payloads)
@@ -131,14 +131,14 @@ class Rollout:
             self._publisher.publish(manifest, payloads)
         with self._change:
             self._known[manifest.release] = manifest
-            self._course.begin(manifest.release, self._plan, len(self._roster.head_devices()))
+            self._staged.begin(manifest.release, self._plan, len(self._roster.head_devices()))
         self._offer_all()
 
     def wait(self, heads: int, deadline_s: float) -> list[str]:
         """Waits until `heads` devices (0: all head-only devices that are there) reported, group after group -> those that did not."""
         until = time.monotonic() + deadline_s
         with self._change:
-            while self._course.moving or (self._heads < heads if heads else self.missing()):
+            while self._staged.moving or (self._heads < heads if heads else self.missing()):
                 self._told(Count("heads", self._heads, heads or self._heads + len(self.missing())))
                 self._link.check()
                 if (left := until - time.monotonic()) <= 0:
@@ -153,14 +153,14 @@ class Rollout:
         """Waits until a staged roll-out is over, or paused; whether it is."""
         until = time.monotonic() + deadline_s
         with self._change:
-            while self._course.moving and (left := until - time.monotonic()) > 0:
+            while self._staged.moving and (left := until - time.monotonic()) > 0:
                 self._link.check()
                 self._change.wait(min(left, POLL_S))
-        return not self._course.moving
+        return not self._staged.moving
 
     def missing(self) -> list[str]:
         """Head-only devices that are there, are to serve the current release now, and have not reported on it."""
-        stages = self._course.stages
+        stages = self._staged.stages
         if stages is None:
             return []
         due = [id for id in self._roster.head_devices() if stages.admits(id) or stages.returns(id)]
@@ -186,12 +186,12 @@ class Rollout:
 
     def _wanted(self, device: str) -> tuple[Manifest | None, str]:
         """The release that a device is to serve now, and the id of that want: coming back from a bad one has one of its own."""
-        stages, previous = self._course.stages, self._course.previous
+        stages, previous = self._staged.stages, self._staged.previous
         if stages is None:
             return None, ""
         if stages.admits(device):
-            return self._known.get(stages.release), self._course.want
-        id = self._course.way_back if stages.returns(device) else want_id(previous)
+            return self._known.get(stages.release), self._staged.want
+        id = self._staged.way_back if stages.returns(device) else want_id(previous)
         return self._known.get(previous), id
 
     def _watch(self) -> None:
@@ -207,9 +207,9 @@ class Rollout:
                 log.exception("roll-out: looked at again in %g s", POLL_S)
 
     def _look(self) -> None:
-        if not self._course.look(self._roster.head_devices()):
+        if not self._staged.advance(self._roster.head_devices()):
             return
-        stages = self._course.stages
+        stages = self._staged.stages
         if stages and stages.state in ("aborted", "rolled_back"):
             self._go_back(stages)
         elif stages and stages.release not in self._last_published():
@@ -224,9 +224,9 @@ class Rollout:
     def _go_back(self, stages: Stages) -> None:
         """Publishes the release before once more, so that its metadata are newer than those of the bad one."""
         log.warning("release %d: %s (%s)", stages.release, stages.state, stages.reason)
-        if self._course.previous in self._known:
+        if self._staged.previous in self._known:
             with self._publishing:
-                self._publisher.republish(self._course.previous)
+                self._publisher.republish(self._staged.previous)
         else:
             log.warning(
                 "release %d: there is none to go back to; devices keep what they have", stages.release
@@ -252,7 +252,7 @@ class Rollout:
         if report.error:
             log.warning("%s: release %d: %s", device, report.release, report.error, extra={"device": device})
         with self._change:
-            self._course.note(device, report.id, outcome_of(report.error, report.metrics))
+            self._staged.note(device, report.id, outcome_of(report.error, report.metrics))
             self._reported.add((device, report.id))
             self._change.notify_all()
         self._news.set()

@@ -21,7 +21,7 @@ from edge_fl.seeds import generator
 from edge_fl.wire.blob import describe
 from server.release import export, quantise
 from server.release.onnx_session import Session
-from server.release.quantise import Figures, compare, flaw, maker, sample
+from server.release.quantise import Figures, compare, flaw, quantiser, sample
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
 REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "digits")
@@ -68,7 +68,7 @@ def test_what_misses_the_gate_is_not_published(tiny: Any) -> None:
     _, _, onnx = tiny
     said: list[str] = []
     strict = QuantiseConfig(int8=True, images=16, min_cosine=1.0)
-    assert maker(clients(GREY, 1), strict, 1, said.append)(onnx, 10, False) is None
+    assert quantiser(clients(GREY, 1), strict, 1, said.append)(onnx, 10, False) is None
     assert "int8 is not published: cosine 0.99" in said[0]
 
 
@@ -87,9 +87,9 @@ def test_the_gate_says_what_is_missing(figures: Figures, words: str) -> None:
 
 def test_a_release_with_both_carries_a_canary_for_each(tiny: Any) -> None:
     spec, method, _ = tiny
-    smaller = maker(clients(GREY, 2), GATE, 1, lambda line: None)
+    int8 = quantiser(clients(GREY, 2), GATE, 1, lambda line: None)
     manifest, payloads = export.release(
-        method, steps.start(method), spec, number=1, task="toy", round=1, smaller=smaller
+        method, steps.start(method), spec, number=1, task="toy", round=1, quantiser=int8
     )
     assert decode(encode(manifest)) == manifest
     assert payloads.keys() >= manifest.extractors

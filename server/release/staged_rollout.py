@@ -1,6 +1,6 @@
 """The roll-out under way, between `server.release.stages`, which knows how it moves, and the registry, where people see and steer it.
 
-What devices answer is noted in memory, from any thread; `look` then moves the roll-out, does as it was told from another process, and
+What devices answer is noted in memory, from any thread; `advance` then moves the roll-out, does as it was told from another process, and
 writes down where it stands. After a restart it goes on where the registry has it, with the reports that were kept there.
 """
 
@@ -25,7 +25,7 @@ OVERTAKEN = "overtaken by release {}"
 RETRIES = 5
 
 
-class Course:
+class StagedRollout:
     """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
 
     One in groups goes on after a restart; one to everybody at once, which its server did not see to the end, only with `resume`.
@@ -78,7 +78,7 @@ class Course:
             if self.stages and want == self.want:
                 self.stages = noted(self.stages, device, outcome)
 
-    def look(self, there: Collection[str]) -> bool:
+    def advance(self, there: Collection[str]) -> bool:
         """Moves the roll-out as its devices, those who are `there`, and people want it; whether devices have to be told."""
         with self._lock:
             self._as_told()
@@ -91,7 +91,7 @@ class Course:
                 self._group_began_s = self._clock()
             if (now := (self.stages.state, self.stages.stage)) != before:
                 if self.stages.state == "paused":
-                    rollouts.steer(self._db, self._number, "paused")  # or it would go on at the next look
+                    rollouts.steer(self._db, self._number, "paused")  # or it would go on at the next call
                 self._write(self._number, *now, self.stages.reason)
                 self._written = now
                 log.info("release %d: %s, group %d %s", self.stages.release, *now, self.stages.reason)
@@ -129,7 +129,7 @@ class Course:
         self.stages, self.want, self._written = stages, want, (stages.state, stages.stage)
         self._group_began_s = self._clock()
         if stages.state == "aborted":
-            # by what was reported before the restart: `look` has still to write it down
+            # by what was reported before the restart: `advance` has still to write it down
             self._written = ("running", stages.stage)
 
     def _write(self, number: int, state: State, stage: int, reason: str) -> None:
