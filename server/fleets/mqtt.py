@@ -51,7 +51,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Question:
+class OpenExchange:
     """What a cohort was asked, while answers to it count: what was sent to whom, and who has not been heard yet."""
 
     exchange: Exchange
@@ -84,9 +84,9 @@ class MqttFleet(Fleet):
         self._link, self._roster, self._inbox, self._wants, self._device = link, roster, inbox, wants, device
         self._task, self._spec, self._limits, self._heard = task, spec, limits, heard
         self._attempt = 0
-        self._questions: dict[str, Question] = {}  # open ones by id, the newest last
+        self._open: dict[str, OpenExchange] = {}  # open ones by id, the newest last
         self._answers: SimpleQueue[Answer] = SimpleQueue()  # to all rounds of training that are open
-        self._come: deque[tuple[Question, Answer]] = deque()  # between rounds
+        self._come: deque[tuple[OpenExchange, Answer]] = deque()  # between rounds
         self._spent: set[ClientId] = set()
         roster.on_change(self._reborn)
         link.on("req", self._asked)
@@ -101,27 +101,27 @@ class MqttFleet(Fleet):
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Asks at once, so that devices work while whoever asked does something else; the iterator waits for the answers."""
         self._leave_behind(step, round)
-        question = self._question(step, round, method, downs)
-        exchange, limit_s = question.exchange, question.deadline_s
+        opened = self._ask(step, round, method, downs)
+        exchange, limit_s = opened.exchange, opened.deadline_s
         until = time.monotonic() + self._limits.deadline_s
         self._announce()
         self._inbox.journal.ask(downs, self._task, round, step, exchange.id)
         for client in downs:
-            down = question.broadcasts.send(downs[client])
+            down = opened.broadcasts.send(downs[client])
             place = {"task": self._task, "round": round, "id": exchange.id}
             self._wants.ask(client, step, **place, down=down, deadline_s=limit_s)
-        return self._collect(question, until)
+        return self._collect(opened, until)
 
     def at_work(self) -> Collection[ClientId]:
         """Members of rounds that are not over for them, and those whose answers have not been looked at."""
         if not self._late:
             return ()
-        waiting = (client for question in self._questions.values() for client in question.waiting)
+        waiting = (client for opened in self._open.values() for client in opened.waiting)
         return {*waiting, *(answer.device for _, answer in self._come)}
 
     def close(self) -> None:
-        """Withdraws the open questions, the wants to train, and the announcement of the round."""
-        self._end(list(self._questions.values()))
+        """Withdraws what is still asked, the wants to train, and the announcement of the round."""
+        self._end(list(self._open.values()))
         self._wants.withdraw_passing()
         self._link.forget(self._link.topics.round(self._task))
 
@@ -130,8 +130,8 @@ class MqttFleet(Fleet):
         """Whether late updates count."""
         return self._limits.max_staleness is not None
 
-    def _question(self, mode: Mode, round: int, method: Method, downs: Downs) -> Question:
-        """A question whose answers are taken from now on."""
+    def _ask(self, mode: Mode, round: int, method: Method, downs: Downs) -> OpenExchange:
+        """An exchange whose answers are taken from now on."""
         self._attempt += 1
         # The boot keeps a restarted server from taking an old answer for a new one; the attempt keeps the steps of a round apart.
         id = f"{self._task}-{round}-{self._link.boot}-{self._attempt}"
@@ -145,33 +145,33 @@ class MqttFleet(Fleet):
             answers = self._answers
             limit_s = min(limit_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
         exchange = Exchange(id, self._task, round, mode, cohort, expected, self._samples, flaw, answers)
-        question = Question(exchange, Broadcasts(self._link, limit_s), downs, limit_s, set(cohort))
-        self._questions[id] = question
+        opened = OpenExchange(exchange, Broadcasts(self._link, limit_s), downs, limit_s, set(cohort))
+        self._open[id] = opened
         self._inbox.open(exchange, terms)
-        return question
+        return opened
 
     def _leave_behind(self, mode: Mode, round: int) -> None:
-        """Ends the questions whose answers count no longer once the next is asked; what has come by then does."""
+        """Ends the exchanges whose answers count no longer once the next is asked; what has come by then does."""
         most = self._limits.max_staleness
         keep = most is not None and mode != "personalise"
         oldest = round - (most or 0)
         over = [
-            question
-            for question in self._questions.values()
-            if not keep or question.exchange.mode != "train" or question.exchange.round < oldest
+            opened
+            for opened in self._open.values()
+            if not keep or opened.exchange.mode != "train" or opened.exchange.round < oldest
         ]
-        for question in over:
-            self._inbox.close(question.exchange)
+        for opened in over:
+            self._inbox.close(opened.exchange)
         while not self._answers.empty():
             answer = self._answers.get()
-            if asked := self._questions.get(answer.report.id):
+            if asked := self._open.get(answer.report.id):
                 self._come.append((asked, answer))
         if not keep:
             self._come.clear()
         self._end(over)
 
-    def _collect(self, question: Question, until: float) -> Iterator[Update]:
-        exchange, late = question.exchange, question.exchange.answers is self._answers
+    def _collect(self, opened: OpenExchange, until: float) -> Iterator[Update]:
+        exchange, late = opened.exchange, opened.exchange.answers is self._answers
         try:
             while come := self._next(exchange, until):
                 asked, answer = come
@@ -186,19 +186,19 @@ class MqttFleet(Fleet):
                     log.warning("%s: %s", place, _why(answer), extra={"device": answer.device})
         except GeneratorExit:  # whoever asked has enough
             if not late:
-                self._end([question], "removed", "enough others answered")
+                self._end([opened], "removed", "enough others answered")
             raise
         finally:
             if not late:
-                self._end([question])
-        if (waiting := question.waiting) and not late:
+                self._end([opened])
+        if (waiting := opened.waiting) and not late:
             log.warning(
                 "%s of round %d: no answer from %s", exchange.mode, exchange.round, ", ".join(sorted(waiting))
             )
 
-    def _next(self, exchange: Exchange, until: float) -> tuple[Question, Answer] | None:
+    def _next(self, exchange: Exchange, until: float) -> tuple[OpenExchange, Answer] | None:
         """The next answer where those to `exchange` come; None once nobody is left to wait for, at the deadline, or when it was ended."""
-        while exchange.id in self._questions:
+        while exchange.id in self._open:
             self._link.check()
             if self._come and exchange.answers is self._answers:
                 return self._come.popleft()
@@ -212,11 +212,11 @@ class MqttFleet(Fleet):
                 if gone or not left:  # and nothing more has come while whoever asked did something else
                     return None
                 continue
-            if asked := self._questions.get(answer.report.id):  # else a worker was too late with its verdict
+            if asked := self._open.get(answer.report.id):  # else a worker was too late with its verdict
                 return asked, answer
         return None
 
-    def _update(self, asked: Question, answer: Answer, round: int) -> Update:
+    def _update(self, asked: OpenExchange, answer: Answer, round: int) -> Update:
         staleness = round - asked.exchange.round
         return Update(
             answer.device,
@@ -229,30 +229,30 @@ class MqttFleet(Fleet):
 
     def _waiting(self, exchange: Exchange) -> set[ClientId]:
         """Who may still answer where these answers come."""
-        asked = (q for q in self._questions.values() if q.exchange.answers is exchange.answers)
-        return {client for question in asked for client in question.waiting}
+        asked = (q for q in self._open.values() if q.exchange.answers is exchange.answers)
+        return {client for opened in asked for client in opened.waiting}
 
     def _announce(self) -> None:
         """The spec of the task, and the first round whose answers count."""
-        asked = list(self._questions.values())
+        asked = list(self._open.values())
         if not asked:
             return
-        round = min(question.exchange.round for question in asked)
-        limit_s = max(question.deadline_s for question in asked)
+        round = min(opened.exchange.round for opened in asked)
+        limit_s = max(opened.deadline_s for opened in asked)
         announced = Round(self._task, round, limit_s, self._spec)
         self._link.say(self._link.topics.round(self._task), announced, retain=True, expiry_s=limit_s)
 
     def _end(
-        self, questions: Sequence[Question], state: TaskWord = "timed_out", reason: str = "deadline"
+        self, exchanges: Sequence[OpenExchange], state: TaskWord = "timed_out", reason: str = "deadline"
     ) -> None:
         """Ends these, where they are open: answers are refused as late, chunks cleared, and whoever is at it is put to rest."""
-        for question in questions:
-            asked = question.exchange
-            if self._questions.pop(asked.id, None) is None:
+        for opened in exchanges:
+            asked = opened.exchange
+            if self._open.pop(asked.id, None) is None:
                 continue
             self._inbox.close(asked)
             self._inbox.journal.settle(asked.id, state, reason)
-            question.broadcasts.clear(other.broadcasts for other in self._questions.values())
+            opened.broadcasts.clear(other.broadcasts for other in self._open.values())
             for device in sorted(asked.cohort):
                 want = self._wants.current(device)
                 if want and want.id == asked.id:
@@ -272,18 +272,18 @@ class MqttFleet(Fleet):
         request = heard.message
         if not (isinstance(request, Request) and request.ask == "chunks"):
             return
-        if question := self._asked_of(heard.address.device):
-            again = partial(question.broadcasts.send_again, request.sha256, request.missing)
+        if opened := self._asked_of(heard.address.device):
+            again = partial(opened.broadcasts.send_again, request.sha256, request.missing)
             self._link.aside(f"chunks {request.sha256}", again)
 
-    def _asked_of(self, device: ClientId) -> Question | None:
+    def _asked_of(self, device: ClientId) -> OpenExchange | None:
         """What a device that has not been heard yet is at; it is asked one thing at a time."""
-        return next((q for q in list(self._questions.values()) if device in q.waiting), None)
+        return next((q for q in list(self._open.values()) if device in q.waiting), None)
 
     def _say_again(self) -> None:
         self._announce()
-        for question in list(self._questions.values()):
-            question.broadcasts.send_all_again()
+        for opened in list(self._open.values()):
+            opened.broadcasts.send_all_again()
 
 
 def _why(answer: Answer) -> str:

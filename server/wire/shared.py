@@ -23,8 +23,8 @@ from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Ack, Report, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
-from server.registry import devices, post
-from server.registry.post import LetterWord, Question
+from server.registry import devices, shared_round
+from server.registry.shared_round import CohortRequest, ReportState, SharedReport
 from server.wire.exchange import Answer, Exchange, Verdict
 from server.wire.inbox import ACK_EXPIRY_S, STALE, Inbox
 from server.wire.journal import Journal
@@ -84,61 +84,61 @@ class Worker:
             self._take_report(device, run, int(round), report)
         elif address.kind == "blob" and packet.content_type == SAFETENSORS:
             id, index = address.path
-            if not self._journal.barred(device) and (id.startswith(post.HEADS) or self._question(id)):
-                post.keep_piece(self._db, self._journal.fleet, device, id, int(index), packet.payload)
+            if not self._journal.barred(device) and (id.startswith(shared_round.HEADS) or self._asked(id)):
+                shared_round.keep_piece(self._db, self._journal.fleet, device, id, int(index), packet.payload)
                 self._settle(device, id)
 
     def _take_report(self, device: str, run: str, round: int, report: Report) -> None:
         self.taken += 1
-        question = self._question(report.id)
+        request = self._asked(report.id)
         if barred := self._journal.barred(device):
             self._answer(device, Verdict(report.id, "rejected", barred))
         elif self._journal.counted(device, report.id):
             self._answer(device, Verdict(report.id, "duplicate"))
-        elif report.kind != "head" and (question is None or (run, round) != (question.run, question.round)):
+        elif report.kind != "head" and (request is None or (run, round) != (request.run, request.round)):
             self._refuse(device, run, round, report.id, STALE)
-        elif question and device not in question.cohort:
+        elif request and device not in request.cohort:
             self._refuse(device, run, round, report.id, "not_in_cohort")
         else:
-            post.keep_letter(self._db, self._journal.fleet, device, run, round, report)
+            shared_round.keep_report(self._db, self._journal.fleet, device, run, round, report)
             self._settle(device, report.id)
 
     def _settle(self, device: str, id: str) -> None:
         """Judges the answer if it is whole; its device is told once that is written down."""
-        question = self._question(id)
+        request = self._asked(id)
 
-        def judge(report: Report, chunks: Mapping[int, bytes]) -> tuple[LetterWord, str] | None:
+        def judge(report: Report, chunks: Mapping[int, bytes]) -> tuple[ReportState, str] | None:
             if report.kind == "head":
                 whole = report.blob is None or report.error or len(chunks) >= len(report.blob.chunks)
                 return ("passed", "") if whole else None
-            if question is None:
+            if request is None:
                 return "rejected", STALE
-            verdict = self._verdict(question, device, report, chunks)
+            verdict = self._verdict(request, device, report, chunks)
             return None if verdict is None else ("rejected" if verdict.reason else "accepted", verdict.reason)
 
-        found = post.settle(self._db, self._journal.fleet, device, id, judge)
+        found = shared_round.settle(self._db, self._journal.fleet, device, id, judge)
         if found is None or found[0].state == "passed":
             return
-        letter, reason = found
+        judged, reason = found
         if reason:
-            self._refuse(device, letter.run, letter.round, id, reason)
+            self._refuse(device, judged.run, judged.round, id, reason)
         else:
-            self._journal.accept(device, letter.run, letter.round, letter.report)
+            self._journal.accept(device, judged.run, judged.round, judged.report)
             self._answer(device, Verdict(id, "accepted"))
 
     def _verdict(
-        self, question: Question, device: str, report: Report, chunks: Mapping[int, bytes]
+        self, request: CohortRequest, device: str, report: Report, chunks: Mapping[int, bytes]
     ) -> Verdict | None:
         """As the one server would have judged it: by an exchange of its own."""
-        terms = msgspec.convert(question.terms, Terms)
-        method = build_method(terms.spec).at(max(question.round, 1))
+        terms = msgspec.convert(request.terms, Terms)
+        method = build_method(terms.spec).at(max(request.round, 1))
         exchange = Exchange(
-            question.id,
-            question.run,
-            question.round,
-            question.mode,
+            request.id,
+            request.run,
+            request.round,
+            request.mode,
             [device],
-            expected_of(method, whole=question.mode == "train"),
+            expected_of(method, whole=request.mode == "train"),
             self._samples,
             flaw_of(method, terms),
         )
@@ -151,8 +151,8 @@ class Worker:
         known = devices.get(self._db, self._journal.fleet, device)
         return int((known.capability or {}).get("samples", 0)) if known else 0
 
-    def _question(self, id: str) -> Question | None:
-        return post.asked(self._db, self._journal.fleet, id)
+    def _asked(self, id: str) -> CohortRequest | None:
+        return shared_round.asked(self._db, self._journal.fleet, id)
 
     def _refuse(self, device: str, run: str, round: int, id: str, reason: str) -> None:
         self._journal.reject(device, run, round, id, reason)
@@ -169,19 +169,19 @@ class SharedInbox(Inbox):
     def __init__(self, link: Link, journal: Journal) -> None:
         super().__init__(link, journal)
         self._exchanges: dict[str, Exchange] = {}
-        post.clear(journal.db, journal.fleet)
+        shared_round.clear(journal.db, journal.fleet)
         self._closing = threading.Event()
-        threading.Thread(target=self._look, name="edge-fl-post", daemon=True).start()
+        threading.Thread(target=self._look, name="edge-fl-shared-reports", daemon=True).start()
 
     def open(self, exchange: Exchange, terms: Terms) -> None:
         place = (exchange.id, exchange.task, exchange.round, exchange.mode)
-        asked = Question(self.journal.fleet, *place, sorted(exchange.cohort), msgspec.to_builtins(terms))
+        asked = CohortRequest(self.journal.fleet, *place, sorted(exchange.cohort), msgspec.to_builtins(terms))
         self._exchanges[exchange.id] = exchange
-        post.ask(self.journal.db, asked)
+        shared_round.ask(self.journal.db, asked)
 
     def close(self, exchange: Exchange) -> None:
         super().close(exchange)
-        post.close(self.journal.db, self.journal.fleet, exchange.id)
+        shared_round.close(self.journal.db, self.journal.fleet, exchange.id)
         self._exchanges.pop(exchange.id, None)
 
     def stop(self) -> None:
@@ -191,22 +191,22 @@ class SharedInbox(Inbox):
     def _look(self) -> None:
         while not self._closing.wait(LOOK_S):
             try:
-                for letter in post.settled(self.journal.db, self.journal.fleet):
-                    self._deliver(letter)
-                    post.forget(self.journal.db, letter.number)
+                for found in shared_round.settled(self.journal.db, self.journal.fleet):
+                    self._deliver(found)
+                    shared_round.forget(self.journal.db, found.number)
             except EdgeFLError as error:
                 log.warning("%s", error)
 
-    def _deliver(self, letter: post.Letter) -> None:
-        exchange, report = self._exchanges.get(letter.id), letter.report
-        if letter.state == "passed":
-            self._report(Heard(Address("rpt", letter.device, (letter.run, str(letter.round))), report))
-            if letter.payload and report.blob:
-                for index, chunk in enumerate(split(letter.payload, report.blob.chunk_bytes)):
-                    self._chunk(Heard(Address("blob", letter.device, (report.id, str(index))), bytes(chunk)))
-        elif exchange and letter.device not in exchange.settled:
-            word: Literal["accepted", "rejected"] = "rejected" if letter.reason else "accepted"
-            exchange.settled[letter.device] = Verdict(letter.id, word, letter.reason)  # it counts once
-            self.counts[letter.reason or letter.state] += 1
-            parts = from_arrays(tensors.unpack(letter.payload)) if letter.payload else {}
-            exchange.answers.put(Answer(letter.device, report, parts, letter.reason))
+    def _deliver(self, found: SharedReport) -> None:
+        exchange, report = self._exchanges.get(found.id), found.report
+        if found.state == "passed":
+            self._report(Heard(Address("rpt", found.device, (found.run, str(found.round))), report))
+            if found.payload and report.blob:
+                for index, chunk in enumerate(split(found.payload, report.blob.chunk_bytes)):
+                    self._chunk(Heard(Address("blob", found.device, (report.id, str(index))), bytes(chunk)))
+        elif exchange and found.device not in exchange.settled:
+            word: Literal["accepted", "rejected"] = "rejected" if found.reason else "accepted"
+            exchange.settled[found.device] = Verdict(found.id, word, found.reason)  # it counts once
+            self.counts[found.reason or found.state] += 1
+            parts = from_arrays(tensors.unpack(found.payload)) if found.payload else {}
+            exchange.answers.put(Answer(found.device, report, parts, found.reason))

@@ -137,7 +137,7 @@ def test_chunks_that_nobody_asked_for_take_no_memory(bench):
     fleet = bench.fleet(bench.spec("fedavg"))
     downs = rounds.Broadcasts(method, steps.start(method), ["d1"])
     updates = fleet.train(1, method, downs)
-    (exchange,) = (question.exchange for question in fleet._questions.values())
+    (exchange,) = (opened.exchange for opened in fleet._open.values())
     for index in range(64):
         endless.send(bench.topics.blob("d1", exchange.id, index), bytes(200_000), content_type=SAFETENSORS)
     bench.link.transport.drain(5)

@@ -1,4 +1,4 @@
-"""What several server processes share of a round under way: the open questions, and the answers as they come together piece by piece.
+"""What several server processes share of a round under way: the open requests, and the answers as they come together piece by piece.
 
 One process, the coordinator, runs the rounds; any number of workers take reports off the broker, judge them and acknowledge them. A
 report and its pieces may reach different workers: here they meet. Whoever brings the last one judges, inside one transaction, so that
@@ -18,12 +18,12 @@ from edge_fl.wire.messages import Mode, Report
 from server.registry.database import Database
 from server.registry.tables import letters, pieces, questions
 
-HEADS = "rel-"  # how the ids of heads' reports begin; they belong to a release, not to a question
+HEADS = "rel-"  # how the ids of heads' reports begin; they belong to a release, not to a request
 MAX_PIECES = 8192  # per report; more are dropped
-LetterWord = Literal["open", "accepted", "rejected", "passed"]
+ReportState = Literal["open", "accepted", "rejected", "passed"]
 
 
-class Question(Struct, frozen=True):
+class CohortRequest(Struct, frozen=True):
     """What a cohort was asked, as far as a worker needs it to judge the answers."""
 
     fleet: str
@@ -35,7 +35,7 @@ class Question(Struct, frozen=True):
     terms: dict[str, Any]  # `server.wire.judge.Terms`, which only judges can read
 
 
-class Letter(Struct, frozen=True):
+class SharedReport(Struct, frozen=True):
     """A report that was handed in, with its whole blob once it has been judged. "passed" leaves the judgement to the coordinator."""
 
     number: int
@@ -44,24 +44,24 @@ class Letter(Struct, frozen=True):
     run: str
     round: int
     report: Report
-    state: LetterWord = "open"
+    state: ReportState = "open"
     reason: str = ""
     payload: bytes | None = None
 
 
-Judge = Callable[[Report, Mapping[int, bytes]], tuple[LetterWord, str] | None]
+Judge = Callable[[Report, Mapping[int, bytes]], tuple[ReportState, str] | None]
 """(report, pieces) -> the verdict and its reason; None while something is missing."""
 
 
-def ask(db: Database, question: Question) -> None:
-    """From now on answers to this question are taken."""
+def ask(db: Database, request: CohortRequest) -> None:
+    """From now on answers to this request are taken."""
     with db.writing() as connection:
-        row = {"fleet": question.fleet, "id": question.id, "content": msgspec.to_builtins(question)}
+        row = {"fleet": request.fleet, "id": request.id, "content": msgspec.to_builtins(request)}
         db.put(connection, questions, [row])
 
 
 def clear(db: Database, fleet: str) -> None:
-    """Throws away the questions that an earlier coordinator left open, and what came of the answers."""
+    """Throws away the requests that an earlier coordinator left open, and what came of the answers."""
     with db.writing() as connection:
         for table in (pieces, letters):
             passing = ~table.c.id.startswith(HEADS)
@@ -70,22 +70,22 @@ def clear(db: Database, fleet: str) -> None:
 
 
 def close(db: Database, fleet: str, id: str) -> None:
-    """From now on answers to this question are late."""
+    """From now on answers to this request are late."""
     with db.writing() as connection:
         connection.execute(delete(questions).where(questions.c.fleet == fleet, questions.c.id == id))
         for table in (pieces, letters):
             connection.execute(delete(table).where(table.c.fleet == fleet, table.c.id == id))
 
 
-def asked(db: Database, fleet: str, id: str) -> Question | None:
-    """The open question of this id."""
+def asked(db: Database, fleet: str, id: str) -> CohortRequest | None:
+    """The open request of this id."""
     wanted = select(questions.c.content).where(questions.c.fleet == fleet, questions.c.id == id)
     with db.reading() as connection:
         content = connection.execute(wanted).scalar()
-    return msgspec.convert(content, Question) if content else None
+    return msgspec.convert(content, CohortRequest) if content else None
 
 
-def keep_letter(db: Database, fleet: str, device: str, run: str, round: int, report: Report) -> None:
+def keep_report(db: Database, fleet: str, device: str, run: str, round: int, report: Report) -> None:
     """Hands a report in; a second one of its id changes nothing."""
     row = {
         "fleet": fleet,
@@ -110,8 +110,8 @@ def keep_piece(db: Database, fleet: str, device: str, id: str, index: int, paylo
             db.add(connection, pieces, row)
 
 
-def settle(db: Database, fleet: str, device: str, id: str, judge: Judge) -> tuple[Letter, str] | None:
-    """Judges a letter if it is whole and nobody has -> the letter as it was judged, and the reason; None if there is nothing to do.
+def settle(db: Database, fleet: str, device: str, id: str, judge: Judge) -> tuple[SharedReport, str] | None:
+    """Judges a report if it is whole and nobody has -> the report as it was judged, and the reason; None if there is nothing to do.
 
     Two workers that ask at once take turns: the second finds it judged.
     """
@@ -132,16 +132,16 @@ def settle(db: Database, fleet: str, device: str, id: str, judge: Judge) -> tupl
         payload = b"".join(chunks[index] for index in sorted(chunks)) if state != "rejected" else None
         connection.execute(update(letters).where(mine).values(state=state, reason=reason, payload=payload))
         connection.execute(delete(pieces).where(its))
-        return Letter(row.number, device, id, row.run, row.round, report, state, reason, payload), reason
+        return SharedReport(row.number, device, id, row.run, row.round, report, state, reason, payload), reason
 
 
-def settled(db: Database, fleet: str) -> list[Letter]:
-    """Letters judged, or passed on, and not forgotten yet, in the order in which they were handed in."""
+def settled(db: Database, fleet: str) -> list[SharedReport]:
+    """Reports judged, or passed on, and not forgotten yet, in the order in which they were handed in."""
     wanted = select(letters).where(letters.c.fleet == fleet, letters.c.state != "open")
     with db.reading() as connection:
         rows: Any = connection.execute(wanted.order_by(letters.c.number)).all()
     return [
-        Letter(
+        SharedReport(
             row.number, row.device, row.id, row.run, row.round,
             msgspec.convert(row.report, Report), row.state, row.reason,
             bytes(row.payload) if row.payload is not None else None,
@@ -151,6 +151,6 @@ def settled(db: Database, fleet: str) -> list[Letter]:
 
 
 def forget(db: Database, number: int) -> None:
-    """A letter has arrived where it was to go."""
+    """A report has arrived where it was to go."""
     with db.writing() as connection:
         connection.execute(delete(letters).where(letters.c.number == number))
