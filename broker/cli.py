@@ -73,7 +73,7 @@ def up(
     """Run mosquitto until Ctrl-C, over TLS, for enrolled clients only; retained messages survive a restart."""
     from broker.find import find
     from broker.mosquitto import Mosquitto, replace_process
-    from broker.provision.gate import Gate
+    from broker.provision.register_sync import RegisterSync
 
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
@@ -96,9 +96,9 @@ def up(
         say(
             f"mosquitto {version} on {broker.endpoint} ({how}), fleet {fleet!r}; log in {broker.log_path}; Ctrl-C ends it"
         )
-        gate = Gate(broker, authority) if authority else None
+        sync = RegisterSync(broker, authority) if authority else None
         while not asked.wait(WATCH_S):
-            if gate and gate.look():
+            if sync and sync.update():
                 say("read again who may enter")
             if broker.has_ended():
                 raise ConnectError(
@@ -188,7 +188,7 @@ def _settings(
 ) -> tuple[Settings, Authority | None]:
     """Plaintext only when asked for; else the certificates given, or those of the CA in `home`, which then also says who may enter."""
     from broker.config import Certificates, Settings
-    from broker.provision import gate
+    from broker.provision import register_sync
     from broker.provision.authority import Authority
     from edge_fl.wire.endpoint import PORT, TLS_PORT
 
@@ -201,7 +201,9 @@ def _settings(
         raise ConfigError(
             "TLS takes --ca, --cert and --key together, and no --insecure; no broker was started"
         )
-    gate.require(home)
+    register_sync.require(home)
     authority = Authority.open(home)
-    certificates = gate.certificates(authority, host)
-    return gate.in_step(Settings(folder, host, port or TLS_PORT, fleet, certificates), authority), authority
+    certificates = register_sync.certificates(authority, host)
+    return register_sync.with_register(
+        Settings(folder, host, port or TLS_PORT, fleet, certificates), authority
+    ), authority

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from broker.access import check_access
 from broker.check import Finding, Party, check
-from broker.provision import gate
+from broker.provision import register_sync
 from broker.provision.authority import FOLDERS, Authority
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
@@ -19,7 +19,7 @@ LIFE = timedelta(minutes=10)
 
 def trial(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[Finding]:
     """Everything that `check` and `check_access` try. Raises ConfigError without a CA, ConnectError when somebody does not get in."""
-    gate.require(home)
+    register_sync.require(home)
     authority = Authority.open(home)
     operator = identity.read(home / FOLDERS["operator"])
     with tempfile.TemporaryDirectory() as folder:

@@ -45,7 +45,7 @@ def compare(
     from edge_fl import config
     from edge_fl.methods import names
     from server import recipes
-    from server.compare import comparison, grid, paper, render, sheets, table
+    from server.compare import comparison, grid, paper, render, summary, tables
     from server.recipes.changes import scaled
 
     if against_paper and (not recipe or dataset or partitions):
@@ -82,13 +82,13 @@ def compare(
     except KeyboardInterrupt:
         say(f"interrupted; the finished cells are in {folder}, and the same command goes on from there")
         raise
-    rows = table.rows(cells, found, target)
-    drawn = sheets.sheets(rows, cells, target)
+    rows = summary.rows(cells, found, target)
+    drawn = tables.tables(rows, cells, target)
     comparison.save(folder, "table", drawn, comparison.table_records(rows))
     comparison.save_rows(folder, rows, cells, found)
     if against_paper:
         beside = paper.against(recipe, cells, found)
-        comparison.save(folder, "paper", [beside], comparison.sheet_records(beside))
+        comparison.save(folder, "paper", [beside], comparison.by_heading(beside))
         drawn = [*drawn, beside]
     if plots:
         from server.view import pictures

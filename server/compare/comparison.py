@@ -22,9 +22,9 @@ from server.compare import render
 from server.compare.cell import Measured
 from server.compare.grid import Cell, blocks
 from server.compare.progress import Progress
-from server.compare.render import Sheet
-from server.compare.sheets import record
-from server.compare.table import Row
+from server.compare.render import TextTable
+from server.compare.summary import Row
+from server.compare.tables import record
 from server.provenance import commit
 
 
@@ -47,10 +47,10 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
 
 
 def save(
-    folder: Path, name: str, sheets: Sequence[Sheet], records: Sequence[Mapping[str, object]]
+    folder: Path, name: str, tables: Sequence[TextTable], records: Sequence[Mapping[str, object]]
 ) -> list[Path]:
     """Writes `name`.txt, .md, .tex and .csv. Raises RunError when the disk does not take them."""
-    contents = {ending: render.together(sheets, ending) for ending in render.FORMATS}
+    contents = {ending: render.together(tables, ending) for ending in render.FORMATS}
     contents["csv"] = render.comma_separated(records)
     return [_write(folder / f"{name}.{ending}", content) for ending, content in contents.items()]
 
@@ -73,9 +73,9 @@ def table_records(rows: Sequence[Row]) -> list[dict[str, object]]:
     return [record(row) for row in rows]
 
 
-def sheet_records(sheet: Sheet) -> list[dict[str, object]]:
-    """A sheet's cells by heading."""
-    return [dict(zip(sheet.headings, row, strict=True)) for row in sheet.rows]
+def by_heading(table: TextTable) -> list[dict[str, object]]:
+    """A table's cells by heading."""
+    return [dict(zip(table.headings, row, strict=True)) for row in table.rows]
 
 
 def commits(found: Mapping[str, Measured]) -> list[str]:

@@ -19,9 +19,9 @@ from edge_fl.errors import InputError, nearest
 from server import recipes
 from server.compare.cell import Measured
 from server.compare.grid import Cell, parse_method
-from server.compare.render import Sheet
-from server.compare.sheets import percent
-from server.compare.table import Spread, spread
+from server.compare.render import TextTable
+from server.compare.summary import MeanStd, mean_std
+from server.compare.tables import percent
 from server.recipes.changes import differences, with_method
 
 NUMBERS = {
@@ -78,7 +78,7 @@ def figures(recipe: str) -> list[Figure]:
     return list(found.values())
 
 
-def against(recipe: str, cells: Sequence[Cell], found: Mapping[str, Measured]) -> Sheet:
+def against(recipe: str, cells: Sequence[Cell], found: Mapping[str, Measured]) -> TextTable:
     """Our figures beside the paper's for every method that both have, with the difference in percentage points and both ranks."""
     printed = figures(recipe)
     pairs = [
@@ -97,7 +97,9 @@ def against(recipe: str, cells: Sequence[Cell], found: Mapping[str, Measured]) -
         for figure, ours in pairs
     ]
     headings = ["method", "ours", "paper", "difference", "our rank", "paper's rank", "table"]
-    return Sheet(f"{recipe} beside the paper", headings, body, list(_notes(recipe, cells, printed, pairs)))
+    return TextTable(
+        f"{recipe} beside the paper", headings, body, list(_notes(recipe, cells, printed, pairs))
+    )
 
 
 def methods_of(recipe: Recipe) -> list[str]:
@@ -131,16 +133,16 @@ def _runs(method: str, cells: Sequence[Cell], found: Mapping[str, Measured]) -> 
     return [measured for measured in kept if not measured.failure]
 
 
-def _ours(figure: Figure, runs: Sequence[Measured]) -> Spread | None:
+def _ours(figure: Figure, runs: Sequence[Measured]) -> MeanStd | None:
     if figure.client:
         values = [run.clients.get(figure.client, {}).get(figure.number) for run in runs]
     else:
         values = [run.last[figure.number].mean if figure.number in run.last else None for run in runs]
     known = [value for value in values if value is not None]
-    return spread(known) if known else None
+    return mean_std(known) if known else None
 
 
-def _ranks(figure: Figure, pairs: Sequence[tuple[Figure, Spread]]) -> tuple[str, str]:
+def _ranks(figure: Figure, pairs: Sequence[tuple[Figure, MeanStd]]) -> tuple[str, str]:
     """Places among all figures of the same client, best first; equals share the better place."""
     rivals = [(theirs, ours) for theirs, ours in pairs if theirs.client == figure.client]
     mine = next(ours for theirs, ours in rivals if theirs == figure)
@@ -149,7 +151,7 @@ def _ranks(figure: Figure, pairs: Sequence[tuple[Figure, Spread]]) -> tuple[str,
 
 
 def _notes(
-    recipe: str, cells: Sequence[Cell], printed: Sequence[Figure], pairs: Sequence[tuple[Figure, Spread]]
+    recipe: str, cells: Sequence[Cell], printed: Sequence[Figure], pairs: Sequence[tuple[Figure, MeanStd]]
 ) -> Iterator[str]:
     changed = list(dict.fromkeys(change for cell in cells for change in _changes(recipe, cell)))
     yield f"Run otherwise than in the paper: {'; '.join(changed) or 'nothing'}."
@@ -174,7 +176,7 @@ def _changes(recipe: str, cell: Cell) -> list[str]:
     return differences(with_method(recipes.find(recipe), name, options), cell.recipe)
 
 
-def _disagreement(pairs: Sequence[tuple[Figure, Spread]]) -> str:
+def _disagreement(pairs: Sequence[tuple[Figure, MeanStd]]) -> str:
     """How many pairs of methods stand in another order than in the paper."""
     whole = [(figure.value, ours.mean) for figure, ours in pairs if not figure.client]
     if len(whole) < 2:

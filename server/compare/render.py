@@ -1,4 +1,4 @@
-"""Sheets as text, Markdown, LaTeX and CSV: what a comparison prints and saves, each cell a string already."""
+"""Tables as text, Markdown, LaTeX and CSV: what a comparison prints and saves, each cell a string already."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPECIAL = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table with a title, a heading per column, rows as long as that, and notes below."""
 
     title: str
@@ -22,37 +22,37 @@ class Sheet:
     notes: Sequence[str] = ()
 
 
-def text(sheet: Sheet) -> str:
+def text(table: TextTable) -> str:
     """Aligned columns, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(sheet.headings, *sheet.rows, strict=True)]
-    lines = [sheet.title, ""]
-    for row in [sheet.headings, *sheet.rows]:
+    widths = [max(map(len, column)) for column in zip(table.headings, *table.rows, strict=True)]
+    lines = [table.title, ""]
+    for row in [table.headings, *table.rows]:
         first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         lines.append("  ".join([first.strip().ljust(widths[0]), *rest]).rstrip())
-    return "\n".join([*lines, "", *sheet.notes]).rstrip() + "\n"
+    return "\n".join([*lines, "", *table.notes]).rstrip() + "\n"
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(table: TextTable) -> str:
     """A table as GitHub draws it."""
-    rule = "|" + " --- |" + " ---: |" * (len(sheet.headings) - 1)
-    lines = [_line(sheet.headings), rule, *map(_line, sheet.rows)]
+    rule = "|" + " --- |" + " ---: |" * (len(table.headings) - 1)
+    lines = [_line(table.headings), rule, *map(_line, table.rows)]
     return (
-        "\n".join([f"### {sheet.title}", "", *lines, "", *(f"{note}  " for note in sheet.notes)]).rstrip()
+        "\n".join([f"### {table.title}", "", *lines, "", *(f"{note}  " for note in table.notes)]).rstrip()
         + "\n"
     )
 
 
-def latex(sheet: Sheet) -> str:
+def latex(table: TextTable) -> str:
     """A table for the package booktabs."""
-    caption = "; ".join(note.removeprefix("- ").rstrip(".:") for note in sheet.notes)
-    body = [" & ".join(map(_escaped, row)) + r" \\" for row in sheet.rows]
+    caption = "; ".join(note.removeprefix("- ").rstrip(".:") for note in table.notes)
+    body = [" & ".join(map(_escaped, row)) + r" \\" for row in table.rows]
     return "\n".join([
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_escaped(sheet.title)}. {_escaped(caption)}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(sheet.headings) - 1)}}}",
+        rf"\caption{{{_escaped(table.title)}. {_escaped(caption)}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}",
         r"\toprule",
-        " & ".join(map(_escaped, sheet.headings)) + r" \\",
+        " & ".join(map(_escaped, table.headings)) + r" \\",
         r"\midrule",
         *body,
         r"\bottomrule",
@@ -61,13 +61,13 @@ def latex(sheet: Sheet) -> str:
     ]) + "\n"  # fmt: skip
 
 
-FORMATS: Mapping[str, Callable[[Sheet], str]] = {"txt": text, "md": markdown, "tex": latex}
+FORMATS: Mapping[str, Callable[[TextTable], str]] = {"txt": text, "md": markdown, "tex": latex}
 """By file ending."""
 
 
-def together(sheets: Sequence[Sheet], ending: str) -> str:
-    """Several sheets as one file."""
-    return "\n".join(FORMATS[ending](sheet) for sheet in sheets)
+def together(tables: Sequence[TextTable], ending: str) -> str:
+    """Several tables as one file."""
+    return "\n".join(FORMATS[ending](table) for table in tables)
 
 
 def comma_separated(records: Sequence[Mapping[str, object]]) -> str:

@@ -132,7 +132,9 @@ def settle(db: Database, fleet: str, device: str, id: str, judge: Judge) -> tupl
         payload = b"".join(chunks[index] for index in sorted(chunks)) if state != "rejected" else None
         connection.execute(update(letters).where(mine).values(state=state, reason=reason, payload=payload))
         connection.execute(delete(pieces).where(its))
-        return SharedReport(row.number, device, id, row.run, row.round, report, state, reason, payload), reason
+        return SharedReport(
+            row.number, device, id, row.run, row.round, report, state, reason, payload
+        ), reason
 
 
 def settled(db: Database, fleet: str) -> list[SharedReport]:

@@ -22,7 +22,7 @@ from server import trained
 from server.compare import cell as cells_of
 from server.compare.cell import Measured
 from server.compare.grid import Cell, blocks
-from server.compare.table import spread
+from server.compare.summary import mean_std
 from server.results import Results
 from server.trained import Trained
 from server.view import features, plots, style
@@ -100,7 +100,7 @@ def _of_block(runs: Sequence[tuple[Cell, Measured]], folder: Path) -> Iterator[t
     if not seen:
         return
     values = {
-        label: [spread(one.separation().values()).mean for one in every] for label, every in seen.items()
+        label: [mean_std(one.separation().values()).mean for one in every] for label, every in seen.items()
     }
     summed = {label: (float(np.mean(each)), float(np.std(each))) for label, each in values.items()}
     yield "separation", plots.separation(summed, "method, mean over clients")

@@ -23,9 +23,9 @@ from broker.check import Finding
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import RELOADS, Mosquitto, free_port
-from broker.provision import gate
+from broker.provision import register_sync
 from broker.provision.authority import Authority
-from broker.provision.gate import Gate
+from broker.provision.register_sync import RegisterSync
 from broker.provision.trial import trial
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
@@ -128,7 +128,7 @@ class Site:
 
     broker: Mosquitto
     authority: Authority
-    gate: Gate
+    sync: RegisterSync
     folder: Path
 
     def at(self, name: str) -> Endpoint:
@@ -160,12 +160,12 @@ def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -
         claim.folder.rename(folder / "ids" / f"claim{number}")
     authority.bake({f"pi-{number}": folder / "ids" / f"pi-{number}" for number in (1, 2)})
     authority.bake({"worker-1": folder / "ids" / "worker-1"})
-    certificates = gate.certificates(authority, "127.0.0.1")
-    settings = gate.in_step(
+    certificates = register_sync.certificates(authority, "127.0.0.1")
+    settings = register_sync.with_register(
         Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
     )
     with Mosquitto(settings, mosquitto_program) as broker:
-        yield Site(broker, authority, Gate(broker, authority), folder / "ids")
+        yield Site(broker, authority, RegisterSync(broker, authority), folder / "ids")
 
 
 def name_of(site: Site, who: str) -> str:
@@ -291,8 +291,8 @@ def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> 
     assert server.until(b"before") == set()
 
     site.authority.revoke("pi-5")
-    assert site.gate.look(), "the register has changed"
-    assert not site.gate.look(), "once is enough"
+    assert site.sync.update(), "the register has changed"
+    assert not site.sync.update(), "once is enough"
     _settled(site.broker)
     if site.broker.program.version >= RELOADS:
         assert not other.lost.is_set() and not server.lost.is_set(), "nobody else notices"
@@ -321,7 +321,7 @@ def test_who_was_away_while_the_register_changed_comes_back_and_stays(site: Site
         Ear(endpoint, session_expiry_s=600).transport.close()
     before = site.broker.pid
     site.authority.claim({"pi-10": tmp_path / "claim"})
-    assert site.gate.look(), "the access list names claims"
+    assert site.sync.update(), "the access list names claims"
     assert (site.broker.pid == before) is (site.broker.program.version >= (2, 1, 0)), (
         "older ones do not survive SIGHUP"
     )
@@ -336,10 +336,10 @@ def test_who_was_away_while_the_register_changed_comes_back_and_stays(site: Site
 
 
 def test_a_certificate_that_a_device_gets_is_no_reason_to_read_anything_again(site: Site) -> None:
-    site.gate.look()
+    site.sync.update()
     site.at("pi-11")
     site.authority.publish()  # as after every certificate: the same revocations, signed anew
-    assert not site.gate.look()
+    assert not site.sync.update()
 
 
 def needs(findings: list[Finding]) -> dict[str, str]:

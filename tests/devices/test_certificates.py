@@ -16,9 +16,9 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
-from broker.provision import gate
+from broker.provision import register_sync
 from broker.provision.authority import Authority
-from broker.provision.gate import Gate
+from broker.provision.register_sync import RegisterSync
 from broker.provision.registrar import Registrar
 from devices.certificates import Renewal, enrol
 from devices.entry import entry, own_entry
@@ -41,12 +41,12 @@ class Site:
 
     broker: Mosquitto
     authority: Authority
-    gate: Gate
+    sync: RegisterSync
     ids: Path
 
     def claim(self, device: str) -> Identity:
         (found,) = self.authority.claim({device: self.ids / device})
-        self.gate.look()
+        self.sync.update()
         return found
 
     def endpoint(self, found: Identity) -> Endpoint:
@@ -61,15 +61,15 @@ class Site:
 def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("enrol")
     authority = Authority.make(folder / "home")
-    certificates = gate.certificates(authority, "127.0.0.1")
-    settings = gate.in_step(
+    certificates = register_sync.certificates(authority, "127.0.0.1")
+    settings = register_sync.with_register(
         Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
     )
     with (
         Mosquitto(settings, mosquitto_program) as broker,
         Registrar(authority, "127.0.0.1", broker.settings.port, "mill"),
     ):
-        yield Site(broker, authority, Gate(broker, authority), folder / "ids")
+        yield Site(broker, authority, RegisterSync(broker, authority), folder / "ids")
 
 
 def test_a_claim_becomes_a_certificate_and_is_gone(site: Site) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
-from broker.provision import gate
+from broker.provision import register_sync
 from broker.provision.authority import Authority
 from broker.provision.registrar import Registrar
 from devices.certificates import Renewal
@@ -93,10 +93,10 @@ def test_a_round_survives_new_certificates_of_a_device_and_of_the_server_and_the
     mosquitto_program: Program, tmp_path: Path
 ) -> None:
     authority = Authority.make(tmp_path / "home")
-    certificates = gate.certificates(authority, "127.0.0.1")
+    certificates = register_sync.certificates(authority, "127.0.0.1")
     settings = Settings(tmp_path / "broker", port=0, certificates=certificates)
     with (
-        Mosquitto(gate.in_step(settings, authority), mosquitto_program) as broker,
+        Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker,
         Registrar(authority, "127.0.0.1", broker.settings.port, "main"),
     ):
         closed, held, results = Closed(authority, broker.settings.port), Held(), list[Results]()

@@ -16,7 +16,7 @@ from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
 from edge_fl.progress import Count
 from server import recipes
 from server.compare import cell as cells_of
-from server.compare import comparison, jobs, paper, render, sheets, table
+from server.compare import comparison, jobs, paper, render, summary, tables
 from server.compare.cell import Measured, Point
 from server.compare.grid import ALWAYS, Cell, cells, parse_method, partition_label
 from server.compare.progress import Progress, in_words
@@ -28,12 +28,12 @@ TINY = config.with_settings(
 )
 
 
-def summary(mean: float, std: float = 0.0) -> Summary:
+def summed(mean: float, std: float = 0.0) -> Summary:
     return Summary(mean, mean, std, mean - std, 4)
 
 
 def measured(cell: Cell, after: float, **fields: object) -> Measured:
-    return Measured(cell.key, cell.label, cell.recipe, last={PERSONAL_AFTER: summary(after)}, **fields)  # type: ignore[arg-type]
+    return Measured(cell.key, cell.label, cell.recipe, last={PERSONAL_AFTER: summed(after)}, **fields)  # type: ignore[arg-type]
 
 
 def written(folder: Path) -> dict[str, float]:
@@ -157,7 +157,7 @@ def test_child_processes_give_the_same_numbers_and_one_that_dies_costs_only_its_
 
 def test_every_number_is_there_by_its_name(tmp_path: Path) -> None:
     grid = cells(TINY, ["fedrep"])
-    rows = {row.method: row for row in table.rows(grid, comparison.run(grid, tmp_path), target=0.0)}
+    rows = {row.method: row for row in summary.rows(grid, comparison.run(grid, tmp_path), target=0.0)}
     numbers = rows["fedavg"].numbers
     for metric in ("global.test_acc", PERSONAL_BEFORE, PERSONAL_AFTER):
         for statistic in ("", ".weighted_mean", ".std", ".bottom_decile", ".participants"):
@@ -177,7 +177,7 @@ def test_numbers_are_means_and_stds_over_seeds_beside_the_same_clients_alone() -
     known = {
         c.key: measured(c, after[c.label, c.recipe.seed]) for c in grid if c.label in ("local", "fedrep")
     }
-    rows = {row.method: row for row in table.rows(grid, known)}
+    rows = {row.method: row for row in summary.rows(grid, known)}
     assert rows["fedrep"].numbers[PERSONAL_AFTER].mean == pytest.approx(0.7)
     assert rows["fedrep"].numbers[PERSONAL_AFTER].std == pytest.approx(0.1)
     assert rows["fedrep"].numbers[LOCAL_ONLY].mean == pytest.approx(0.6)
@@ -189,24 +189,24 @@ def test_bytes_until_a_target_count_every_round_before_it() -> None:
     curve = [Point(n, 1.0, 10 * n, n, 2, {PERSONAL_BEFORE: accuracy}) for n, accuracy in ((1, 0.2), (2, 0.6), (3, 0.9))]  # fmt: skip
 
     def until(target: float, after: float = 0.9) -> tuple[float | None, float | None]:
-        found = table.numbers(measured(cell, after, curve=curve), target)
+        found = summary.numbers(measured(cell, after, curve=curve), target)
         return found.get("rounds_until_target"), found.get("bytes_until_target")
 
     assert until(0.6) == (2, 11 + 22)
     assert until(0.2) == (1, 11)
     assert until(0.95) == (None, None)
     assert until(0.95, after=0.97) == (3, 66)  # what only the closing step brings has cost all rounds
-    assert table.numbers(measured(cell, 0.9, curve=curve), 0.6)["bytes_until_target.per_client"] == 33 / 2
+    assert summary.numbers(measured(cell, 0.9, curve=curve), 0.6)["bytes_until_target.per_client"] == 33 / 2
 
 
 def test_some_failed_seeds_leave_the_others_mean_and_say_how_many() -> None:
     grid = [cell for cell in cells(TINY, [], seeds=3) if cell.label == "local"]
     known = {grid[0].key: measured(grid[0], 0.5), grid[1].key: measured(grid[1], 0.7)}
     known[grid[2].key] = Measured(grid[2].key, "local", grid[2].recipe, failure="it broke")
-    rows = table.rows(grid, known)
-    (sheet,) = sheets.sheets(rows, grid)
-    assert sheet.rows[0][sheet.headings.index("after")] == "60.00±10.00 (2)"
-    assert "local FAILED with seed 2: it broke" in sheet.notes
+    rows = summary.rows(grid, known)
+    (table,) = tables.tables(rows, grid)
+    assert table.rows[0][table.headings.index("after")] == "60.00±10.00 (2)"
+    assert "local FAILED with seed 2: it broke" in table.notes
 
 
 def test_tables_are_saved_as_text_csv_markdown_latex_and_json(
@@ -231,10 +231,10 @@ def test_tables_are_saved_as_text_csv_markdown_latex_and_json(
 
 
 def test_special_signs_survive_markdown_and_latex() -> None:
-    sheet = render.Sheet("50 % of_all", ["method", "a|b"], [["x_y", "1±2"]], ["- c & d:"])
-    assert r"| x_y | 1±2 |" in render.markdown(sheet) and r"a\|b" in render.markdown(sheet)
-    assert r"x\_y & 1$\pm$2 \\" in render.latex(sheet)
-    assert r"\caption{50 \% of\_all. c \& d}" in render.latex(sheet)
+    table = render.TextTable("50 % of_all", ["method", "a|b"], [["x_y", "1±2"]], ["- c & d:"])
+    assert r"| x_y | 1±2 |" in render.markdown(table) and r"a\|b" in render.markdown(table)
+    assert r"x\_y & 1$\pm$2 \\" in render.latex(table)
+    assert r"\caption{50 \% of\_all. c \& d}" in render.latex(table)
 
 
 def test_figures_stand_beside_the_papers_with_what_was_changed() -> None:
@@ -244,14 +244,14 @@ def test_figures_stand_beside_the_papers_with_what_was_changed() -> None:
     known = {c.key: measured(c, after[c.label]) for c in grid if c.label in ("fedper", "fedrep")}
     (fedavg,) = [c for c in grid if c.label == "fedavg"]
     known[fedavg.key] = msgspec.structs.replace(
-        measured(fedavg, 0.5), last={"global.test_acc": summary(0.5), PERSONAL_AFTER: summary(0.9)}
+        measured(fedavg, 0.5), last={"global.test_acc": summed(0.5), PERSONAL_AFTER: summed(0.9)}
     )
-    sheet = paper.against("fedcrc-cifar10-dir01", grid, known)
-    rows = {row[0]: row[1:] for row in sheet.rows}
+    table = paper.against("fedcrc-cifar10-dir01", grid, known)
+    rows = {row[0]: row[1:] for row in table.rows}
     assert rows["fedavg (global)"][:3] == ["50.00", "56.69", "-6.69"]
     assert rows["fedper"][:5] == ["60.00", "12.57?", "+47.43", "1", "3"]
     assert rows["fedrep"][:5] == ["55.00", "85.57", "-30.57", "2", "1"]
-    notes = " ".join(sheet.notes)
+    notes = " ".join(table.notes)
     assert "rounds: 100 -> 10" in notes and "method." not in notes
     assert "2 of 3 pairs of methods stand in another order" in notes
     assert "In the paper, but not here: fedprox (global)" in notes
@@ -260,8 +260,8 @@ def test_figures_stand_beside_the_papers_with_what_was_changed() -> None:
 def test_a_paper_s_domain_is_compared_with_the_client_that_has_it() -> None:
     (cell,) = [c for c in cells(recipes.find("dualfed-pacs"), ["fedper"]) if c.label == "fedper"]
     clients = {"c000": {PERSONAL_AFTER: 0.9}, "c002": {PERSONAL_AFTER: 0.98}}
-    sheet = paper.against("dualfed-pacs", [cell], {cell.key: measured(cell, 0.94, clients=clients)})
-    rows = {row[0]: row[1:4] for row in sheet.rows}
+    table = paper.against("dualfed-pacs", [cell], {cell.key: measured(cell, 0.94, clients=clients)})
+    rows = {row[0]: row[1:4] for row in table.rows}
     assert rows["fedper on c002"] == ["98.00", "98.20±0.42", "-0.20"]  # photo
     assert rows["fedper on c000"] == ["90.00", "89.54±1.16", "+0.46"]  # art painting
     assert rows["fedper"] == ["94.00", "92.58±0.57", "+1.42"]
@@ -300,7 +300,7 @@ def test_what_is_left_is_guessed_from_each_methods_own_time(capsys: pytest.Captu
 
 
 def test_a_block_is_described_by_what_all_its_methods_share() -> None:
-    said = sheets.conditions(recipes.find("fedrir-fmnist-rho05"))
+    said = tables.conditions(recipes.find("fedrir-fmnist-rho05"))
     assert said == (
         "fashion-mnist, dirichlet 0.1: 20 clients, 50% to 100% of them in a round, cnn2-bn, 1000 rounds of 1 epoch, "
         "batches of 100, Adam 0.0005"
@@ -308,5 +308,5 @@ def test_a_block_is_described_by_what_all_its_methods_share() -> None:
     assert partition_label(recipes.find("dualfed-pacs").data) == "domain"
     table = recipes.find("fedcrc-cifar10-dir01")
     grid = [Cell(name, with_method(table, name)) for name in ("fedavg", "fedrep")]
-    (sheet,) = sheets.sheets([], grid)
-    assert "fedrep has 1 epoch, head_epochs = 4." in sheet.notes
+    (table,) = tables.tables([], grid)
+    assert "fedrep has 1 epoch, head_epochs = 4." in table.notes

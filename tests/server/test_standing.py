@@ -14,7 +14,7 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
-from broker.provision import gate
+from broker.provision import register_sync
 from broker.provision.authority import Authority
 from edge_fl.errors import ConnectError
 from edge_fl.wire import identity
@@ -82,11 +82,11 @@ def eventually(so: Callable[[], object], wait_s: float = 30.0) -> bool:
 def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
     authority = Authority.make(tmp_path / "home")
     settings = Settings(
-        tmp_path / "mosquitto", port=0, certificates=gate.certificates(authority, "127.0.0.1")
+        tmp_path / "mosquitto", port=0, certificates=register_sync.certificates(authority, "127.0.0.1")
     )
     server = authority.home / "server"
     with (
-        Mosquitto(gate.in_step(settings, authority), mosquitto_program) as broker,
+        Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker,
         Journal(denied=denied(server)) as journal,
     ):
         port = broker.settings.port

@@ -30,7 +30,7 @@ UNTIL_BYTES, UNTIL_ROUNDS = "bytes_until_target", "rounds_until_target"
 SECONDS, BEST_ROUND = "seconds", "best_round"
 
 
-class Spread(Struct, frozen=True):
+class MeanStd(Struct, frozen=True):
     """Mean and std (population, as np.std) of a number over the `count` seeds that have it."""
 
     mean: float
@@ -45,7 +45,7 @@ class Row(Struct, frozen=True):
     dataset: str
     partition: str
     seeds: list[int]
-    numbers: dict[str, Spread]
+    numbers: dict[str, MeanStd]
     failures: dict[int, str]
     keys: list[str]
 
@@ -77,13 +77,13 @@ def numbers(measured: Measured, target: float | None = None) -> dict[str, float]
     return {**found, **_traffic(measured, target), SECONDS: measured.seconds}
 
 
-def spread(values: Iterable[float]) -> Spread:
+def mean_std(values: Iterable[float]) -> MeanStd:
     """Mean and std over seeds."""
     every = np.array([value for value in values if math.isfinite(value)], np.float64)
     return (
-        Spread(float(every.mean()), float(every.std()), len(every))
+        MeanStd(float(every.mean()), float(every.std()), len(every))
         if len(every)
-        else Spread(math.nan, math.nan, 0)
+        else MeanStd(math.nan, math.nan, 0)
     )
 
 
@@ -105,7 +105,7 @@ def _row(
         dataset,
         partition,
         [one.recipe.seed for one in whole],
-        {name: spread(found[name] for found in each if name in found) for name in names},
+        {name: mean_std(found[name] for found in each if name in found) for name in names},
         {one.recipe.seed: one.failure for one in measured if one.failure},
         [one.key for one in whole],
     )

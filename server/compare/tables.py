@@ -1,4 +1,4 @@
-"""A comparison's rows as sheets to read, one per dataset and partition, with notes that say what each number is and what is not equal."""
+"""A comparison's rows as tables to read, one per dataset and partition, with notes that say what each number is and what is not equal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from edge_fl import metrics
 from edge_fl.config import MethodConfig, Recipe
 from server.compare.grid import Cell, blocks, partition_label
-from server.compare.render import Sheet
-from server.compare.table import BYTES_DOWN, BYTES_UP, SECONDS, UNTIL_BYTES, Row, Spread
+from server.compare.render import TextTable
+from server.compare.summary import BYTES_DOWN, BYTES_UP, SECONDS, UNTIL_BYTES, MeanStd, Row
 
 MEGABYTE = 1e6
-Write = Callable[[Spread, int], str]
+Write = Callable[[MeanStd, int], str]
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Column:
     meaning: str
 
 
-def percent(value: Spread, seeds: int) -> str:
+def percent(value: MeanStd, seeds: int) -> str:
     """As in "94.12±0.31", without the spread for a single seed; with "(2)" behind it when only two of more seeds have the number."""
     around = f"±{value.std * 100:.2f}" if seeds > 1 else ""
     return f"{value.mean * 100:.2f}{around}{_how_many(value, seeds)}"
 
 
-def megabytes(value: Spread, seeds: int) -> str:
+def megabytes(value: MeanStd, seeds: int) -> str:
     """The mean of bytes in units of 10^6; their spread over seeds is in the CSV."""
-    return plain(Spread(value.mean / MEGABYTE, value.std, value.count), seeds)
+    return plain(MeanStd(value.mean / MEGABYTE, value.std, value.count), seeds)
 
 
-def plain(value: Spread, seeds: int) -> str:
+def plain(value: MeanStd, seeds: int) -> str:
     """The mean to three digits or so."""
     digits = next((d for d, limit in ((3, 1), (2, 10), (1, 100)) if abs(value.mean) < limit), 0)
     return f"{value.mean:.{digits}f}{_how_many(value, seeds)}"
@@ -62,10 +62,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def sheets(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = None) -> list[Sheet]:
-    """One sheet per block, the meaning of the columns under the last. Columns that no method has a number for are left out."""
+def tables(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = None) -> list[TextTable]:
+    """One table per block, the meaning of the columns under the last. Columns that no method has a number for are left out."""
     found = [
-        _sheet([row for row in rows if (row.dataset, row.partition) == block], inside)
+        _text_table([row for row in rows if (row.dataset, row.partition) == block], inside)
         for block, inside in blocks(cells)
     ]
     return [*found[:-1], replace(found[-1], notes=[*found[-1].notes, *_legend(found, target)])]
@@ -101,7 +101,7 @@ def conditions(recipe: Recipe) -> str:
     ]))  # fmt: skip
 
 
-def _sheet(rows: Sequence[Row], cells: Sequence[Cell]) -> Sheet:
+def _text_table(rows: Sequence[Row], cells: Sequence[Cell]) -> TextTable:
     shown = [column for column in COLUMNS if _is_worth_showing(column.number, rows)]
     seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
     body = [[row.method, *(_cell(row, column, seeds) for column in shown)] for row in rows]
@@ -113,12 +113,12 @@ def _sheet(rows: Sequence[Row], cells: Sequence[Cell]) -> Sheet:
     over = f"mean±std over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"{conditions(cells[0].recipe)}; {over}"
     headings = ["method", *(column.heading for column in shown)]
-    return Sheet(title, headings, body, [*_unequal(cells, cells[0].recipe), *failures])
+    return TextTable(title, headings, body, [*_unequal(cells, cells[0].recipe), *failures])
 
 
-def _legend(found: Sequence[Sheet], target: float | None) -> Iterator[str]:
+def _legend(found: Sequence[TextTable], target: float | None) -> Iterator[str]:
     yield "Accuracies are in per cent, means over clients after the last round, unless said otherwise:"
-    headings = {heading for sheet in found for heading in sheet.headings}
+    headings = {heading for table in found for heading in table.headings}
     for column in COLUMNS:
         if column.heading in headings:
             yield f"- {column.heading}: {column.meaning} ({column.number})"
@@ -151,7 +151,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _how_many(value: Spread, seeds: int) -> str:
+def _how_many(value: MeanStd, seeds: int) -> str:
     return "" if value.count == seeds else f" ({value.count})"
 
 

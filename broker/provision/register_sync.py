@@ -35,7 +35,7 @@ def certificates(authority: Authority, host: str) -> Certificates:
     return Certificates(found / CA_FILE, found / CERT_FILE, found / KEY_FILE, authority.revoked_path)
 
 
-def in_step(settings: Settings, authority: Authority) -> Settings:
+def with_register(settings: Settings, authority: Authority) -> Settings:
     """The settings with what the register says now."""
     rows, now = authority.rows(), authority.now()
     return replace(
@@ -46,8 +46,8 @@ def in_step(settings: Settings, authority: Authority) -> Settings:
     )
 
 
-class Gate:
-    """Watches the register of a running broker; `look` costs two calls of stat while nothing changes.
+class RegisterSync:
+    """Watches the register of a running broker; `update` costs two calls of stat while nothing changes.
 
     A certificate that a device was issued changes nothing that the broker reads: the access list knows devices by a pattern.
     """
@@ -56,13 +56,13 @@ class Gate:
         self._broker, self._authority = broker, authority
         self._seen, self._ended = self._stamps(), self._revoked()
 
-    def look(self) -> bool:
+    def update(self) -> bool:
         """Reloads the broker if claims or workers came, or certificates were revoked, since; says whether it did."""
         stamps = self._stamps()
         if stamps == self._seen:
             return False
         self._seen = stamps
-        settings, ended = in_step(self._broker.settings, self._authority), self._revoked()
+        settings, ended = with_register(self._broker.settings, self._authority), self._revoked()
         if settings == self._broker.settings and ended == self._ended:
             return False
         self._ended = ended
