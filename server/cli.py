@@ -108,13 +108,13 @@ def run(
     connect = _connect(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
     from server import fleet_run, request  # torch comes with it: wrong settings are told before
-    from server.view.dashboard import beside
+    from server.view.dashboard import child
 
     imports.from_here()
     logs.set_up(log_format)
     signal.signal(signal.SIGTERM, _interrupt)
     asked = request.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
-    with beside.dashboard(dashboard, asked.registry, chosen.broker.fleet, home):
+    with child.dashboard(dashboard, asked.registry, chosen.broker.fleet, home):
         print(fleet_run.run(asked))
 
 

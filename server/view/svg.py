@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, sqrt
 
-from server.view.words import escape, number, share
+from server.view.formatting import escape, number, share
 
 COLOURS = 6
 WIDE, NARROW = 960, 340

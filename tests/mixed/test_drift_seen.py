@@ -27,7 +27,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from server.registry import Database
 from server.view.dashboard.queries import fleet as fleets
-from server.view.dashboard.queries.fleet import FleetRow, Wish
+from server.view.dashboard.queries.fleet import FleetQuery, FleetRow
 from server.wire import reader
 from server.wire.journal import Journal
 from server.wire.link import Link
@@ -72,7 +72,7 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
         thread.start()
 
         def row() -> FleetRow | None:
-            found = fleets.page(db, "main", Wish()).rows
+            found = fleets.page(db, "main", FleetQuery()).rows
             return found[0] if found and found[0].status == "ready" else None
 
         predictor = Predictor(folder, remember=True)

@@ -308,5 +308,5 @@ def test_a_block_is_described_by_what_all_its_methods_share() -> None:
     assert partition_label(recipes.find("dualfed-pacs").data) == "domain"
     table = recipes.find("fedcrc-cifar10-dir01")
     grid = [Cell(name, with_method(table, name)) for name in ("fedavg", "fedrep")]
-    (table,) = tables.tables([], grid)
-    assert "fedrep has 1 epoch, head_epochs = 4." in table.notes
+    (drawn,) = tables.tables([], grid)
+    assert "fedrep has 1 epoch, head_epochs = 4." in drawn.notes

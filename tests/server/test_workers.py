@@ -16,7 +16,7 @@ import pytest
 
 from broker.config import Settings
 from broker.mosquitto import Mosquitto
-from broker.provision import gate
+from broker.provision import register_sync
 from broker.provision.authority import Authority
 from edge_fl.config import CohortConfig
 from edge_fl.learn.tree import same
@@ -164,8 +164,8 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
     ids.mkdir()
     names = (*IDS, "worker-1", "worker-2")
     authority.bake({name: ids / name for name in names})
-    certificates = gate.certificates(authority, "127.0.0.1")
-    settings = gate.in_step(
+    certificates = register_sync.certificates(authority, "127.0.0.1")
+    settings = register_sync.with_register(
         Settings(tmp_path / "broker", port=0, fleet="main", certificates=certificates), authority
     )
     url = new_postgresql_database()

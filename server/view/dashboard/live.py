@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
-from server.view.words import escape
+from server.view.formatting import escape
 
 EVERY_S = 1.5
 GO = """(event) => {

@@ -17,8 +17,8 @@ from nicegui import ui
 from edge_fl.errors import ConfigError, ConnectError
 from server.registry import Database
 from server.view import monitor
-from server.view.dashboard.guard import Guard, is_loopback
-from server.view.dashboard.site import Desk, build
+from server.view.dashboard.auth import TokenAuth, is_loopback
+from server.view.dashboard.site import PageContext, build
 
 MIN_TOKEN = 16
 
@@ -60,7 +60,7 @@ def serve(settings: Settings, say: Callable[[str], None] = lambda line: None) ->
     listener = _listen(settings.host, settings.port)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)
-    build(Desk(db, settings.fleet, settings.home))
+    build(PageContext(db, settings.fleet, settings.home))
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     ui.run_with(
         app,
@@ -71,7 +71,7 @@ def serve(settings: Settings, say: Callable[[str], None] = lambda line: None) ->
         show_welcome_message=False,
     )
     config = uvicorn.Config(
-        Guard(app, token),
+        TokenAuth(app, token),
         log_level="warning",
         access_log=False,
         server_header=False,

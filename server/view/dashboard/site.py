@@ -17,6 +17,7 @@ from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
 from server.registry import Database
+from server.view.dashboard.actions import ACTIONS
 from server.view.dashboard.live import Board, Confirm
 from server.view.dashboard.pages import data as data_page
 from server.view.dashboard.pages import device as device_page
@@ -25,15 +26,14 @@ from server.view.dashboard.pages import log as log_page
 from server.view.dashboard.pages import releases as releases_page
 from server.view.dashboard.pages import run as run_page
 from server.view.dashboard.queries import data, device, fleet, log, releases, run
-from server.view.dashboard.steer import ACTIONS
-from server.view.words import escape
+from server.view.formatting import escape
 
 FOLDER = Path(__file__).parent
 PAGES = {"/": "Fleet", "/run": "Runs", "/releases": "Releases", "/data": "Data", "/log": "Log"}
 
 
 @dataclass(frozen=True)
-class Desk:
+class PageContext:
     """What the pages are about: one fleet in a registry, and the folder of its releases, where it can be read."""
 
     db: Database
@@ -53,7 +53,7 @@ class Desk:
             return None
 
 
-def build(desk: Desk) -> None:
+def build(context: PageContext) -> None:
     """Makes every page known to NiceGUI."""
     for path, page in (
         ("/", _fleet),
@@ -64,23 +64,23 @@ def build(desk: Desk) -> None:
         ("/data", _data),
         ("/log", _log),
     ):
-        ui.page(path, title="edge-fl", response_timeout=20)(_bound(page, desk))
+        ui.page(path, title="edge-fl", response_timeout=20)(_bound(page, context))
 
 
-def _bound(page: Any, desk: Desk) -> Any:
+def _bound(page: Any, context: PageContext) -> Any:
     """A page function with just the parameters that the web framework fills in."""
 
     async def without_id(request: Request) -> None:
-        await page(desk, dict(request.query_params), "")
+        await page(context, dict(request.query_params), "")
 
     async def with_id(request: Request, id: str = "") -> None:
-        await page(desk, dict(request.query_params), id)
+        await page(context, dict(request.query_params), id)
 
     return with_id if page in (_device, _run) else without_id
 
 
 @contextmanager
-def _frame(desk: Desk, board: Board, here: str, title: str = "") -> Iterator[None]:
+def _frame(context: PageContext, board: Board, here: str, title: str = "") -> Iterator[None]:
     """What surrounds every page: where one is, where one can go, and what went wrong."""
     ui.add_head_html(f"<style>{(FOLDER / 'style.css').read_text()}</style>")
     ui.add_head_html(f"<script>{(FOLDER / 'script.js').read_text()}</script>")
@@ -91,7 +91,7 @@ def _frame(desk: Desk, board: Board, here: str, title: str = "") -> Iterator[Non
     )
     ui.html(
         f'<a class="skip" href="#main">To the content</a><header class="top"><a class="brand" href="/">edge-fl</a>'
-        f'<nav aria-label="Pages">{links}</nav><span class="fleet">fleet {escape(desk.fleet)}</span>'
+        f'<nav aria-label="Pages">{links}</nav><span class="fleet">fleet {escape(context.fleet)}</span>'
         '<button class="plain" data-theme-button data-key="theme">◐</button></header>',
         sanitize=False,
     )
@@ -100,28 +100,28 @@ def _frame(desk: Desk, board: Board, here: str, title: str = "") -> Iterator[Non
         yield
 
 
-async def _fleet(desk: Desk, address: dict[str, str], _: str) -> None:
-    wish = fleet_page.wish_of(address)
+async def _fleet(context: PageContext, address: dict[str, str], _: str) -> None:
+    query = fleet_page.query_of(address)
 
     def go(wanted: Any) -> None:
-        nonlocal wish
-        wish = replace(fleet_page.wish_of(wanted), search=wish.search)
+        nonlocal query
+        query = replace(fleet_page.query_of(wanted), search=query.search)
 
     def find() -> fleet.FleetPage:
-        return fleet.page(desk.db, desk.fleet, wish)
+        return fleet.page(context.db, context.fleet, query)
 
     board = Board(go)
-    with _frame(desk, board, "/"):
+    with _frame(context, board, "/"):
         ui.html('<div class="head"><h1>Fleet</h1></div>', sanitize=False)
 
         async def searched(event: Any) -> None:
-            nonlocal wish
-            wish = replace(wish, search=str(event.args)[:80], page=0)
+            nonlocal query
+            query = replace(query, search=str(event.args)[:80], page=0)
             await board.refresh()
 
         with ui.element("div").classes("bar"):
             search = ui.element("input").props(
-                f'type=search placeholder="Search  /" aria-label="Search devices" value="{escape(wish.search)}"'
+                f'type=search placeholder="Search  /" aria-label="Search devices" value="{escape(query.search)}"'
             )
             search.on(
                 "input",
@@ -130,46 +130,46 @@ async def _fleet(desk: Desk, address: dict[str, str], _: str) -> None:
                 throttle=0.2,
                 leading_events=False,
             )
-            board.part(find, lambda page: fleet_page.filters(page, wish))
-        board.part(find, lambda page: fleet_page.table(page, wish, datetime.now(UTC)))
+            board.part(find, lambda page: fleet_page.filters(page, query))
+        board.part(find, lambda page: fleet_page.table(page, query, datetime.now(UTC)))
         await board.start()
 
 
-async def _device(desk: Desk, _: dict[str, str], id: str) -> None:
-    board, find = Board(), partial(device.page, desk.db, desk.fleet, id)
-    with _frame(desk, board, "/", id):
+async def _device(context: PageContext, _: dict[str, str], id: str) -> None:
+    board, find = Board(), partial(device.page, context.db, context.fleet, id)
+    with _frame(context, board, "/", id):
         board.part(find, partial(device_page.title, device=id))
         board.part(find, lambda page: device_page.body(page, id, datetime.now(UTC)))
         await board.start()
 
 
-async def _run(desk: Desk, _: dict[str, str], id: str) -> None:
+async def _run(context: PageContext, _: dict[str, str], id: str) -> None:
     board = Board()
     confirm = Confirm()
-    board.act = partial(_ask, desk, board, confirm)
-    find = partial(run.page, desk.db, desk.fleet, id)
-    with _frame(desk, board, "/run"):
+    board.act = partial(_ask, context, board, confirm)
+    find = partial(run.page, context.db, context.fleet, id)
+    with _frame(context, board, "/run"):
         board.part(find, run_page.title)
         board.part(find, run_page.body)
         await board.start()
 
 
-async def _releases(desk: Desk, _: dict[str, str], __: str) -> None:
+async def _releases(context: PageContext, _: dict[str, str], __: str) -> None:
     board = Board()
     confirm = Confirm()
-    board.act = partial(_ask, desk, board, confirm)
+    board.act = partial(_ask, context, board, confirm)
 
     def find() -> releases.ReleasesPage:
-        return releases.page(desk.db, desk.fleet, desk.kept())
+        return releases.page(context.db, context.fleet, context.kept())
 
-    with _frame(desk, board, "/releases"):
+    with _frame(context, board, "/releases"):
         ui.html('<div class="head"><h1>Releases</h1></div>', sanitize=False)
         for draw in (releases_page.current, releases_page.releases, releases_page.history):
             board.part(find, draw)
         await board.start()
 
 
-async def _data(desk: Desk, address: dict[str, str], _: str) -> None:
+async def _data(context: PageContext, address: dict[str, str], _: str) -> None:
     number = _whole(address)
 
     def go(wanted: Any) -> None:
@@ -177,13 +177,13 @@ async def _data(desk: Desk, address: dict[str, str], _: str) -> None:
         number = _whole(wanted)
 
     board = Board(go)
-    with _frame(desk, board, "/data"):
+    with _frame(context, board, "/data"):
         ui.html('<div class="head"><h1>Data</h1></div>', sanitize=False)
-        board.part(lambda: data.page(desk.db, desk.fleet, number), data_page.body)
+        board.part(lambda: data.page(context.db, context.fleet, number), data_page.body)
         await board.start()
 
 
-async def _log(desk: Desk, address: dict[str, str], _: str) -> None:
+async def _log(context: PageContext, address: dict[str, str], _: str) -> None:
     level = address.get("level", "")
 
     def go(wanted: Any) -> None:
@@ -191,15 +191,15 @@ async def _log(desk: Desk, address: dict[str, str], _: str) -> None:
         level = str(wanted.get("level", ""))
 
     board = Board(go)
-    with _frame(desk, board, "/log"):
+    with _frame(context, board, "/log"):
         ui.html('<div class="head"><h1>Log</h1></div>', sanitize=False)
         with ui.element("div").classes("bar"):
             board.part(lambda: level, log_page.filters)
-        board.part(lambda: log.newest(desk.db, desk.fleet, level), log_page.body)
+        board.part(lambda: log.newest(context.db, context.fleet, level), log_page.body)
         await board.start()
 
 
-def _ask(desk: Desk, board: Board, confirm: Confirm, wanted: str) -> None:
+def _ask(context: PageContext, board: Board, confirm: Confirm, wanted: str) -> None:
     """A button was pressed: ask, and then do it."""
     name, _, of = wanted.partition(":")
     action = ACTIONS.get(name)
@@ -208,7 +208,7 @@ def _ask(desk: Desk, board: Board, confirm: Confirm, wanted: str) -> None:
 
     async def do() -> None:
         try:
-            board.say(await asyncio.to_thread(action.do, desk.db, desk.fleet, of))
+            board.say(await asyncio.to_thread(action.do, context.db, context.fleet, of))
         except (EdgeFLError, ValueError) as error:
             board.say(str(error))
         await board.refresh()

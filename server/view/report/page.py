@@ -13,7 +13,7 @@ from markupsafe import Markup
 from edge_fl import atomic
 from edge_fl.errors import RunError
 from server.results import Results
-from server.view import svg, words
+from server.view import formatting, svg
 from server.view.report import facts
 from server.view.report.facts import Account, Figure, Points
 
@@ -26,13 +26,13 @@ WORDS = {
     "hybrid": "full devices trained on their own data, beside clients whose data are on the server",
 }
 TOTALS: dict[str, Callable[[float | int | None], str]] = {
-    "rounds": words.number,
-    "asked": words.number,
-    "answered": words.number,
-    "seconds": words.seconds,
-    "bytes_down": words.size,
-    "bytes_up": words.size,
-    "largest_epsilon": lambda value: words.NOTHING if value is None else f"{value:.3g}",
+    "rounds": formatting.number,
+    "asked": formatting.number,
+    "answered": formatting.number,
+    "seconds": formatting.seconds,
+    "bytes_down": formatting.size,
+    "bytes_up": formatting.size,
+    "largest_epsilon": lambda value: formatting.NOTHING if value is None else f"{value:.3g}",
 }
 
 
@@ -78,7 +78,7 @@ def html(found: Account) -> str:
         totals=TOTALS,
         show=_show,
         attributes=_attributes,
-        clock=words.clock,
+        clock=formatting.clock,
     )
 
 
@@ -151,11 +151,13 @@ def _series(curves: Mapping[str, Points]) -> list[svg.Series]:
 
 def _show(figure: Figure) -> str:
     """Shares in per cent, counts as they are."""
-    return words.number(figure.value) if figure.field == "clients" else words.share(figure.value, 2)
+    return formatting.number(figure.value) if figure.field == "clients" else formatting.share(figure.value, 2)
 
 
 def _attributes(figure: Figure) -> Markup:
     """Where a number stands, for whoever checks it."""
     fields = {"line": figure.lines, "field": figure.field, "metric": figure.metric, "client": figure.client}
     given = {**fields, "value": "" if figure.value is None else repr(figure.value)}
-    return Markup(" ".join(f'data-{name}="{words.escape(value)}"' for name, value in given.items() if value))
+    return Markup(
+        " ".join(f'data-{name}="{formatting.escape(value)}"' for name, value in given.items() if value)
+    )

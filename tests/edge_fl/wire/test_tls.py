@@ -15,7 +15,7 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
-from broker.provision import gate
+from broker.provision import register_sync
 from broker.provision.authority import Authority
 from edge_fl.wire import tls
 from edge_fl.wire.identity import Identity
@@ -56,7 +56,7 @@ def pi(authority: Authority) -> Identity:
 
 @pytest.fixture(scope="module")
 def port(authority: Authority, mosquitto_program: Program) -> Iterator[int]:
-    certificates = gate.certificates(authority, "127.0.0.1")
+    certificates = register_sync.certificates(authority, "127.0.0.1")
     settings = Settings(authority.home.parent / "broker", port=0, certificates=certificates)
     with Mosquitto(settings, mosquitto_program) as broker:
         yield broker.settings.port

@@ -26,9 +26,9 @@ from edge_fl.wire.messages import Capability
 from server.registry import Database, reports, rollouts, runs
 from server.registry import devices as registered
 from server.registry.records import DeviceRecord, ReportRecord
-from server.view import monitor, svg, words
-from server.view.dashboard import steer
-from server.view.dashboard.guard import Guard, is_loopback
+from server.view import formatting, monitor, svg
+from server.view.dashboard import actions
+from server.view.dashboard.auth import TokenAuth, is_loopback
 from server.view.dashboard.pages import data as data_page
 from server.view.dashboard.pages import device as device_page
 from server.view.dashboard.pages import fleet as fleet_page
@@ -36,7 +36,7 @@ from server.view.dashboard.pages import log as log_page
 from server.view.dashboard.pages import releases as releases_page
 from server.view.dashboard.pages import run as run_page
 from server.view.dashboard.queries import data, device, fleet, log, releases, run
-from server.view.dashboard.queries.fleet import Wish
+from server.view.dashboard.queries.fleet import FleetQuery
 from server.view.dashboard.serve import Settings
 from tests.server.view import filled
 
@@ -52,10 +52,10 @@ def db(tmp_path: Path) -> Database:
 
 
 def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> None:
-    first = fleet.page(db, "main", Wish(), per_page=50)
+    first = fleet.page(db, "main", FleetQuery(), per_page=50)
     assert [row.device for row in first.rows] == [filled.name(n) for n in range(50)]
     assert (first.found, first.total, first.pages) == (120, 120, 3)
-    last = fleet.page(db, "main", Wish(page=99), per_page=50)
+    last = fleet.page(db, "main", FleetQuery(page=99), per_page=50)
     assert (last.page, len(last.rows)) == (2, 20)
 
 
@@ -66,7 +66,7 @@ def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
     for down in (False, True):
         found = [
             getattr(row, field)
-            for row in fleet.page(db, "main", Wish(sort=sort, down=down), per_page=200).rows
+            for row in fleet.page(db, "main", FleetQuery(sort=sort, down=down), per_page=200).rows
         ]
         found = [-1.0 if value is None else value for value in found]
         assert found == sorted(found, reverse=down)
@@ -96,23 +96,23 @@ def _say_today(db: Database) -> None:
 
 
 def test_only_a_fleet_that_sends_noisy_updates_has_a_column_for_what_they_told(db: Database) -> None:
-    assert "Epsilon" not in fleet_page.table(fleet.page(db, "main", Wish()), Wish(), NOW)
+    assert "Epsilon" not in fleet_page.table(fleet.page(db, "main", FleetQuery()), FleetQuery(), NOW)
     _say_today(db)
-    found = fleet.page(db, "main", Wish())
+    found = fleet.page(db, "main", FleetQuery())
     assert [row.epsilon for row in found.rows[:6]] == [None, 0.25, None, 0.75, None, 1.25]
-    assert "Epsilon" in (shown := fleet_page.table(found, Wish(), NOW)) and ">1.25<" in shown
+    assert "Epsilon" in (shown := fleet_page.table(found, FleetQuery(), NOW)) and ">1.25<" in shown
 
 
 def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
-    assert fleet.page(db, "main", Wish(search="0011")).found == 11
-    assert fleet.page(db, "main", Wish(search="%")).found == 0
-    lost = fleet.page(db, "main", Wish(status="lost"))
+    assert fleet.page(db, "main", FleetQuery(search="0011")).found == 11
+    assert fleet.page(db, "main", FleetQuery(search="%")).found == 0
+    lost = fleet.page(db, "main", FleetQuery(status="lost"))
     assert {row.status for row in lost.rows} == {"lost"} and lost.by_status["ready"] == 84
-    assert {row.tier for row in fleet.page(db, "main", Wish(tier="full")).rows} == {"full"}
+    assert {row.tier for row in fleet.page(db, "main", FleetQuery(tier="full")).rows} == {"full"}
 
 
 def test_a_row_says_what_its_newest_report_says(db: Database) -> None:
-    row = fleet.page(db, "main", Wish(search="pi-00004")).rows[0]
+    row = fleet.page(db, "main", FleetQuery(search="pi-00004")).rows[0]
     report = device.page(db, "main", "pi-00004")
     assert report is not None
     assert (row.before, row.after) == (report.reports[0].before, report.reports[0].after)
@@ -122,22 +122,22 @@ def test_a_row_says_what_its_newest_report_says(db: Database) -> None:
 def test_a_row_says_how_far_a_device_drifted(db: Database) -> None:
     said = Capability("head", "test", "3", drift=1.24)
     registered.heard(db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(said))])
-    found = fleet.page(db, "main", Wish(search="pi-x"))
-    assert found.rows[0].drift == 1.24 and "1.2 σ" in fleet_page.table(found, Wish(), NOW)
-    assert not any(row.drift for row in fleet.page(db, "main", Wish(search="pi-0")).rows)
+    found = fleet.page(db, "main", FleetQuery(search="pi-x"))
+    assert found.rows[0].drift == 1.24 and "1.2 σ" in fleet_page.table(found, FleetQuery(), NOW)
+    assert not any(row.drift for row in fleet.page(db, "main", FleetQuery(search="pi-0")).rows)
 
 
 def test_an_address_comes_back_as_the_wish_it_was_made_of() -> None:
-    wish = Wish("pi", "lost", "head", "after", True, 3)
-    pairs = dict(pair.split("=") for pair in fleet_page.address_of(wish).split("&"))
-    assert fleet_page.wish_of(pairs) == wish
-    assert fleet_page.wish_of({"page": "x"}) == Wish()
+    query = FleetQuery("pi", "lost", "head", "after", True, 3)
+    pairs = dict(pair.split("=") for pair in fleet_page.address_of(query).split("&"))
+    assert fleet_page.query_of(pairs) == query
+    assert fleet_page.query_of({"page": "x"}) == FleetQuery()
 
 
 def test_nothing_that_a_device_says_becomes_markup(db: Database) -> None:
     registered.heard(db, [DeviceRecord("main", "pi-x", "alert", why='"><script>alert(1)</script>')])
-    found = fleet.page(db, "main", Wish(search="pi-x"))
-    shown = fleet_page.table(found, Wish(), NOW) + device_page.body(
+    found = fleet.page(db, "main", FleetQuery(search="pi-x"))
+    shown = fleet_page.table(found, FleetQuery(), NOW) + device_page.body(
         device.page(db, "main", "pi-x"), "pi-x", NOW
     )
     assert "<script" not in shown and "&lt;script&gt;" in shown
@@ -178,7 +178,7 @@ def test_runs_that_are_not_there_are_said_to_be_missing(db: Database) -> None:
 
 def test_an_empty_registry_has_a_page_of_every_kind() -> None:
     db = Database.open()
-    assert "No device has spoken" in fleet_page.table(fleet.page(db, "main", Wish()), Wish(), NOW)
+    assert "No device has spoken" in fleet_page.table(fleet.page(db, "main", FleetQuery()), FleetQuery(), NOW)
     assert "Nothing has been released" in releases_page.releases(releases.page(db, "main"))
     assert "has said what data" in data_page.body(data.page(db, "main"))
     assert "Nothing has happened" in log_page.body(log.newest(db, "main"))
@@ -198,19 +198,19 @@ def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
 
 
 def test_buttons_write_what_is_wanted(db: Database) -> None:
-    steer.start(db, "main", "2")
+    actions.start(db, "main", "2")
     begun = rollouts.current(db, "main")
     assert begun is not None and (begun.release, begun.previous, begun.plan["groups"]) == (2, 3, [1.0])
     with pytest.raises(InputError, match="on its way"):
-        steer.start(db, "main", "3")
-    steer.ACTIONS["rollback"].do(db, "main", str(begun.number))
+        actions.start(db, "main", "3")
+    actions.ACTIONS["rollback"].do(db, "main", str(begun.number))
     wanted = rollouts.get(db, begun.number)
     assert wanted is not None and wanted.desired == "rolled_back"
-    steer.ACTIONS["stop"].do(db, "main", "toy-1")
+    actions.ACTIONS["stop"].do(db, "main", "toy-1")
     asked = runs.get(db, "toy-1")
     assert asked is not None and asked.desired == "stopped"
     with pytest.raises(InputError, match="it is over"):
-        steer.ACTIONS["abort"].do(db, "main", "1")
+        actions.ACTIONS["abort"].do(db, "main", "1")
 
 
 def test_a_roll_out_under_way_shows_its_groups_and_its_buttons(db: Database) -> None:
@@ -223,7 +223,7 @@ def test_a_roll_out_under_way_shows_its_groups_and_its_buttons(db: Database) -> 
 
 
 def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response:
-    app = Guard(Starlette(routes=[Route("/", lambda request: PlainTextResponse("inside"))]), token)
+    app = TokenAuth(Starlette(routes=[Route("/", lambda request: PlainTextResponse("inside"))]), token)
 
     async def get() -> httpx.Response:
         transport = httpx.ASGITransport(app)
@@ -297,10 +297,19 @@ def _targets(board: dict) -> list[str]:
 )
 def test_times_are_coarse(passed: int, said: str) -> None:
     then = datetime.fromtimestamp(NOW.timestamp() - passed, UTC).isoformat()
-    assert words.ago(then, NOW) == said
+    assert formatting.ago(then, NOW) == said
 
 
 def test_sizes_and_shares_are_short() -> None:
-    assert [words.size(n) for n in (0, 1023, 1536, 52_900_000)] == ["0 B", "1023 B", "1.5 KiB", "50.4 MiB"]
-    assert (words.share(0.9312), words.share(None), words.share(float("nan"))) == ("93.1", "–", "–")
-    assert replace(Wish(), page=2).page == 2
+    assert [formatting.size(n) for n in (0, 1023, 1536, 52_900_000)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "50.4 MiB",
+    ]
+    assert (formatting.share(0.9312), formatting.share(None), formatting.share(float("nan"))) == (
+        "93.1",
+        "–",
+        "–",
+    )
+    assert replace(FleetQuery(), page=2).page == 2

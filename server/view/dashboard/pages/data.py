@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.view import svg
 from server.view.dashboard.pages.parts import empty, facts, pager
 from server.view.dashboard.queries.data import PER_PAGE, DataPage
-from server.view.words import number
+from server.view.formatting import number
 
 PER_PANEL = 20
 """Devices below each other; more stand beside them where there is room."""

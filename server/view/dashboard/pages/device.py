@@ -9,7 +9,7 @@ from server.registry.records import ReportRecord
 from server.view import svg
 from server.view.dashboard.pages.parts import empty, facts, plot, table, word
 from server.view.dashboard.queries.device import DevicePage, capability
-from server.view.words import NOTHING, clock, escape, number, seconds, share, since, size
+from server.view.formatting import NOTHING, clock, escape, number, seconds, share, since, size
 
 DESCRIBED = {
     "machine": "Machine",

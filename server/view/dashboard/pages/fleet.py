@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from server.view import svg
 from server.view.dashboard.pages.parts import device_link, empty, pager, query, word
-from server.view.dashboard.queries.fleet import PER_PAGE, FleetPage, FleetRow, Wish
-from server.view.words import NOTHING, ago, escape, number, share, size
+from server.view.dashboard.queries.fleet import PER_PAGE, FleetPage, FleetQuery, FleetRow
+from server.view.formatting import NOTHING, ago, escape, number, share, size
 
 COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("device", "Device", False),
@@ -31,38 +31,38 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("epsilon", "Epsilon", True),
 )
 """Sort key ("" for none), heading, whether it is a number."""
-USUAL = Wish()
+USUAL = FleetQuery()
 EMPTY = "edge-fl device run --host BROKER --id pi-07 --data folder:/srv/images\nedge-fl fleet up --devices 12"
 
 
-def wish_of(address: Mapping[str, str]) -> Wish:
+def query_of(address: Mapping[str, str]) -> FleetQuery:
     """What an address asks for; what it says wrongly is as usual."""
     try:
-        return msgspec.convert(dict(address), Wish, strict=False)
+        return msgspec.convert(dict(address), FleetQuery, strict=False)
     except msgspec.ValidationError:
         return USUAL
 
 
-def address_of(wish: Wish) -> str:
+def address_of(wanted: FleetQuery) -> str:
     """The address that asks for it."""
-    fields = msgspec.structs.asdict(wish)
+    fields = msgspec.structs.asdict(wanted)
     return query({name: value for name, value in fields.items() if value != getattr(USUAL, name)})
 
 
-def filters(page: FleetPage, wish: Wish) -> str:
+def filters(page: FleetPage, wanted: FleetQuery) -> str:
     """How many devices there are by status; a click shows only those."""
-    chips = [_chip("all", page.total, replace(wish, status="", page=0), not wish.status)]
+    chips = [_chip("all", page.total, replace(wanted, status="", page=0), not wanted.status)]
     for status, count in page.by_status.items():
-        chosen = wish.status == status
-        chips.append(_chip(status, count, replace(wish, status="" if chosen else status, page=0), chosen))
+        chosen = wanted.status == status
+        chips.append(_chip(status, count, replace(wanted, status="" if chosen else status, page=0), chosen))
     chips.append('<span class="gap"></span>')
     for tier in ("head", "full"):
-        chosen = wish.tier == tier
-        chips.append(_chip(tier, None, replace(wish, tier="" if chosen else tier, page=0), chosen))
+        chosen = wanted.tier == tier
+        chips.append(_chip(tier, None, replace(wanted, tier="" if chosen else tier, page=0), chosen))
     return f'<div class="chips" role="group" aria-label="Show only">{"".join(chips)}</div>'
 
 
-def table(page: FleetPage, wish: Wish, now: datetime) -> str:
+def table(page: FleetPage, wanted: FleetQuery, now: datetime) -> str:
     """The devices of a page, or why there are none."""
     if not page.total:
         return empty(
@@ -72,30 +72,30 @@ def table(page: FleetPage, wish: Wish, now: datetime) -> str:
         return empty("No device is like that", "Nothing matches what you are looking for.")
     private = any(row.epsilon is not None for row in page.rows)
     columns = COLUMNS if private else COLUMNS[:-1]
-    head = "".join(_heading(*column, wish) for column in columns)
+    head = "".join(_heading(*column, wanted) for column in columns)
     body = "".join(_row(row, now, len(columns)) for row in page.rows)
-    to = {p: address_of(replace(wish, page=p)) for p in (page.page - 1, page.page + 1)}
+    to = {p: address_of(replace(wanted, page=p)) for p in (page.page - 1, page.page + 1)}
     below = pager(page.page, page.pages, page.found, PER_PAGE, to, "devices")
     return f'<div class="sheet named"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{below}'
 
 
-def _chip(name: str, count: int | None, wish: Wish, pressed: bool) -> str:
+def _chip(name: str, count: int | None, wanted: FleetQuery, pressed: bool) -> str:
     shown = f"<b>{count:,}</b>" if count is not None else ""
     return (
-        f'<button data-key="chip-{escape(name)}" data-go="{escape(address_of(wish))}" aria-pressed="{str(pressed).lower()}">'
+        f'<button data-key="chip-{escape(name)}" data-go="{escape(address_of(wanted))}" aria-pressed="{str(pressed).lower()}">'
         f"{escape(name)}{shown}</button>"
     )
 
 
-def _heading(key: str, text: str, right: bool, wish: Wish) -> str:
+def _heading(key: str, text: str, right: bool, wanted: FleetQuery) -> str:
     side = ' class="n"' if right else ""
     if not key:
         return f'<th scope="col"{side}>{text}</th>'
-    here = wish.sort == key
-    order = f' aria-sort="{"descending" if wish.down else "ascending"}"' if here else ""
-    down = not wish.down if here else right and key != "seen"
-    to = address_of(replace(wish, sort=key, down=down, page=0))
-    arrow = (" ↓" if wish.down else " ↑") if here else ""
+    here = wanted.sort == key
+    order = f' aria-sort="{"descending" if wanted.down else "ascending"}"' if here else ""
+    down = not wanted.down if here else right and key != "seen"
+    to = address_of(replace(wanted, sort=key, down=down, page=0))
+    arrow = (" ↓" if wanted.down else " ↑") if here else ""
     button = f'<button data-key="sort-{key}" data-go="{escape(to)}">{text}{arrow}</button>'
     return f'<th scope="col"{side}{order}>{button}</th>'
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from server.view.dashboard.pages.parts import device_link, empty, table, word
 from server.view.dashboard.queries.log import LEVELS, Event
-from server.view.words import clock, escape
+from server.view.formatting import clock, escape
 
 OF_DEVICES = frozenset({"refused", "task", "quarantine"})
 OF_RUNS = frozenset({"run", "round"})

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from urllib.parse import urlencode
 
 from server.view import svg
-from server.view.words import NOTHING, escape
+from server.view.formatting import NOTHING, escape
 
 TONES = {
     "ready": "good",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.registry.records import RolloutRecord
 from server.view.dashboard.pages.parts import empty, facts, table, word
 from server.view.dashboard.queries.releases import Answers, ReleasesPage
-from server.view.words import NOTHING, clock, escape, number, share, size
+from server.view.formatting import NOTHING, clock, escape, number, share, size
 
 BUTTONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "running": (("pause", "Pause", ""), ("abort", "Abort", "danger"), ("rollback", "Roll back", "danger")),

@@ -10,7 +10,7 @@ from edge_fl.metrics import Summary
 from server.view import svg
 from server.view.dashboard.pages.parts import empty, facts, plot, table, word
 from server.view.dashboard.queries.run import RoundRow, RunPage
-from server.view.words import NOTHING, clock, escape, number, seconds, share, size
+from server.view.formatting import NOTHING, clock, escape, number, seconds, share, size
 
 CURVES: tuple[tuple[str, str, bool], ...] = (
     ("personal, before the closing step", metrics.PERSONAL_BEFORE, False),

@@ -36,7 +36,7 @@ SORTS: dict[str, ColumnElement[Any]] = {
 """Columns that sort without a look at the reports."""
 
 
-class Wish(Struct, frozen=True):
+class FleetQuery(Struct, frozen=True):
     """What a person wants to see of the fleet; every field may come from an address bar."""
 
     search: str = ""
@@ -74,7 +74,7 @@ class FleetRow(Struct, frozen=True):
 
 
 class FleetPage(Struct, frozen=True):
-    """The rows of one page, out of `found` that match the wish, out of `total`; and how many devices there are by status."""
+    """The rows of one page, out of `found` that match the query, out of `total`; and how many devices there are by status."""
 
     rows: tuple[FleetRow, ...]
     found: int
@@ -84,16 +84,16 @@ class FleetPage(Struct, frozen=True):
     pages: int
 
 
-def page(db: Database, fleet: str, wish: Wish, *, per_page: int = PER_PAGE) -> FleetPage:
+def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAGE) -> FleetPage:
     """One page of the fleet. Raises RunError when the registry does not answer."""
-    matching = and_(devices.c.fleet == fleet, *_filters(wish))
+    matching = and_(devices.c.fleet == fleet, *_filters(query))
     with db.reading() as connection:
         words = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
         by_status: dict[str, int] = dict(connection.execute(words.group_by(devices.c.status)).all())
         found = connection.execute(select(func.count()).select_from(devices).where(matching)).scalar_one()
         pages = max(1, -(-found // per_page))
-        number = min(max(wish.page, 0), pages - 1)
-        chosen = _sorted(wish, fleet).where(matching).limit(per_page).offset(number * per_page)
+        number = min(max(query.page, 0), pages - 1)
+        chosen = _sorted(query, fleet).where(matching).limit(per_page).offset(number * per_page)
         rows = [row._asdict() for row in connection.execute(chosen)]
         names = [row["device"] for row in rows]
         newest = {row.device: row._asdict() for row in connection.execute(_newest(fleet, names))}
@@ -106,20 +106,20 @@ def page(db: Database, fleet: str, wish: Wish, *, per_page: int = PER_PAGE) -> F
     return FleetPage(made, found, sum(by_status.values()), dict(sorted(by_status.items())), number, pages)
 
 
-def _filters(wish: Wish) -> list[ColumnElement[bool]]:
+def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
-    if wish.search:
-        text = wish.search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    if query.search:
+        text = query.search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         columns = (devices.c.device, devices.c.status, devices.c.activity, devices.c.why)
         filters.append(or_(*(column.ilike(f"%{text}%", escape="\\") for column in columns)))
-    if wish.status:
-        filters.append(devices.c.status == wish.status)
-    if wish.tier:
-        filters.append(_tier == wish.tier)
+    if query.status:
+        filters.append(devices.c.status == query.status)
+    if query.tier:
+        filters.append(_tier == query.tier)
     return filters
 
 
-def _sorted(wish: Wish, fleet: str) -> Select[Any]:
+def _sorted(query: FleetQuery, fleet: str) -> Select[Any]:
     wanted = select(
         devices.c.device,
         devices.c.status,
@@ -130,11 +130,11 @@ def _sorted(wish: Wish, fleet: str) -> Select[Any]:
         devices.c.seen_at,
         devices.c.capability,
     )
-    if reported := REPORTED.get(wish.sort):
+    if reported := REPORTED.get(query.sort):
         key = reported(and_(reports.c.fleet == fleet, reports.c.device == devices.c.device))
     else:
-        key = SORTS.get(wish.sort, devices.c.device)
-    return wanted.order_by(key.desc() if wish.down else key.asc(), devices.c.device)
+        key = SORTS.get(query.sort, devices.c.device)
+    return wanted.order_by(key.desc() if query.down else key.asc(), devices.c.device)
 
 
 def _last(mine: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:

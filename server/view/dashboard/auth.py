@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Guard:
+class TokenAuth:
     """Passes on what may see `app`; with an empty token only requests that were made to loopback."""
 
     def __init__(self, app: Any, token: str = "") -> None:
