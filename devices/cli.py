@@ -72,7 +72,7 @@ def _run(
 ) -> None:
     from devices import config as settings
     from devices.board.notify import Notifier
-    from devices.entry import entry, own_entry
+    from devices.connector import connector, own_connector
     from devices.runner import Runner
     from devices.single import run_device
     from edge_fl.progress import Progress
@@ -81,10 +81,10 @@ def _run(
     log_warnings()
     broker = chosen.broker
     if broker.identity:
-        connect, renewal = own_entry(broker.host, broker.port, Path(broker.identity), broker.fleet, say)
+        connect, renewal = own_connector(broker.host, broker.port, Path(broker.identity), broker.fleet, say)
         tick: Callable[[], None] = renewal.tick
     else:
-        connect, tick = entry(broker.endpoint), lambda: None
+        connect, tick = connector(broker.endpoint), lambda: None
     runner = Runner(notifier=Notifier())
     stop_on_signal(runner)
     with Progress() as progress:

@@ -88,7 +88,7 @@ def up(
 ) -> None:
     """Run a simulated fleet over a real broker, with the agents that real devices run."""
     from devices.chaos import profile
-    from devices.entry import entries, entry
+    from devices.connector import connector, fleet_connector
     from devices.fleet import FleetConfig, run_fleet, shares
     from devices.store import Store
     from edge_fl.config import DataConfig, checked
@@ -115,9 +115,9 @@ def up(
     data = checked(tree, DataConfig, "fleet up")
     endpoint = Endpoint(host, port or (TLS_PORT if identities else PORT))
     if identities:
-        ids, connect = entries(host, endpoint.port, identities, heads_only + trains)
+        ids, connect = fleet_connector(host, endpoint.port, identities, heads_only + trains)
     else:
-        ids, connect = (), entry(endpoint)
+        ids, connect = (), connector(endpoint)
     config = FleetConfig(
         data,
         trains,

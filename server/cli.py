@@ -153,7 +153,7 @@ def list_devices(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the devices that the broker knows of, with what each said about itself last, and when a server heard of it."""
-    from server import listing
+    from server import device_list
     from server.registry import Database, devices
     from server.registry.database import place
 
@@ -161,8 +161,8 @@ def list_devices(
     if database or Path(place(database, home)).exists():
         with closing(Database.open(place(database, home))) as db:
             heard = {record.device: record.seen_at for record in devices.known(db, fleet)}
-    found = listing.devices(_connect(host, port or 0, identity), fleet, heard)
-    show_table(found.rows, listing.COLUMNS, format)
+    found = device_list.devices(_connect(host, port or 0, identity), fleet, heard)
+    show_table(found.rows, device_list.COLUMNS, format)
     if not found.online:
         say(
             f"fleet {fleet!r}: no server is online, so nobody has asked whether these devices are still there"
@@ -238,9 +238,9 @@ def demo(
 
 
 def _connect(host: str, port: int, identity: Path | str | None) -> Connect:
-    from server.wire.entry import entry
+    from server.wire.connector import connector
 
-    return entry(host, port, identity)
+    return connector(host, port, identity)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

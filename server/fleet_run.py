@@ -43,9 +43,9 @@ from server.request import RunRequest, RunSetup, data_hash, prepare
 from server.results import Results
 from server.rounds import RoundResult
 from server.run import Run, conclude, plan, remember
-from server.serving import Server, connected, registered
+from server.server import Server, connected, registered
 from server.view.report import page as report
-from server.wire.entry import denied
+from server.wire.connector import denied
 from server.wire.journal import Journal
 
 log = logging.getLogger(__name__)

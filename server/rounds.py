@@ -18,9 +18,9 @@ from functools import partial
 from edge_fl import logs
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError, SpentError
-from edge_fl.learn import late
 from edge_fl.learn.mean import Update
 from edge_fl.learn.robust import Robust, robust
+from edge_fl.learn.staleness import moved
 from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods import steps
 from edge_fl.methods.method import Method
@@ -202,7 +202,7 @@ def _ask(
     staleness: dict[ClientId, int] = {}
     first_come = _counted(_first(fleet.train(round, method, downs), goal), "clients", goal, watch)
     updates = steps.received(method, _noting(in_order(first_come, cohort), answered, staleness), downs)
-    updates = map(partial(late.moved, shared=shared), updates)
+    updates = map(partial(moved, shared=shared), updates)
     others: list[ClientId] = []
     updates = _joined(robust(updates, shared, plan.robust), beside, others)
     shared = steps.aggregate(method, shared, updates)

@@ -21,7 +21,7 @@ from server.release.rollout import Rollout
 from server.request import RunSetup
 from server.results import Results
 from server.rounds import RoundResult
-from server.serving import Server
+from server.server import Server
 from server.wire.roster import Table
 
 

@@ -23,7 +23,7 @@ PROTOTYPES = "prototypes"  # the part that holds class means, {"mean": [C, d], "
 class Update:
     """One client's upload of one round: its parts, its number of training samples, and what it measured.
 
-    A late one began `staleness` rounds ago, from `start`, which the server has replaced since (`edge_fl.learn.late`).
+    A late one began `staleness` rounds ago, from `start`, which the server has replaced since (`edge_fl.learn.staleness`).
     """
 
     client: str

@@ -37,7 +37,7 @@ File = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
-class Lives:
+class Lifetimes:
     """How long each role's metadata is believed; `refresh` signs again when a third of it is left."""
 
     root_days: float = 365
@@ -75,13 +75,13 @@ class Repository:
         self,
         folder: Path,
         *,
-        lives: Lives = Lives(),
+        lifetimes: Lifetimes = Lifetimes(),
         clock: Callable[[], datetime] = now,
         elsewhere: Sequence[Path] = (),
     ) -> None:
         self.folder = folder
         self._metadata = folder / "metadata"
-        self._lives = lives
+        self._lifetimes = lifetimes
         self._clock = clock
         with reporting(str(folder)):
             self.keys = Keys(folder / "keys", elsewhere)
@@ -192,7 +192,9 @@ class Repository:
         versions = [int(path.name.partition(".")[0]) for path in self._metadata.glob("*.root.json")]
         if versions:
             return Metadata[Root].from_file(str(self._metadata / f"{max(versions)}.root.json")).signed
-        root = Root(version=1, expires=self._clock() + self._lives.of(Root.type), consistent_snapshot=True)
+        root = Root(
+            version=1, expires=self._clock() + self._lifetimes.of(Root.type), consistent_snapshot=True
+        )
         for role in (Root.type, *ORDER):
             root.add_key(self.keys.new().public_key, role)
         self._write(Root.type, root)
@@ -215,7 +217,7 @@ class Repository:
         for role in ORDER[ORDER.index(first) :]:
             content = signed[role]
             content.version = self._next_version(role)
-            content.expires = self._clock() + self._lives.of(role)
+            content.expires = self._clock() + self._lifetimes.of(role)
             if role == Snapshot.type:
                 content.meta["targets.json"] = self._describe(Targets.type, signed, files)
             elif role == Timestamp.type:
@@ -236,7 +238,7 @@ class Repository:
     def _renew_root(self, retired: list[str] | None = None) -> File:
         """The next root, signed by the keys it names and by those it retires."""
         self._root.version += 1
-        self._root.expires = self._clock() + self._lives.of(Root.type)
+        self._root.expires = self._clock() + self._lifetimes.of(Root.type)
         return self._write(Root.type, self._root, retired or [])
 
     def _write(self, role: str, signed: Any, retired: list[str] | None = None) -> File:
@@ -270,7 +272,7 @@ class Repository:
         )
 
     def _near_expiry(self, signed: Signed) -> bool:
-        return signed.expires - self._clock() < self._lives.of(signed.type) / 3
+        return signed.expires - self._clock() < self._lifetimes.of(signed.type) / 3
 
     def _signed_as_root_says(self, role: str) -> bool:
         path = self._metadata / _file_name(role, self._signed[role].version)

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from server.bench import works
+from server.bench import workloads
 from server.bench.figures import Figure
 from server.bench.measure import MEGABYTE, tree_bytes
 from server.bench.training import Round
@@ -21,7 +21,7 @@ EVERY_S = 0.25  # how often memory is looked at
 DEADLINE_S = 1800.0
 
 
-class Held(msgspec.Struct, frozen=True):
+class MemoryUse(msgspec.Struct, frozen=True):
     """Seconds of the round, and bytes: of all images, and the most that all processes together held."""
 
     seconds: float
@@ -38,17 +38,17 @@ def cohorts(turns: int, sizes: Sequence[int] = SIZES) -> Figure:
     """A5: a round of FedPer, whose personal heads are files, over cohorts of work A's network with six images per client."""
     found = {size: watched(size) for size in sizes}
     notes: dict[str, float | str] = {}
-    for size, held in found.items():
-        notes |= {f"MB at {size}": round(held.above), f"s at {size}": round(held.seconds, 1)}
+    for size, use in found.items():
+        notes |= {f"MB at {size}": round(use.above), f"s at {size}": round(use.seconds, 1)}
     largest = max(sizes)
     what = f"memory of a round over {largest:,} clients of work A's network, images apart"
     return Figure("A5", what, 2.0, " GB", at_most=True, value=found[largest].above / 1000, notes=notes)
 
 
-def watched(clients: int) -> Held:
+def watched(clients: int) -> MemoryUse:
     """The round in a new process, and the most memory that it and its workers held (what they share counts once)."""
     with TemporaryDirectory(prefix="edge-fl-bench-") as folder:
-        report, peak = Path(folder) / "held.json", 0
+        report, peak = Path(folder) / "use.json", 0
         command = [sys.executable, "-m", "server.bench.cohort", str(clients), str(report)]
         with subprocess.Popen(command) as process:
             deadline = time.monotonic() + DEADLINE_S
@@ -56,17 +56,17 @@ def watched(clients: int) -> Held:
                 peak = max(peak, tree_bytes(process.pid))
                 time.sleep(EVERY_S)
             process.kill()
-        return msgspec.structs.replace(msgspec.json.decode(report.read_bytes(), type=Held), peak=peak)
+        return msgspec.structs.replace(msgspec.json.decode(report.read_bytes(), type=MemoryUse), peak=peak)
 
 
 def main(clients: int, report: Path) -> None:
     """What the new process does."""
-    study = works.many(clients, "fedper")
+    study = workloads.many(clients, "fedper")
     ready = Round(study, "pool")
     began = time.monotonic()
     ready()
-    held = Held(time.monotonic() - began, study.dataset.samples.x.nbytes)
-    report.write_bytes(msgspec.json.encode(held))
+    use = MemoryUse(time.monotonic() - began, study.dataset.samples.x.nbytes)
+    report.write_bytes(msgspec.json.encode(use))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, replace_all_batch_norm_modules_, v
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from server.bench import plain, training, works
+from server.bench import plain, training, workloads
 from server.bench.figures import PLAIN, Figure
 from server.bench.measure import settle, take_turns
 from server.bench.plain import Model, Plain
@@ -59,14 +59,14 @@ def scale() -> Scale:
 
 
 def federations(at: Scale) -> dict[str, tuple[float, Callable[[], Study]]]:
-    """The works by name, each with its target."""
+    """The workloads by name, each with its target."""
     size: dict[str, Any] = {"clients": at.clients, "samples": at.samples}
     return {
-        "cnn2": (15.0, lambda: works.work_a(**size)),
-        "cnn2 many": (50.0, lambda: works.many(at.many)),
-        "heads": (100.0, lambda: works.heads(clients=at.many, samples=73 * at.many)),
-        "resnet18": (0.0, lambda: works.work_a(model="resnet18", **size)),
-        "resnet34": (0.0, lambda: works.work_a(model="resnet34", **size)),
+        "cnn2": (15.0, lambda: workloads.work_a(**size)),
+        "cnn2 many": (50.0, lambda: workloads.many(at.many)),
+        "heads": (100.0, lambda: workloads.heads(clients=at.many, samples=73 * at.many)),
+        "resnet18": (0.0, lambda: workloads.work_a(model="resnet18", **size)),
+        "resnet34": (0.0, lambda: workloads.work_a(model="resnet34", **size)),
     }
 
 
@@ -113,17 +113,17 @@ def limits(once: Round, at: Scale) -> dict[str, float | str]:
 
 def steps(model: str, turns: int, at: Scale) -> Figure:
     """Single steps of equal clients, each with a batch: one after the other, stacked, compiled, and replayed as a CUDA graph."""
-    net = Model(ClientStore.of(works.work_a(model=model, clients=2, samples=40))).to(at.device)
+    net = Model(ClientStore.of(workloads.work_a(model=model, clients=2, samples=40))).to(at.device)
     replace_all_batch_norm_modules_(net)
     stacked = {name: t.detach().expand(at.clients, *t.shape).clone() for name, t in net.named_parameters()}
     x = torch.rand(at.clients, BATCH, 3, 32, 32, device=at.device)
-    y = torch.randint(0, works.CLASSES, (at.clients, BATCH), device=at.device)
+    y = torch.randint(0, workloads.CLASSES, (at.clients, BATCH), device=at.device)
 
     def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(net, dict(params), (x,)), y)
 
     def each(params: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {name: params[name] - works.LR * g for name, g in grad(loss)(params, x, y).items()}
+        return {name: params[name] - workloads.LR * g for name, g in grad(loss)(params, x, y).items()}
 
     def one_by_one() -> None:
         for place in range(at.clients):

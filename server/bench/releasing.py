@@ -18,7 +18,7 @@ from edge_fl.release.repository import Repository
 from edge_fl.wire import tensors
 from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.topics import Topics
-from server.bench import works
+from server.bench import workloads
 from server.bench.figures import Figure
 from server.bench.measure import MEGABYTE, take_turns
 from server.release.export import release
@@ -49,7 +49,7 @@ def head(kind: str, turns: int) -> Figure:
 
 def released(model: str, turns: int) -> Figure:
     """Export with its check against torch, and then signing and publishing to a broker in memory."""
-    study = works.study(ModelConfig(model), InputSpec(3, 32, 32), clients=2, samples=40)
+    study = workloads.study(ModelConfig(model), InputSpec(3, 32, 32), clients=2, samples=40)
     method = build_method(study.spec)
     shared = steps.start(method)
     numbers = iter(range(1, 1000))
@@ -79,10 +79,10 @@ def released(model: str, turns: int) -> Figure:
 
 def _features(samples: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    y = rng.integers(0, works.CLASSES, samples)
-    means = rng.standard_normal((works.CLASSES, dim))
+    y = rng.integers(0, workloads.CLASSES, samples)
+    means = rng.standard_normal((workloads.CLASSES, dim))
     return (means[y] + rng.standard_normal((samples, dim))).astype(np.float32), y
 
 
 def _fit(kind: str, z: np.ndarray, y: np.ndarray) -> heads.Head:
-    return heads.fit(kind, z, y, works.CLASSES, unit_norm=False)
+    return heads.fit(kind, z, y, workloads.CLASSES, unit_norm=False)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method, steps
 from server import rounds
-from server.bench import plain, works
+from server.bench import plain, workloads
 from server.bench.figures import PLAIN, Figure
 from server.bench.measure import Times, gemm_peak, products, settle, take_turns
 from server.bench.plain import Model, Plain
@@ -54,7 +54,7 @@ class Round:
 
 def fedavg(turns: int) -> Figure:
     """A1: FedAvg on work A, as fast as the machine allows."""
-    study = works.work_a()
+    study = workloads.work_a()
     return beside(
         "A1",
         "FedAvg, 20 clients, two convolutions",
@@ -69,7 +69,7 @@ def fedavg(turns: int) -> Figure:
 
 def half_precision(turns: int) -> Figure:
     """A2: the same with networks that compute in bf16; its accuracy after some rounds beside float32's."""
-    study, rounded = works.work_a(), works.work_a(precision="bf16")
+    study, rounded = workloads.work_a(), workloads.work_a(precision="bf16")
     sides = _sides(rounded, Plain(ClientStore.of(study), plain.fedavg), ("pool",))
     exact, half = (_accuracy(each) for each in (study, rounded))
     times = take_turns(sides, turns)
@@ -88,7 +88,7 @@ def half_precision(turns: int) -> Figure:
 
 def fedrep(turns: int) -> Figure:
     """A3: FedRep with ten epochs on its heads."""
-    study = works.work_a("fedrep", head_epochs=10)
+    study = workloads.work_a("fedrep", head_epochs=10)
     opponent = Plain(ClientStore.of(study), plain.fedrep(10), lambda model: model.base)
     return beside(
         "A3 FedRep",
@@ -108,20 +108,20 @@ def fedcrc(turns: int) -> Figure:
     def opponent(study: Study, epochs: int) -> Plain:
         return Plain(ClientStore.of(study), plain.fedcrc(epochs), lambda model: model.base)
 
-    short, study = works.work_a("fedcrc"), works.work_a("fedcrc", epochs=5)
+    short, study = workloads.work_a("fedcrc"), workloads.work_a("fedcrc", epochs=5)
     what = "FedCRC, 5 epochs, heads on features computed once"
     found = beside("A3 FedCRC", what, 4.0, study, opponent(study, 5), "pool", (), fewer(turns))
     return msgspec.structs.replace(found, difference=difference(Round(short, "pool"), opponent(short, 1)))
 
 
 def fewer(turns: int) -> int:
-    """For works whose plain round takes half a minute: what disturbs a turn averages out within it."""
+    """For workloads whose plain round takes half a minute: what disturbs a turn averages out within it."""
     return -(-turns // 2)
 
 
 def linear_heads(turns: int) -> Figure:
     """A4: a hundred linear heads on features that are already there."""
-    study = works.heads(method="fedrep", epochs=0, head_epochs=1)
+    study = workloads.heads(method="fedrep", epochs=0, head_epochs=1)
     opponent = Plain(ClientStore.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
     with threads(1):
         return beside(
@@ -138,7 +138,7 @@ def linear_heads(turns: int) -> Figure:
 
 def small_networks(turns: int) -> Figure:
     """A4: a hundred networks with one hidden layer."""
-    study = works.heads(hidden=100)
+    study = workloads.heads(hidden=100)
     opponent = Plain(ClientStore.of(study), plain.fedavg)
     with threads(1):
         return beside(

@@ -224,10 +224,10 @@ def _control(
     from server.registry import Database
     from server.registry.database import place
     from server.release.control import ReleaseControl
-    from server.wire.entry import entry
+    from server.wire.connector import connector
 
     with closing(Database.open(place(database, home))) as db:
-        yield ReleaseControl(entry(host, port or 0, identity), fleet, home, db)
+        yield ReleaseControl(connector(host, port or 0, identity), fleet, home, db)
 
 
 def _carry_out(releases: ReleaseControl, number: int, wait_s: float) -> None:

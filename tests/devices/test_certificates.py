@@ -21,7 +21,7 @@ from broker.provision.authority import Authority
 from broker.provision.register_sync import RegisterSync
 from broker.provision.registrar import Registrar
 from devices.certificates import Renewal, enrol
-from devices.entry import entry, own_entry
+from devices.connector import connector, own_connector
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
@@ -54,7 +54,7 @@ class Site:
 
     def enrol(self, claim: Identity) -> Identity:
         endpoint = self.endpoint(claim)
-        return enrol(claim, endpoint, "mill", entry(endpoint), WAIT_S)
+        return enrol(claim, endpoint, "mill", connector(endpoint), WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +128,14 @@ def test_without_a_registrar_the_wait_has_an_end(site: Site) -> None:
     claim = site.claim("pi-5")
     endpoint = site.endpoint(claim)
     with pytest.raises(DeadlineError, match="no answer to the claim"):
-        enrol(claim, endpoint, "another", entry(endpoint), 1.0)  # a fleet that has none
+        enrol(claim, endpoint, "another", connector(endpoint), 1.0)  # a fleet that has none
 
 
 def test_device_run_turns_a_claim_into_an_identity_first(site: Site) -> None:
     claim, said = site.claim("pi-6"), []
-    connect, renewal = own_entry("127.0.0.1", site.broker.settings.port, claim.folder, "mill", said.append)
+    connect, renewal = own_connector(
+        "127.0.0.1", site.broker.settings.port, claim.folder, "mill", said.append
+    )
     assert renewal.current.name == "pi-6"
     assert said and said[0].startswith("pi-6: enrolled")
     client = connect("pi-6", None, lambda event: None)

@@ -17,14 +17,14 @@ from broker.provision import register_sync
 from broker.provision.authority import Authority
 from broker.provision.registrar import Registrar
 from devices.certificates import Renewal
-from devices.entry import entry as way_of
+from devices.connector import connector as device_connector
 from edge_fl.cli import main
 from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData
 from edge_fl.wire import identity
 from edge_fl.wire.transport import Transport
 from server.results import Results
-from server.wire.entry import entry
+from server.wire.connector import connector
 from tests.devices.scripted import eventually
 from tests.mixed.conftest import Site, data_of
 
@@ -68,8 +68,8 @@ class Closed:
     def connect(self, client_id: str, *arguments: Any, **options: Any) -> Transport:
         """Everybody by a certificate of their own."""
         if client_id not in IDS:
-            return entry("127.0.0.1", self.port, self.folder("server"))(client_id, *arguments, **options)
-        way = way_of(identity.read(self.folder(client_id)).endpoint("127.0.0.1", self.port))
+            return connector("127.0.0.1", self.port, self.folder("server"))(client_id, *arguments, **options)
+        way = device_connector(identity.read(self.folder(client_id)).endpoint("127.0.0.1", self.port))
         return (self.renewal.through(way) if client_id == "d1" else way)(client_id, *arguments)
 
     def end_the_old(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from broker.find import Program
 from edge_fl.wire.endpoint import Endpoint
-from server.bench import cli, cohort, gpu, messages, picture, plain, releasing, table, training, works
+from server.bench import cli, cohort, gpu, messages, picture, plain, releasing, table, training, workloads
 from server.bench.figures import Figure, Report
 from server.bench.measure import Machine, Times, gemm_peak, tree_bytes
 from server.bench.plain import Plain
@@ -31,7 +31,11 @@ def figure(**changes: object) -> Figure:
 
 def small(model: str = "", **changes: object) -> Figure:
     """Two or three small clients trained by the sequential engine, beside the plain loop."""
-    study = works.work_a(model=model, clients=2, samples=16) if model else works.heads(clients=3, samples=60)
+    study = (
+        workloads.work_a(model=model, clients=2, samples=16)
+        if model
+        else workloads.heads(clients=3, samples=60)
+    )
     opponent = Plain(ClientStore.of(study), plain.fedavg)
     for name, value in changes.items():
         setattr(opponent, name, value)

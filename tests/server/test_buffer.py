@@ -7,8 +7,8 @@ import pytest
 from edge_fl import config
 from edge_fl.config import CohortConfig, Recipe
 from edge_fl.errors import ConfigError
-from edge_fl.learn import late
 from edge_fl.learn.mean import Update
+from edge_fl.learn.staleness import moved
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method, steps
 from server import checkpoint, cohort, rounds
@@ -137,8 +137,8 @@ def test_a_straggler_counts_in_a_later_round_as_fedbuff_says(site):
         began = at - result.staleness.get(id, 0)
         up = site.client(id).train(method.at(began), began, shared[began - 1], {})[0]
         updates.append(Update(id, up.samples, up.parts, start=shared[began - 1], staleness=at - began))
-    moved = [late.moved(update, shared[at - 1]) for update in updates]
-    expected = steps.aggregate(method, shared[at - 1], moved)
+    answers = [moved(update, shared[at - 1]) for update in updates]
+    expected = steps.aggregate(method, shared[at - 1], answers)
     for part, params in expected.items():
         for name, tensor in params.items():
             assert tensor.allclose(result.shared[part][name], atol=1e-6), (part, name)

@@ -31,7 +31,7 @@ from server.registry import Database, devices, releases, reports, rollouts, runs
 from server.release.stages import CAREFUL, CAREFUL_FROM, EVERYBODY
 from server.request import RunRequest
 from server.results import Results
-from server.serving import connected
+from server.server import connected
 from server.wire.journal import Journal
 
 

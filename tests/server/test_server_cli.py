@@ -14,7 +14,7 @@ from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server import demo, listing
+from server import demo, device_list
 from server.children import Children
 from server.ledger import Ledger
 from server.registry import Database, devices
@@ -84,7 +84,9 @@ def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
     going.crash()
 
     def complete() -> bool:
-        rows[:] = listing.devices(stage.connect, "main", {"d1": "2026-11-20T14:03:59.123+00:00"}, quick).rows
+        rows[:] = device_list.devices(
+            stage.connect, "main", {"d1": "2026-11-20T14:03:59.123+00:00"}, quick
+        ).rows
         return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
 
     assert stage.eventually(complete), rows
@@ -93,7 +95,7 @@ def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
     assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)
     assert (lost["heard"], there["heard"]) == ("2026-11-20 14:03:59", "")
     assert (lost["measured"], there["measured"]) == ("", "")
-    assert listing.devices(stage.connect, "other", limits=quick) == (False, [])
+    assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
 
 
 def test_the_list_shows_what_a_device_measured_and_whether_somebody_listens(bench):
@@ -101,11 +103,11 @@ def test_the_list_shows_what_a_device_measured_and_whether_somebody_listens(benc
     transport = bench.connect("d1", None, lambda event: None)
     transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
     transport.drain(5)
-    online, (row,) = listing.devices(bench.connect, "main", limits=Limits(settle_s=0.2))
+    online, (row,) = device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2))
     assert online
     assert (row["status"], row["measured"]) == ("silent", "no torch; 512 MB")
     bench.link.close()
-    assert not listing.devices(bench.connect, "main", limits=Limits(settle_s=0.2)).online
+    assert not device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2)).online
     transport.close()
 
 

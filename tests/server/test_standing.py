@@ -21,9 +21,9 @@ from edge_fl.wire import identity
 from edge_fl.wire.messages import DeviceState, Report, encode
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.transport import Packet
-from server import listing
+from server import device_list
 from server.wire.clones import Clones
-from server.wire.entry import denied, entry
+from server.wire.connector import connector, denied
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
 from server.wire.link import Link
@@ -90,7 +90,7 @@ def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
         Journal(denied=denied(server)) as journal,
     ):
         port = broker.settings.port
-        link = Link(entry("127.0.0.1", port, server), "main", limits=QUICK)
+        link = Link(connector("127.0.0.1", port, server), "main", limits=QUICK)
         site = Site(authority, port, tmp_path, link, Roster(link, journal), Inbox(link, journal), [])
         link.open()
         yield site
@@ -131,7 +131,7 @@ def test_what_a_revoked_device_says_in_a_session_that_lives_on_does_not_count(si
 
 @pytest.mark.broker
 def test_a_second_server_finds_the_first_one_and_leaves_it_in_peace(site: Site) -> None:
-    second = entry("127.0.0.1", site.port, site.authority.home / "server")
+    second = connector("127.0.0.1", site.port, site.authority.home / "server")
     with pytest.raises(ConnectError, match="another server"):
         Link(second, "main", limits=QUICK).open()
     site.device("pi-4")
@@ -142,10 +142,10 @@ def test_a_second_server_finds_the_first_one_and_leaves_it_in_peace(site: Site) 
 @pytest.mark.broker
 def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None:
     site.device("pi-5")
-    operator = entry("127.0.0.1", site.port, site.authority.home / "operator")
+    operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
     assert eventually(
         lambda: (
-            [row["device"] for row in listing.devices(operator, "main", limits=Limits(settle_s=0.2)).rows]
+            [row["device"] for row in device_list.devices(operator, "main", limits=Limits(settle_s=0.2)).rows]
             == ["pi-5"]
         )
     )
@@ -154,7 +154,7 @@ def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None
 
 @pytest.mark.broker
 def test_only_devices_are_heard_as_devices(site: Site) -> None:
-    operator = entry("127.0.0.1", site.port, site.authority.home / "operator")(
+    operator = connector("127.0.0.1", site.port, site.authority.home / "operator")(
         "operator", None, lambda event: None
     )
     operator.wait_connected(10)

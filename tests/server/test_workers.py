@@ -29,7 +29,7 @@ from server import rounds
 from server.fleets.sequential import SequentialFleet
 from server.registry import Database, reports, runs
 from server.rounds import Plan
-from server.wire.entry import entry
+from server.wire.connector import connector
 from server.wire.journal import Journal
 from server.wire.link import Link
 from server.wire.roster import Roster
@@ -171,7 +171,7 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
     url = new_postgresql_database()
     with Mosquitto(settings, mosquitto_program) as broker, ExitStack() as stack:
         port, db = broker.settings.port, stack.enter_context(closing(Database.open(url)))
-        connect = entry("127.0.0.1", port, tmp_path / "home" / "server")
+        connect = connector("127.0.0.1", port, tmp_path / "home" / "server")
         journal = stack.enter_context(Journal(db))
         link = Link(connect, "main", workers=True, limits=QUICK)
         inbox = SharedInbox(link, journal)

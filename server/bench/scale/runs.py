@@ -13,7 +13,7 @@ from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Event
-from server.bench.scale.stage import Listening, fleet_of, stage, start_broker, wait_until
+from server.bench.scale.stage import RecordedChildren, fleet_of, stage, start_broker, wait_until
 from server.bench.scale.watch import COUNTED, FLEET, Watch, mosquitto_of, processor_s, resident_bytes
 from server.children import Child
 from server.results import Results
@@ -37,7 +37,7 @@ broker = {{ port = {port} }}
 CHAOS = "after_s = 5.0\nuntil_s = {until_s}\n[devices]\nleave = {leave}\n"
 
 
-class _Ears:
+class _BrokerListener:
     """Hears for a watch what passes on the broker, also on one that has forgotten who listens."""
 
     def __init__(self, port: int, watch: Watch) -> None:
@@ -68,7 +68,9 @@ class _Busy:
     leave: float
     deadline_s: float
 
-    def start(self, folder: Path, port: int, children: Listening) -> tuple[Child, Child, dict[str, int]]:
+    def start(
+        self, folder: Path, port: int, children: RecordedChildren
+    ) -> tuple[Child, Child, dict[str, int]]:
         """The server, the fleet, and what each weighs before a device is there."""
         recipe, chaos = folder / "recipe.toml", folder / "chaos.toml"
         recipe.write_text(self._recipe(folder, port))
@@ -100,7 +102,7 @@ def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: floa
     with stage(devices) as (folder, port, children):
         watch = Watch()
         broker = start_broker(children, folder, port)
-        ears = _Ears(port, watch)
+        listener = _BrokerListener(port, watch)
         server, fleet, base = asked.start(folder, port, children)
         started_s, down_s = time.monotonic(), 0.0
         while server.code is None:
@@ -119,7 +121,7 @@ def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: floa
         if server.code:
             raise RunError(f"the server ended with exit code {server.code}: {' | '.join(server.last)}")
         seconds = time.monotonic() - started_s
-        ears.close()
+        listener.close()
         results = Results.open(Path(server.printed.splitlines()[-1]))
         yield f"{devices} devices, {full} of them full: run {results.state().state} in {seconds:.0f} s"
         yield from _rounds(results, watch)

@@ -21,7 +21,7 @@ IMAGES_PER_DEVICE = 20
 VARIABLES = {"OMP_NUM_THREADS": "1"}
 
 
-class Listening(Children):
+class RecordedChildren(Children):
     """Children whose every line is kept."""
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class Listening(Children):
 
 
 @contextmanager
-def stage(devices: int) -> Iterator[tuple[Path, int, Listening]]:
+def stage(devices: int) -> Iterator[tuple[Path, int, RecordedChildren]]:
     """A folder with data for so many devices, a free port, and nobody started yet."""
-    with tempfile.TemporaryDirectory(prefix="edge-fl-scale-") as name, Listening() as children:
+    with tempfile.TemporaryDirectory(prefix="edge-fl-scale-") as name, RecordedChildren() as children:
         folder, rng = Path(name), np.random.default_rng(0)
         y = rng.integers(0, 10, devices * IMAGES_PER_DEVICE)
         x = 20 * y[:, None, None, None] + rng.integers(0, 40, (len(y), 1, 8, 8))

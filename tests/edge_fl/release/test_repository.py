@@ -8,7 +8,7 @@ import pytest
 
 from edge_fl import atomic
 from edge_fl.errors import ArtefactError, InputError
-from edge_fl.release.repository import Lives, Repository, now, superseded
+from edge_fl.release.repository import Lifetimes, Repository, now, superseded
 from edge_fl.release.trust import Trust
 from edge_fl.wire.blob import describe
 from edge_fl.wire.topics import TUF_FILE
@@ -146,8 +146,10 @@ def test_metadata_is_signed_again_when_a_third_of_its_life_is_left(tmp_path, day
 
 
 def test_a_timestamp_alone_can_be_renewed(tmp_path):
-    Repository(tmp_path, lives=Lives(timestamp_days=1))
-    later = Repository(tmp_path, lives=Lives(timestamp_days=1), clock=lambda: now() + timedelta(hours=20))
+    Repository(tmp_path, lifetimes=Lifetimes(timestamp_days=1))
+    later = Repository(
+        tmp_path, lifetimes=Lifetimes(timestamp_days=1), clock=lambda: now() + timedelta(hours=20)
+    )
     assert names(later.refresh()) == ["timestamp.json"]
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from edge_fl.errors import DeadlineError, TrustError
-from edge_fl.release.repository import Lives, Repository, now
+from edge_fl.release.repository import Lifetimes, Repository, now
 from edge_fl.release.trust import Trust
 
 VERSIONED = ["3.targets.json", "3.snapshot.json"]
@@ -88,8 +88,8 @@ def test_rollback_is_refused_by_a_new_process_too(tmp_path, broker, repository, 
 
 @pytest.mark.parametrize("role", ["timestamp", "snapshot", "targets", "root"])
 def test_expired_metadata_is_a_freeze(tmp_path, make_release, role):
-    lives = Lives(**{f"{role}_days": 1})
-    repository = Repository(tmp_path / "server", lives=lives, clock=lambda: now() - timedelta(days=2))
+    lifetimes = Lifetimes(**{f"{role}_days": 1})
+    repository = Repository(tmp_path / "server", lifetimes=lifetimes, clock=lambda: now() - timedelta(days=2))
     trust = Trust(tmp_path / "device", repository.root_bytes)
     broker = Broker(repository.files())
     error = refusal(trust, broker)
@@ -103,7 +103,7 @@ def test_a_clock_set_back_does_not_revive_expired_metadata(tmp_path, make_releas
     repository = Repository(tmp_path / "server")
     six_days_on = Trust(tmp_path / "device", repository.root_bytes, clock=lambda: now() + timedelta(days=6))
     six_days_on.refresh(Broker(repository.files()).fetch)
-    short = Repository(tmp_path / "server", lives=Lives(timestamp_days=1))
+    short = Repository(tmp_path / "server", lifetimes=Lifetimes(timestamp_days=1))
     short.publish(make_release(1)[0])
     set_back = Trust(tmp_path / "device", repository.root_bytes)
     error = refusal(set_back, Broker(short.files()))

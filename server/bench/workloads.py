@@ -1,4 +1,4 @@
-"""The works that are measured: federations of made-up images, so that nothing has to be downloaded, in the sizes that papers use.
+"""The workloads that are measured: federations of made-up images, so that nothing has to be downloaded, in the sizes that papers use.
 
 An image is a pattern of its class under noise: easy enough to be learnt in a few rounds, hard enough that accuracy says something.
 """

@@ -17,12 +17,12 @@ from edge_fl.wire.transport import Listener, Packet
 ENROL_S = 60.0
 
 
-def entry(endpoint: Endpoint) -> Connect:
+def connector(endpoint: Endpoint) -> Connect:
     """Makes clients of one broker, all with the same certificate, if any."""
     return partial(MqttTransport, endpoint)
 
 
-def own_entry(
+def own_connector(
     host: str, port: int, folder: Path, fleet: str, say: Callable[[str], None]
 ) -> tuple[Connect, Renewal]:
     """How one device connects with the identity in `folder`, and what renews it. A claim is turned into one first, however long it takes.
@@ -33,16 +33,16 @@ def own_entry(
     while found.role == "claim":
         endpoint = found.endpoint(host, port or TLS_PORT)
         try:
-            found = enrol(found, endpoint, fleet, entry(endpoint), ENROL_S)
+            found = enrol(found, endpoint, fleet, connector(endpoint), ENROL_S)
         except DeadlineError as error:
             say(f"{error}; trying again")
         else:
             say(f"{found.name}: enrolled, until {found.expires:%Y-%m-%d}; the claim is gone")
     renewal = Renewal(found, fleet)
-    return renewal.through(entry(found.endpoint(host, port or TLS_PORT))), renewal
+    return renewal.through(connector(found.endpoint(host, port or TLS_PORT))), renewal
 
 
-def entries(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], Connect]:
+def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], Connect]:
     """The first `count` devices whose identities are in `folder`, ascending, and what connects each as itself. Raises ConfigError."""
     folders = sorted(path.parent for path in folder.glob(f"*/{identity.KEY_FILE}"))
     found = [identity.read(path) for path in folders]

@@ -31,14 +31,16 @@ COLUMNS = {
 }
 
 
-class Listing(NamedTuple):
+class DeviceList(NamedTuple):
     """One row per device, ascending, and whether a server is online that hears what they say."""
 
     online: bool
     rows: list[dict[str, object]]
 
 
-def devices(connect: Connect, fleet: str, heard: Mapping[str, str] = {}, limits: Limits = LIMITS) -> Listing:
+def devices(
+    connect: Connect, fleet: str, heard: Mapping[str, str] = {}, limits: Limits = LIMITS
+) -> DeviceList:
     """What the broker retains; `heard` says when a server last heard of a device. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
     known: dict[str, Device] = {}
@@ -56,7 +58,7 @@ def devices(connect: Connect, fleet: str, heard: Mapping[str, str] = {}, limits:
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    return Listing(online, [_row(device, heard.get(device.id, "")) for device in known.values()])
+    return DeviceList(online, [_row(device, heard.get(device.id, "")) for device in known.values()])
 
 
 def _row(device: Device, heard: str) -> dict[str, object]:

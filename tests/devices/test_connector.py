@@ -8,7 +8,7 @@ import pytest
 
 from broker.provision.authority import Authority
 from devices import config
-from devices.entry import entries
+from devices.connector import fleet_connector
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 
@@ -35,9 +35,9 @@ def test_a_fleet_takes_the_devices_among_the_identities_in_order(
     folder = tmp_path / "ids"
     authority.bake({name: folder / name for name in ("pi-2", "pi-1", "pi-3")})
     authority.claim({"pi-0": folder / "pi-0"})
-    assert entries("127.0.0.1", 0, folder, 2)[0] == ("pi-1", "pi-2")
+    assert fleet_connector("127.0.0.1", 0, folder, 2)[0] == ("pi-1", "pi-2")
     with pytest.raises(ConfigError, match=r"3 identities of devices, expected 4.*fleet enrol --baked -n 4"):
-        entries("127.0.0.1", 0, folder, 4)
+        fleet_connector("127.0.0.1", 0, folder, 4)
 
 
 def test_an_identity_that_is_not_there_is_one_line_and_bad_input(

@@ -23,7 +23,7 @@ def denied(folder: Path | str) -> Path | None:
     return Path(folder) / identity.DENIED_FILE if folder else None
 
 
-def entry(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
+def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
     """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
     own_loop = cache(MqttLoop)
     server = reader = identity.endpoint(host, port, folder)
