@@ -29,11 +29,11 @@ def parts_for(
     if not manifest.heads.uploads:
         return None
     plan, unit_norm = manifest.heads, manifest.unit_norm
-    lesson = heads.lesson(
+    data = heads.training_set(
         z, y, len(manifest.classes), unit_norm, head.extractor, manifest.round, False, plan, extras
     )
     try:
-        parts = shares.shares(lesson, head)
+        parts = shares.shares(data, head)
         return let_out(tensors.pack(parts), plan) if parts else None
     except EdgeFLError as error:
         log.warning("%s; the report goes without it", error)

@@ -221,9 +221,9 @@ def demo(
     from server import demo as demos
 
     signal.signal(signal.SIGTERM, _interrupt)
-    plan = demos.Plan(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
-    plain_s = demos.run(replace(plan, secure=False)).seconds if beside else None
-    found = demos.run(plan)
+    asked = demos.DemoOptions(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
+    plain_s = demos.run(replace(asked, secure=False)).seconds if beside else None
+    found = demos.run(asked)
     print(found.histogram, end="\n\n")
     show_table([*found.devices], demos.DEVICE_COLUMNS)
     print()

@@ -51,7 +51,7 @@ PIXEL_HEAD = "logistic"
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoOptions:
     """What was asked for; None where the recipe decides."""
 
     dataset: str = "digits"
@@ -66,7 +66,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Shown:
+class DemoResult:
     """What the command prints."""
 
     histogram: str
@@ -77,57 +77,57 @@ class Shown:
     seconds: float
 
 
-def run(plan: Plan) -> Shown:
+def run(options: DemoOptions) -> DemoResult:
     """Runs it. Raises what the commands raise, DataError before anything is started."""
     begin_s = time.monotonic()
-    recipe = recipe_of(plan)
+    recipe = recipe_of(options)
     study = studies.prepare(recipe)
-    with _folder(plan) as folder, Children(_tell, QUIET_THREADS) as children:
-        if plan.secure:
-            _enrol(plan, folder)
-        for name, arguments in commands(plan, recipe, folder).items():
+    with _folder(options) as folder, Children(_tell, QUIET_THREADS) as children:
+        if options.secure:
+            _enrol(options, folder)
+        for name, arguments in commands(options, recipe, folder).items():
             server = children.start(name, *arguments)
         rivals = baselines(study)
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
     rows = read_devices(path)
     seconds = time.monotonic() - begin_s
-    return Shown(study.histogram(), rows, compare(rows, rivals), _note(plan, recipe), path, seconds)
+    return DemoResult(study.histogram(), rows, compare(rows, rivals), _note(options, recipe), path, seconds)
 
 
-def recipe_of(plan: Plan) -> Recipe:
+def recipe_of(options: DemoOptions) -> Recipe:
     """The recipe "demo" with what was asked for; of a large dataset a part, so that it stays a demo. Raises ConfigError, DataError."""
-    if not 0 < plan.full < plan.devices:
+    if not 0 < options.full < options.devices:
         raise ConfigError(
-            f"{plan.full} full devices of {plan.devices}: expected one at least, and a head-only one beside them; nothing was started"
+            f"{options.full} full devices of {options.devices}: expected one at least, and a head-only one beside them; nothing was started"
         )
-    samples = len(datasets.load(plan.dataset, plan.data_dir).samples)
+    samples = len(datasets.load(options.dataset, options.data_dir).samples)
     settings = {
-        "data.dataset": plan.dataset,
-        "data.data_dir": plan.data_dir.absolute(),
-        "data.clients": plan.devices,
-        "data.fraction": min(1.0, SAMPLES_PER_DEVICE * plan.devices / samples),
-        "cohort.min_devices": plan.full,
-        "broker.port": plan.port or _free_port(),
+        "data.dataset": options.dataset,
+        "data.data_dir": options.data_dir.absolute(),
+        "data.clients": options.devices,
+        "data.fraction": min(1.0, SAMPLES_PER_DEVICE * options.devices / samples),
+        "cohort.min_devices": options.full,
+        "broker.port": options.port or _free_port(),
     }
-    if plan.rounds:
-        settings |= {"rounds": plan.rounds, "release.every": max(plan.rounds - 1, 1)}
+    if options.rounds:
+        settings |= {"rounds": options.rounds, "release.every": max(options.rounds - 1, 1)}
     return config.with_settings(recipes.find("demo"), [f"{key}={value}" for key, value in settings.items()])
 
 
-def commands(plan: Plan, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
+def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
     """The three commands by name; they find one another in whatever order they start."""
     data, port = recipe.data, recipe.broker.port
     file = folder / "recipe.toml"
     file.write_text(config.dump(recipe))
     devices = {
-        "head": plan.devices - plan.full,
-        "full": plan.full,
+        "head": options.devices - options.full,
+        "full": options.full,
         "seed": recipe.seed,
         "port": port,
         "dir": folder / "fleet",
     }
     split = {name: getattr(data, name) for name in ("dataset", "data_dir", "partition", "beta", "fraction")}
-    trust = _trust(folder / IDENTITIES) if plan.secure else PLAINTEXT
+    trust = _trust(folder / IDENTITIES) if options.secure else PLAINTEXT
     return {
         "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
         "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices, **split)],
@@ -136,24 +136,24 @@ def commands(plan: Plan, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
             "run",
             str(file),
             *trust["server"],
-            *_options(runs=plan.runs, home=folder / "releases"),
+            *_options(runs=options.runs, home=folder / "releases"),
         ],
     }
 
 
-def _enrol(plan: Plan, folder: Path) -> None:
+def _enrol(options: DemoOptions, folder: Path) -> None:
     """Ends before the others start, which need what it makes."""
     with Children(_tell, QUIET_THREADS) as children:
-        children.wait(children.start("enrol", *enrolment(plan, folder)), DEADLINE_S)
+        children.wait(children.start("enrol", *enrolment(options, folder)), DEADLINE_S)
 
 
-def enrolment(plan: Plan, folder: Path) -> list[str]:
+def enrolment(options: DemoOptions, folder: Path) -> list[str]:
     """What makes the certificates of broker, server and devices."""
     return [
         "fleet",
         "enrol",
         "--baked",
-        *_options(count=plan.devices, prefix="sim-", home=folder / IDENTITIES),
+        *_options(count=options.devices, prefix="sim-", home=folder / IDENTITIES),
     ]
 
 
@@ -217,24 +217,24 @@ def compare(
 
 
 @contextmanager
-def _folder(plan: Plan) -> Iterator[Path]:
+def _folder(options: DemoOptions) -> Iterator[Path]:
     """Where broker, devices and signing keys live for the time of the demo."""
-    plan.runs.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=plan.runs)).absolute()
+    options.runs.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=options.runs)).absolute()
     try:
         yield folder
     finally:
-        if plan.keep:
+        if options.keep:
             say(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _note(plan: Plan, recipe: Recipe) -> str:
+def _note(options: DemoOptions, recipe: Recipe) -> str:
     return (
-        f"{recipe.method.name} trained its extractor on the {plan.full} full devices alone, over MQTT;"
-        f" the {plan.devices - plan.full} head-only devices fitted heads on it.\n"
-        f"Local and FedAvg+FT are simulated, with all {plan.devices} clients training. All are measured on the same test sets."
+        f"{recipe.method.name} trained its extractor on the {options.full} full devices alone, over MQTT;"
+        f" the {options.devices - options.full} head-only devices fitted heads on it.\n"
+        f"Local and FedAvg+FT are simulated, with all {options.devices} clients training. All are measured on the same test sets."
     )
 
 

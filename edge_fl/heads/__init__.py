@@ -17,7 +17,7 @@ from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
 from edge_fl.heads.constant import Constant
 from edge_fl.heads.ensemble import Ensemble
 from edge_fl.heads.gated import Gated
-from edge_fl.heads.head import Array, Extras, Head, Lesson
+from edge_fl.heads.head import Array, Extras, Head, TrainingSet
 from edge_fl.heads.linear import Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
@@ -40,18 +40,18 @@ __all__ = [
     "find",
     "fit",
     "from_arrays",
-    "lesson",
+    "training_set",
 ]
 
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Constant)}
 KINDS: dict[str, type[Head]] = HEADS | {head.kind: head for head in (Tuned, Gated, Ensemble)}
 """Every kind there is; those that are not in HEADS need a release that brings what they are made from."""
 
-WAYS: dict[Way, Callable[[Lesson], Head]] = {
+WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
     "own": Logistic.fit,
-    "tuned": lambda lesson: Tuned.of(lesson, tune(lesson)),
-    "mixed": lambda lesson: Tuned.of(lesson, mix(lesson)),
-    "ridge": lambda lesson: Tuned.of(lesson, ridge(lesson)),
+    "tuned": lambda data: Tuned.of(data, tune(data)),
+    "mixed": lambda data: Tuned.of(data, mix(data)),
+    "ridge": lambda data: Tuned.of(data, ridge(data)),
     "gated": Gated.fit,
     "ensemble": Ensemble.fit,
 }
@@ -87,13 +87,13 @@ def fit(
     not fit the plan.
     """
     head = find(kind)
-    found = lesson(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
+    found = training_set(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
     if kind == Logistic.kind and plan.way != "own":
         return WAYS[plan.way](found)
     return (head if len(found.present) > 1 else Constant).fit(found)
 
 
-def lesson(
+def training_set(
     z: Array,
     y: Array,
     classes: int,
@@ -103,7 +103,7 @@ def lesson(
     balanced: bool,
     plan: HeadPlan,
     extras: Extras,
-) -> Lesson:
+) -> TrainingSet:
     """What `fit` and `shares` work on, the samples in an order that does not depend on theirs. Raises DataError."""
     z, y = np.asarray(z, np.float32), np.asarray(y)
     _require_fittable(z, y, classes)
@@ -111,7 +111,7 @@ def lesson(
         range(len(y)),
         key=lambda row: (int(y[row]), hashlib.blake2b(z[row].tobytes(), digest_size=16).digest()),
     )
-    return Lesson(
+    return TrainingSet(
         z[order], y[order].astype(np.int64), classes, extractor, unit_norm, seed, balanced, plan, extras
     )
 

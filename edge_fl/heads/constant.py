@@ -9,7 +9,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.heads.head import Features, Head, Lesson
+from edge_fl.heads.head import Features, Head, TrainingSet
 
 
 @final
@@ -23,8 +23,8 @@ class Constant(Head):
     shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {"present": ("one",)}
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
-        return cls(lesson.classes, lesson.extractor, np.array([np.bincount(lesson.y).argmax()], np.int64))
+    def fit(cls, data: TrainingSet) -> Self:
+        return cls(data.classes, data.extractor, np.array([np.bincount(data.y).argmax()], np.int64))
 
     def logits(self, z: Features) -> Features:
         logits = np.full((len(z), self.classes), -np.inf, np.float32)

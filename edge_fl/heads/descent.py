@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, RunError
-from edge_fl.heads.head import Array, Features, Lesson
+from edge_fl.heads.head import Array, Features, TrainingSet
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.seeds import generator
 
@@ -40,12 +40,12 @@ class Weights:
         )
 
 
-def received(lesson: Lesson, name: str) -> Weights:
+def received(data: TrainingSet, name: str) -> Weights:
     """The linear head that came as the extra `name`; prototypes are one, that of the nearest. Raises ArtefactError for anything else."""
-    arrays: Mapping[str, Array] = lesson.extras.get(name, {})
+    arrays: Mapping[str, Array] = data.extras.get(name, {})
     if arrays.keys() == {"mean", "count"}:
         arrays = {"weight": arrays["mean"], "bias": -0.5 * np.square(arrays["mean"]).sum(axis=1)}
-    expected = {"weight": (lesson.classes, lesson.z.shape[1]), "bias": (lesson.classes,)}
+    expected = {"weight": (data.classes, data.z.shape[1]), "bias": (data.classes,)}
     wrong = {key: list(array.shape) for key, array in arrays.items() if array.shape != expected.get(key)}
     if "weight" not in arrays or wrong:
         raise ArtefactError(
@@ -63,9 +63,9 @@ def probabilities(logits: Features) -> Features:
     return shares
 
 
-def one_hot(lesson: Lesson) -> Features:
+def one_hot(data: TrainingSet) -> Features:
     """Labels as targets [n, C]."""
-    return np.eye(lesson.classes, dtype=np.float32)[lesson.y]
+    return np.eye(data.classes, dtype=np.float32)[data.y]
 
 
 def batches(samples: int, plan: HeadPlan, seed: int) -> Iterator[NDArray[np.int64]]:
@@ -82,24 +82,24 @@ def batches(samples: int, plan: HeadPlan, seed: int) -> Iterator[NDArray[np.int6
 
 def descend(
     start: Weights,
-    lesson: Lesson,
+    data: TrainingSet,
     targets: Features | None = None,
     given: Features | None = None,
     **changes: float,
 ) -> Weights:
-    """`start` after SGD on features z towards `targets` [n, C] (default: the labels), by `lesson.plan` with `changes`.
+    """`start` after SGD on features z towards `targets` [n, C] (default: the labels), by `data.plan` with `changes`.
 
     `given` [n, C] are logits that are added but not trained. The pull is an implicit step, stable for any weight. Raises RunError.
     """
-    plan = replace(lesson.plan, **changes)
-    targets = one_hot(lesson) if targets is None else targets
+    plan = replace(data.plan, **changes)
+    targets = one_hot(data) if targets is None else targets
     given = np.zeros_like(targets) if given is None else given
     held = [start.weight.copy(), *([] if start.bias is None else [start.bias.copy()])]
     anchor, speed = [layer.copy() for layer in held], [np.zeros_like(layer) for layer in held]
     lr, shrink = np.float32(plan.lr), np.float32(1 / (1 + plan.lr * plan.pull))
     with np.errstate(over="ignore", invalid="ignore"):
-        for rows in batches(len(lesson.z), plan, lesson.seed):
-            z, wanted = lesson.z[rows], targets[rows]
+        for rows in batches(len(data.z), plan, data.seed):
+            z, wanted = data.z[rows], targets[rows]
             p = probabilities(z @ held[0].T + sum(held[1:], given[rows]))
             error = (p * wanted.sum(axis=1, keepdims=True) - wanted) / np.float32(len(rows))
             for layer, velocity, origin, grad in zip(

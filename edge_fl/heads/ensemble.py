@@ -12,7 +12,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 
 from edge_fl.heads.descent import probabilities, received
-from edge_fl.heads.head import Features, Head, Lesson
+from edge_fl.heads.head import Features, Head, TrainingSet
 from edge_fl.heads.mlp import Mlp
 
 TINY = np.float32(1e-30)
@@ -41,13 +41,13 @@ class Ensemble(Head):
     }
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
-        theirs = received(lesson, lesson.plan.start)
-        bias = np.zeros(lesson.classes, np.float32) if theirs.bias is None else theirs.bias
+    def fit(cls, data: TrainingSet) -> Self:
+        theirs = received(data, data.plan.start)
+        bias = np.zeros(data.classes, np.float32) if theirs.bias is None else theirs.bias
         return cls(
-            lesson.classes,
-            lesson.extractor,
-            **Mlp.fit(lesson).to_arrays(),
+            data.classes,
+            data.extractor,
+            **Mlp.fit(data).to_arrays(),
             theirs=theirs.weight,
             theirs_bias=bias,
         )

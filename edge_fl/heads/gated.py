@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_fl.errors import ArtefactError
 from edge_fl.heads.descent import Weights, descend, probabilities, received
-from edge_fl.heads.head import Array, Features, Head, Lesson, require_features
+from edge_fl.heads.head import Array, Features, Head, TrainingSet, require_features
 
 POLICY = "policy"
 EPSILON = 1e-5  # of torch's LayerNorm
@@ -49,20 +49,18 @@ class Gated(Head):
     }
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
+    def fit(cls, data: TrainingSet) -> Self:
         """The personal head on ours * z; the global head's logits on the rest are part of the prediction, and of the loss."""
-        theirs, policy = received(lesson, lesson.plan.start), _policy(lesson)
-        bias = np.zeros(lesson.classes, np.float32) if theirs.bias is None else theirs.bias
+        theirs, policy = received(data, data.plan.start), _policy(data)
+        bias = np.zeros(data.classes, np.float32) if theirs.bias is None else theirs.bias
         context = theirs.weight.sum(axis=0)
-        start = cls(
-            lesson.classes, lesson.extractor, theirs.weight, bias, theirs.weight, bias, context, **policy
-        )
-        ours, rest = start.gates(lesson.z)
-        given = ((rest * lesson.z) @ theirs.weight.T + bias).astype(np.float32)
-        found = descend(Weights(theirs.weight, bias), replace(lesson, z=ours * lesson.z), given=given)
+        start = cls(data.classes, data.extractor, theirs.weight, bias, theirs.weight, bias, context, **policy)
+        ours, rest = start.gates(data.z)
+        given = ((rest * data.z) @ theirs.weight.T + bias).astype(np.float32)
+        found = descend(Weights(theirs.weight, bias), replace(data, z=ours * data.z), given=given)
         assert found.bias is not None
         return cls(
-            lesson.classes, lesson.extractor, found.weight, found.bias, theirs.weight, bias, context, **policy
+            data.classes, data.extractor, found.weight, found.bias, theirs.weight, bias, context, **policy
         )
 
     def gates(self, z: Features) -> tuple[Features, Features]:
@@ -83,8 +81,8 @@ class Gated(Head):
         return logits
 
 
-def _policy(lesson: Lesson) -> dict[str, Array]:
-    arrays, d = lesson.extras.get(POLICY, {}), lesson.z.shape[1]
+def _policy(data: TrainingSet) -> dict[str, Array]:
+    arrays, d = data.extras.get(POLICY, {}), data.z.shape[1]
     expected = {"0.weight": (2 * d, d), "0.bias": (2 * d,), "1.weight": (2 * d,), "1.bias": (2 * d,)}
     if {name: array.shape for name, array in arrays.items()} != expected:
         raise ArtefactError(

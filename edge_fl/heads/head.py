@@ -23,7 +23,7 @@ Extras = Mapping[str, Mapping[str, Array]]
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TrainingSet:
     """What a head is fitted to: features z float32 [n, d] (n >= 1) with class ids y int64 [n] out of `classes`, in canonical order.
 
     `unit_norm`: every z has length 1. `balanced`: every class that occurs counts the same, however many samples it has. `plan` and
@@ -68,8 +68,8 @@ class Head(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, lesson: Lesson) -> Self:
-        """The head fitted to `lesson`, which for all kinds but constant holds two classes or more."""
+    def fit(cls, data: TrainingSet) -> Self:
+        """The head fitted to `data`, which for all kinds but constant holds two classes or more."""
 
     @abstractmethod
     def logits(self, z: Features) -> Features:
@@ -105,14 +105,14 @@ def require_features(z: Array, dim: int, kind: str) -> None:
         )
 
 
-def standardisation(lesson: Lesson) -> tuple[Features, Features]:
+def standardisation(data: TrainingSet) -> tuple[Features, Features]:
     """Mean and std [d] of the features; a feature that does not vary gets std 1."""
-    mean, std = lesson.z.mean(axis=0, dtype=np.float64), lesson.z.std(axis=0, dtype=np.float64)
+    mean, std = data.z.mean(axis=0, dtype=np.float64), data.z.std(axis=0, dtype=np.float64)
     flat = std <= 1e-6 * np.maximum(np.abs(mean), 1e-6)
     return mean.astype(np.float32), np.where(flat, 1, std).astype(np.float32)
 
 
-def untouched(lesson: Lesson) -> tuple[Features, Features]:
+def untouched(data: TrainingSet) -> tuple[Features, Features]:
     """Mean 0 and std 1 [d]: features as they are."""
-    dim = lesson.z.shape[1]
+    dim = data.z.shape[1]
     return np.zeros(dim, np.float32), np.ones(dim, np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.heads.descent import received
-from edge_fl.heads.head import Features, Head, Lesson, require_features, standardisation, untouched
+from edge_fl.heads.head import Features, Head, TrainingSet, require_features, standardisation, untouched
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,16 +50,16 @@ class Logistic(Linear):
     kind: ClassVar[str] = "logistic"
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
+    def fit(cls, data: TrainingSet) -> Self:
         from sklearn.linear_model import LogisticRegression
 
         model = LogisticRegression(
-            C=1.0, solver="lbfgs", max_iter=2000, class_weight=_class_weight(lesson), warm_start=True
+            C=1.0, solver="lbfgs", max_iter=2000, class_weight=_class_weight(data), warm_start=True
         )
-        mean, std = standardisation(lesson)
-        _start(model, lesson, mean, std)
-        weights, bias = _solve(model, lesson, mean, std)
-        return cls(lesson.classes, lesson.extractor, weights, bias, mean, std, lesson.present)
+        mean, std = standardisation(data)
+        _start(model, data, mean, std)
+        weights, bias = _solve(model, data, mean, std)
+        return cls(data.classes, data.extractor, weights, bias, mean, std, data.present)
 
 
 @final
@@ -69,15 +69,15 @@ class Svm(Linear):
     kind: ClassVar[str] = "svm"
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
+    def fit(cls, data: TrainingSet) -> Self:
         from sklearn.svm import LinearSVC
 
         model = LinearSVC(
-            C=1.0, dual="auto", max_iter=10_000, class_weight=_class_weight(lesson), random_state=0
+            C=1.0, dual="auto", max_iter=10_000, class_weight=_class_weight(data), random_state=0
         )
-        mean, std = (untouched if lesson.unit_norm else standardisation)(lesson)
-        weights, bias = _solve(model, lesson, mean, std)
-        return cls(lesson.classes, lesson.extractor, weights, bias, mean, std, lesson.present)
+        mean, std = (untouched if data.unit_norm else standardisation)(data)
+        weights, bias = _solve(model, data, mean, std)
+        return cls(data.classes, data.extractor, weights, bias, mean, std, data.present)
 
 
 @final
@@ -87,21 +87,19 @@ class Nearest(Linear):
     kind: ClassVar[str] = "nearest"
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
-        mean, std = (untouched if lesson.unit_norm else standardisation)(lesson)
-        u = (lesson.z - mean) / std
-        means = np.stack([u[lesson.y == label].mean(axis=0) for label in lesson.present])
+    def fit(cls, data: TrainingSet) -> Self:
+        mean, std = (untouched if data.unit_norm else standardisation)(data)
+        u = (data.z - mean) / std
+        means = np.stack([u[data.y == label].mean(axis=0) for label in data.present])
         bias = -0.5 * np.square(means).sum(axis=1)  # -|u - m|^2 / 2, up to a term that all classes share
-        return cls(
-            lesson.classes, lesson.extractor, means, bias.astype(np.float32), mean, std, lesson.present
-        )
+        return cls(data.classes, data.extractor, means, bias.astype(np.float32), mean, std, data.present)
 
 
-def _start(model: Any, lesson: Lesson, mean: Features, std: Features) -> None:
+def _start(model: Any, data: TrainingSet, mean: Features, std: Features) -> None:
     """Lets `model` start from the head that came with the release, as it reads on standardised features; it ends at the same minimum."""
-    if lesson.plan.start not in lesson.extras:
+    if data.plan.start not in data.extras:
         return
-    head, present = received(lesson, lesson.plan.start), lesson.present
+    head, present = received(data, data.plan.start), data.present
     weights = (head.weight * std).astype(np.float64)[present]
     bias = head.logits(mean[None])[0].astype(np.float64)[present]
     if len(present) == 2:
@@ -109,11 +107,11 @@ def _start(model: Any, lesson: Lesson, mean: Features, std: Features) -> None:
     model.coef_, model.intercept_, model.classes_ = weights, bias, present
 
 
-def _class_weight(lesson: Lesson) -> str | None:
-    return "balanced" if lesson.balanced else None
+def _class_weight(data: TrainingSet) -> str | None:
+    return "balanced" if data.balanced else None
 
 
-def _solve(model: Any, lesson: Lesson, mean: Features, std: Features) -> tuple[Features, Features]:
+def _solve(model: Any, data: TrainingSet, mean: Features, std: Features) -> tuple[Features, Features]:
     """weights [k, d] and bias [k] from `model.fit`; C-ordered, as files want them.
 
     Two classes share one decision f: they get -f/2 and f/2, whose difference is f and whose softmax is its sigmoid.
@@ -122,8 +120,8 @@ def _solve(model: Any, lesson: Lesson, mean: Features, std: Features) -> tuple[F
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # stopped at max_iter: still a usable head
-        model.fit(((lesson.z - mean) / std).astype(np.float64), lesson.y)
+        model.fit(((data.z - mean) / std).astype(np.float64), data.y)
     weights, bias = model.coef_, model.intercept_
-    if len(lesson.present) == 2:
+    if len(data.present) == 2:
         weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
     return np.ascontiguousarray(weights, np.float32), np.ascontiguousarray(bias, np.float32)

@@ -13,7 +13,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.heads.head import Features, Head, Lesson, require_features, standardisation, untouched
+from edge_fl.heads.head import Features, Head, TrainingSet, require_features, standardisation, untouched
 from edge_fl.seeds import generator
 
 HIDDEN = 256
@@ -45,23 +45,23 @@ class Mlp(Head):
     }
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
-        mean, std = untouched(lesson) if lesson.unit_norm else standardisation(lesson)
-        if not lesson.unit_norm:
+    def fit(cls, data: TrainingSet) -> Self:
+        mean, std = untouched(data) if data.unit_norm else standardisation(data)
+        if not data.unit_norm:
             std = std * np.float32(np.sqrt(len(std)))
-        u, cost = (lesson.z - mean) / std, lesson.weights.astype(np.float32)
-        rng = generator(lesson.seed, "head")
-        layers = [*_layer(u.shape[1], HIDDEN, rng), *_layer(HIDDEN, lesson.classes, rng)]
+        u, cost = (data.z - mean) / std, data.weights.astype(np.float32)
+        rng = generator(data.seed, "head")
+        layers = [*_layer(u.shape[1], HIDDEN, rng), *_layer(HIDDEN, data.classes, rng)]
         velocity = [np.zeros_like(layer) for layer in layers]
         for rows in _batches(len(u), rng):
             for layer, speed, grad in zip(
-                layers, velocity, _gradient(layers, u[rows], lesson.y[rows], cost[rows]), strict=True
+                layers, velocity, _gradient(layers, u[rows], data.y[rows], cost[rows]), strict=True
             ):
                 speed *= MOMENTUM
                 speed += grad
                 layer -= RATE * speed
         hidden_weights, hidden_bias, weights, bias = layers
-        return cls(lesson.classes, lesson.extractor, hidden_weights, hidden_bias, weights, bias, mean, std)
+        return cls(data.classes, data.extractor, hidden_weights, hidden_bias, weights, bias, mean, std)
 
     def logits(self, z: Features) -> Features:
         require_features(z, len(self.mean), self.kind)

@@ -1,6 +1,6 @@
 """What a head-only device may send back, and nothing else: one pure function per kind of share (METHODS.md 6.2, last column).
 
-Each takes the part's name, the lesson and the head just fitted, and gives the part as the method's `aggregate` expects it. The names
+Each takes the part's name, the data and the head just fitted, and gives the part as the method's `aggregate` expects it. The names
 here are a closed list; the signed manifest picks from it (`HeadPlan.uploads`), and the device's owner may switch all of them off.
 """
 
@@ -13,16 +13,16 @@ import numpy as np
 from edge_fl.errors import ArtefactError
 from edge_fl.heads.descent import descend, one_hot, probabilities, received
 from edge_fl.heads.gated import Gated
-from edge_fl.heads.head import Array, Head, Lesson
+from edge_fl.heads.head import Array, Head, TrainingSet
 from edge_fl.heads.plan import Share
 from edge_fl.heads.tuned import Tuned, ridge_sums
 
 Part = dict[str, Array]
 
 
-def shares(lesson: Lesson, head: Head) -> dict[str, Part]:
-    """Everything that the lesson's plan names and this head has, by part. Raises ArtefactError, RunError."""
-    found = {part: SHARES[kind](part, lesson, head) for part, kind in lesson.plan.uploads.items()}
+def shares(data: TrainingSet, head: Head) -> dict[str, Part]:
+    """Everything that the release's plan names and this head has, by part. Raises ArtefactError, RunError."""
+    found = {part: SHARES[kind](part, data, head) for part, kind in data.plan.uploads.items()}
     return {part: _finite(arrays, part) for part, arrays in found.items() if arrays}
 
 
@@ -35,46 +35,46 @@ def require_allowed(parts: Mapping[str, object], uploads: Mapping[str, Share]) -
         )
 
 
-def taught_head(part: str, lesson: Lesson, head: Head) -> Part:
+def taught_head(part: str, data: TrainingSet, head: Head) -> Part:
     """The received head after one epoch on labels and on the personal head's predictions (FedCRC stage 3, Eqs. 6 and 7)."""
-    targets = one_hot(lesson) + probabilities(head.logits(lesson.z))
-    return descend(received(lesson, part), lesson, targets, epochs=1, min_steps=0, pull=0.0).arrays()
+    targets = one_hot(data) + probabilities(head.logits(data.z))
+    return descend(received(data, part), data, targets, epochs=1, min_steps=0, pull=0.0).arrays()
 
 
-def trained_head(part: str, lesson: Lesson, head: Head) -> Part:
+def trained_head(part: str, data: TrainingSet, head: Head) -> Part:
     """The received head after the method's epochs on labels (DualFed stage 2)."""
-    return descend(received(lesson, part), lesson, min_steps=0, pull=0.0).arrays()
+    return descend(received(data, part), data, min_steps=0, pull=0.0).arrays()
 
 
-def fitted_head(part: str, lesson: Lesson, head: Head) -> Part:
+def fitted_head(part: str, data: TrainingSet, head: Head) -> Part:
     """The head itself, where it is the method's own kind (FedPAC, whose heads are combined on the server)."""
     return head.raw().arrays() if isinstance(head, Tuned) else {}
 
 
-def half_head(part: str, lesson: Lesson, head: Head) -> Part:
+def half_head(part: str, data: TrainingSet, head: Head) -> Part:
     """Half the personal head, half the received one (FedCP)."""
     if not isinstance(head, Gated):
         return {}
     return {"weight": (head.weights + head.theirs) / 2, "bias": (head.bias + head.theirs_bias) / 2}
 
 
-def class_means(part: str, lesson: Lesson, head: Head) -> Part:
+def class_means(part: str, data: TrainingSet, head: Head) -> Part:
     """mean [C_i, d] of the classes that occur, and count [C] (F12)."""
-    means = [lesson.z[lesson.y == label].mean(axis=0, dtype=np.float64) for label in lesson.present]
-    count = np.bincount(lesson.y, minlength=lesson.classes)
+    means = [data.z[data.y == label].mean(axis=0, dtype=np.float64) for label in data.present]
+    count = np.bincount(data.y, minlength=data.classes)
     return {"mean": np.stack(means).astype(np.float32), "count": count.astype(np.float32)}
 
 
-def sums(part: str, lesson: Lesson, head: Head) -> Part:
+def sums(part: str, data: TrainingSet, head: Head) -> Part:
     """A as gram [d, d] and B as moment [d, C] (SphereFed's calibration)."""
-    a, b = ridge_sums(lesson)
+    a, b = ridge_sums(data)
     return {"gram": a, "moment": b}
 
 
-def spread(part: str, lesson: Lesson, head: Head) -> Part:
+def spread(part: str, data: TrainingSet, head: Head) -> Part:
     """V and H [C, d] with H[c] = π_c μ_c: how features spread around their classes (FedPAC)."""
-    z, n = lesson.z.astype(np.float64), len(lesson.y)
-    members = one_hot(lesson)
+    z, n = data.z.astype(np.float64), len(data.y)
+    members = one_hot(data)
     h = members.T @ z / n
     share = members.mean(axis=0, dtype=np.float64)
     seen = share > 0
@@ -88,7 +88,7 @@ def _finite(part: Part, name: str) -> Part:
     raise ArtefactError(f"upload: part {name!r} has NaN or Infinity; nothing was sent", "diverged")
 
 
-SHARES: dict[Share, Callable[[str, Lesson, Head], Part]] = {
+SHARES: dict[Share, Callable[[str, TrainingSet, Head], Part]] = {
     "taught_head": taught_head,
     "trained_head": trained_head,
     "fitted_head": fitted_head,

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from edge_fl.heads.descent import Weights, batches, descend, one_hot, probabilities, received
-from edge_fl.heads.head import Features, Lesson, untouched
+from edge_fl.heads.head import Features, TrainingSet, untouched
 from edge_fl.heads.linear import Linear
 
 # the head that this device served until now, and a factor on logits, among the extras
@@ -27,61 +27,61 @@ class Tuned(Linear):
     kind: ClassVar[str] = "tuned"
 
     @classmethod
-    def fit(cls, lesson: Lesson) -> Self:
-        return cls.of(lesson, tune(lesson))
+    def fit(cls, data: TrainingSet) -> Self:
+        return cls.of(data, tune(data))
 
     @classmethod
-    def of(cls, lesson: Lesson, found: Weights) -> Self:
+    def of(cls, data: TrainingSet, found: Weights) -> Self:
         """These weights as a head."""
-        bias = np.zeros(lesson.classes, np.float32) if found.bias is None else found.bias
-        everyone = np.arange(lesson.classes, dtype=np.int64)
-        return cls(lesson.classes, lesson.extractor, found.weight, bias, *untouched(lesson), everyone)
+        bias = np.zeros(data.classes, np.float32) if found.bias is None else found.bias
+        everyone = np.arange(data.classes, dtype=np.int64)
+        return cls(data.classes, data.extractor, found.weight, bias, *untouched(data), everyone)
 
     def raw(self) -> Weights:
         """The weights as they travel."""
         return Weights(self.weights, self.bias)
 
 
-def tune(lesson: Lesson) -> Weights:
+def tune(data: TrainingSet) -> Weights:
     """Descent from the received head; where a scale s came too, the head is s times what is trained (FedETF, Eq. 5)."""
-    scale = float(lesson.extras[SCALE]["s"]) if SCALE in lesson.extras else 1.0
-    start = received(lesson, lesson.plan.start).times(lesson.plan.times * scale)
-    return descend(start, lesson, lr=lesson.plan.lr * scale**2)
+    scale = float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0
+    start = received(data, data.plan.start).times(data.plan.times * scale)
+    return descend(start, data, lr=data.plan.lr * scale**2)
 
 
-def mix(lesson: Lesson) -> Weights:
+def mix(data: TrainingSet) -> Weights:
     """One epoch on the weights W in [0, 1], from 1, of theirs over ours (FedALA, Eq. 5), then descent; without ours just that."""
-    theirs = received(lesson, lesson.plan.start)
-    start = theirs if OWN not in lesson.extras else _mixed(lesson, theirs, received(lesson, OWN))
-    return descend(start, lesson)
+    theirs = received(data, data.plan.start)
+    start = theirs if OWN not in data.extras else _mixed(data, theirs, received(data, OWN))
+    return descend(start, data)
 
 
-def _mixed(lesson: Lesson, theirs: Weights, ours: Weights) -> Weights:
-    mine, target = _layers(ours), one_hot(lesson)
+def _mixed(data: TrainingSet, theirs: Weights, ours: Weights) -> Weights:
+    mine, target = _layers(ours), one_hot(data)
     gaps = [a - b for a, b in zip(_layers(theirs), mine, strict=True)]
     shares = [np.ones_like(gap) for gap in gaps]
     head = theirs
-    for rows in batches(len(lesson.z), replace(lesson.plan, epochs=1, min_steps=0), lesson.seed):
-        z = lesson.z[rows]
+    for rows in batches(len(data.z), replace(data.plan, epochs=1, min_steps=0), data.seed):
+        z = data.z[rows]
         error = (probabilities(head.logits(z)) - target[rows]) / np.float32(len(rows))
         grads = (error.T @ z, error.sum(axis=0))
         for share, gap, grad in zip(shares, gaps, grads, strict=True):
-            np.clip(share - np.float32(lesson.plan.mixing) * grad * gap, 0, 1, out=share)
+            np.clip(share - np.float32(data.plan.mixing) * grad * gap, 0, 1, out=share)
         head = Weights(*(own + share * gap for own, share, gap in zip(mine, shares, gaps, strict=True)))
     return head
 
 
-def ridge(lesson: Lesson) -> Weights:
+def ridge(data: TrainingSet) -> Weights:
     """(A + λI)^-1 B of this device's own sums (SphereFed, FFC); no bias."""
-    a, b = ridge_sums(lesson)
-    solved = np.linalg.solve(a.astype(np.float64) + lesson.plan.ridge * np.eye(len(a)), b.astype(np.float64))
+    a, b = ridge_sums(data)
+    solved = np.linalg.solve(a.astype(np.float64) + data.plan.ridge * np.eye(len(a)), b.astype(np.float64))
     return Weights(np.ascontiguousarray(solved.T, np.float32), None)
 
 
-def ridge_sums(lesson: Lesson) -> tuple[Features, Features]:
+def ridge_sums(data: TrainingSet) -> tuple[Features, Features]:
     """A = Σ z zᵀ [d, d] and B = Σ z onehotᵀ [d, C]."""
-    z = lesson.z.astype(np.float64)
-    return (z.T @ z).astype(np.float32), (z.T @ one_hot(lesson)).astype(np.float32)
+    z = data.z.astype(np.float64)
+    return (z.T @ z).astype(np.float32), (z.T @ one_hot(data)).astype(np.float32)
 
 
 def _layers(head: Weights) -> list[Features]:

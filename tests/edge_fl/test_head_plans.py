@@ -13,7 +13,7 @@ from edge_fl import heads
 from edge_fl.errors import ArtefactError, RunError
 from edge_fl.heads import HeadPlan, Tuned, descent, linear, shares
 from edge_fl.heads.gated import Gated
-from edge_fl.heads.head import Lesson, standardisation
+from edge_fl.heads.head import TrainingSet, standardisation
 
 RNG = np.random.default_rng(5)
 Z = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -34,8 +34,8 @@ def plan(**fields: object) -> HeadPlan:
     return HeadPlan(**{"start": "head", "batch_size": 64, "lr": 0.1, **fields})  # type: ignore[arg-type]
 
 
-def lesson(plan: HeadPlan, extras: object = EXTRAS, z: NDArray[np.float32] = Z) -> Lesson:
-    return heads.lesson(z, Y, 4, False, "e" * 64, 0, False, plan, extras)  # type: ignore[arg-type]
+def training_set(plan: HeadPlan, extras: object = EXTRAS, z: NDArray[np.float32] = Z) -> TrainingSet:
+    return heads.training_set(z, Y, 4, False, "e" * 64, 0, False, plan, extras)  # type: ignore[arg-type]
 
 
 def fitted(plan: HeadPlan, extras: object = EXTRAS) -> heads.Head:
@@ -82,7 +82,7 @@ def test_a_pull_keeps_the_head_near_and_none_is_too_strong() -> None:
         for pull in (0, 1, 1e6)
     ]
     assert far[0] > 2 * far[1] > 0 and far[2] < 1e-4
-    found = descent.descend(descent.Weights(WEIGHT, BIAS), lesson(plan(epochs=3000, pull=2.0)))
+    found = descent.descend(descent.Weights(WEIGHT, BIAS), training_set(plan(epochs=3000, pull=2.0)))
     w, b = torch.tensor(found.weight, requires_grad=True), torch.tensor(found.bias, requires_grad=True)
     loss = entropy(w, b, torch.tensor(Z), torch.tensor(Y))
     away = ((w - torch.tensor(WEIGHT)) ** 2).sum() + ((b - torch.tensor(BIAS)) ** 2).sum()
@@ -136,7 +136,7 @@ def test_the_gates_are_fedcp_s_policy() -> None:
 
     expected = in_torch(behind, 2)
     assert close({"weight": head.weights, "bias": head.bias}, expected)
-    half = shares.SHARES["half_head"]("head", lesson(plan(way="gated")), head)
+    half = shares.SHARES["half_head"]("head", training_set(plan(way="gated")), head)
     assert close(half, ((expected[0] + torch.tensor(WEIGHT)) / 2, (expected[1] + torch.tensor(BIAS)) / 2))
 
 
@@ -169,7 +169,7 @@ def test_a_warm_start_ends_where_a_cold_one_does() -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_a_warm_start_begins_with_the_received_head_s_decisions(classes: int) -> None:
-    known = heads.lesson(Z, Y % classes, 4, False, "", 0, False, plan(), EXTRAS)
+    known = heads.training_set(Z, Y % classes, 4, False, "", 0, False, plan(), EXTRAS)
     model, (mean, std) = SimpleNamespace(), standardisation(known)
     linear._start(model, known, mean, std)
     decided = ((Z - mean) / std) @ model.coef_.T + model.intercept_
@@ -180,7 +180,7 @@ def test_a_warm_start_begins_with_the_received_head_s_decisions(classes: int) ->
 
 def test_prototypes_are_a_head_to_start_from() -> None:
     extras = {"prototypes": {"mean": WEIGHT, "count": np.ones(4, np.float32)}}
-    found = descent.received(lesson(plan(), extras), "prototypes").logits(Z)
+    found = descent.received(training_set(plan(), extras), "prototypes").logits(Z)
     nearest = -0.5 * np.square(Z[:, None] - WEIGHT[None]).sum(-1)
     assert np.allclose(found - found[:, :1], nearest - nearest[:, :1], atol=1e-4)
 
@@ -193,7 +193,7 @@ def test_other_kinds_stay_what_the_owner_chose() -> None:
 def test_the_taught_head_is_one_step_of_cross_entropy_and_kl_to_the_own_head() -> None:
     """FedCRC stage 3, with a teacher that has classes of probability 0."""
     head = fitted(plan(start=""))
-    found = shares.SHARES["taught_head"]("head", lesson(plan(epochs=9, min_steps=300)), head)
+    found = shares.SHARES["taught_head"]("head", training_set(plan(epochs=9, min_steps=300)), head)
     teacher = torch.tensor(descent.probabilities(head.logits(Z)))
 
     def imitation(w, b, z, y):  # type: ignore[no-untyped-def]
@@ -206,31 +206,31 @@ def test_the_taught_head_is_one_step_of_cross_entropy_and_kl_to_the_own_head() -
 
 def test_the_trained_head_is_the_method_s_epochs_on_labels() -> None:
     head = fitted(plan(start=""))
-    found = shares.SHARES["trained_head"]("head", lesson(plan(epochs=2, min_steps=300)), head)
+    found = shares.SHARES["trained_head"]("head", training_set(plan(epochs=2, min_steps=300)), head)
     assert close(found, in_torch(entropy, 2))
 
 
 def test_class_means_have_no_row_for_an_absent_class() -> None:
-    found = shares.SHARES["class_means"]("prototypes", lesson(plan()), fitted(plan(start="")))
+    found = shares.SHARES["class_means"]("prototypes", training_set(plan()), fitted(plan(start="")))
     assert found["count"].tolist() == [4, 4, 4, 0] and found["mean"].shape == (3, 3)
     assert np.allclose(found["mean"][1], Z[Y == 1].mean(axis=0), atol=1e-6)
 
 
 def test_sums_give_the_calibration_and_spread_gives_fedpac_s_numbers() -> None:
-    sums = shares.SHARES["ridge_sums"]("sums", lesson(plan()), fitted(plan()))
+    sums = shares.SHARES["ridge_sums"]("sums", training_set(plan()), fitted(plan()))
     assert np.allclose(sums["gram"], Z.T @ Z, atol=1e-4) and np.allclose(
         sums["moment"], Z.T @ np.eye(4)[Y], atol=1e-4
     )
     z = np.array([[1, 0], [3, 0], [0, 2], [0, 2]], np.float32)
-    example = heads.lesson(z, np.array([0, 0, 1, 1]), 2, False, "", 0, False, HeadPlan(), {})
+    example = heads.training_set(z, np.array([0, 0, 1, 1]), 2, False, "", 0, False, HeadPlan(), {})
     spread = shares.SHARES["spread"]("spread", example, fitted(plan()))
     assert spread["H"].tolist() == [[1, 0], [0, 1]] and float(spread["V"]) == 0.625  # METHODS.md section 7
 
 
 def test_only_what_the_plan_names_is_found_and_nothing_else_may_leave() -> None:
     asked = plan(uploads={"prototypes": "class_means"})
-    assert shares.shares(lesson(asked), fitted(plan())).keys() == {"prototypes"}
-    assert not shares.shares(lesson(plan()), fitted(plan()))
+    assert shares.shares(training_set(asked), fitted(plan())).keys() == {"prototypes"}
+    assert not shares.shares(training_set(plan()), fitted(plan()))
     with pytest.raises(ArtefactError, match="'head', the release asks for prototypes; nothing was sent"):
         shares.require_allowed({"head": 0, "prototypes": 0}, asked.uploads)
 
@@ -243,7 +243,9 @@ def test_an_extra_of_another_size_is_refused() -> None:
 
 def test_a_descent_that_diverges_is_an_error_and_not_a_head() -> None:
     with pytest.raises(RunError, match="NaN"):
-        descent.descend(descent.Weights(WEIGHT, BIAS), lesson(plan(epochs=50, lr=1e8, weight_decay=1e8)))
+        descent.descend(
+            descent.Weights(WEIGHT, BIAS), training_set(plan(epochs=50, lr=1e8, weight_decay=1e8))
+        )
 
 
 @pytest.mark.parametrize("way", ["tuned", "mixed", "ridge", "gated", "ensemble"])

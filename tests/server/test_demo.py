@@ -17,7 +17,7 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, DeadlineError, RunError
 from server import demo
 from server.children import Children
-from server.demo import Plan
+from server.demo import DemoOptions
 from server.results import Results
 
 ROWS = [
@@ -49,20 +49,20 @@ def test_raw_pixels_are_fitted_on_train_and_measured_on_test():
 @pytest.mark.parametrize(("devices", "full"), [(4, 4), (4, 0), (4, 9)])
 def test_there_must_be_full_and_head_only_devices(devices, full):
     with pytest.raises(ConfigError, match=f"{full} full devices of {devices}"):
-        demo.recipe_of(Plan(devices=devices, full=full))
+        demo.recipe_of(DemoOptions(devices=devices, full=full))
 
 
 def test_of_a_large_dataset_a_part_is_taken(tmp_path):
     np.savez(tmp_path / "large.npz", x=np.zeros((4000, 4, 4), np.uint8), y=np.arange(4000) % 3)
-    recipe = demo.recipe_of(Plan("large", tmp_path, devices=4, full=2, rounds=3))
+    recipe = demo.recipe_of(DemoOptions("large", tmp_path, devices=4, full=2, rounds=3))
     assert recipe.data.fraction * 4000 == 4 * demo.SAMPLES_PER_DEVICE
     assert (recipe.rounds, recipe.release.every, recipe.cohort.min_devices) == (3, 2, 2)
-    assert demo.recipe_of(Plan()).data.fraction == 1.0
+    assert demo.recipe_of(DemoOptions()).data.fraction == 1.0
 
 
 def test_the_fleet_and_the_server_are_told_of_the_same_split_and_broker(tmp_path):
-    recipe = demo.recipe_of(Plan(devices=5, full=2, port=1999))
-    commands = demo.commands(Plan(devices=5, full=2), recipe, tmp_path)
+    recipe = demo.recipe_of(DemoOptions(devices=5, full=2, port=1999))
+    commands = demo.commands(DemoOptions(devices=5, full=2), recipe, tmp_path)
     fleet = dict(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
     assert (fleet["--head"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
     assert fleet["--seed"] == str(recipe.seed)
@@ -83,8 +83,8 @@ def test_every_command_of_the_demo_exists(tmp_path):
     app = App()
     for register in (of_broker, of_devices, of_server):
         register(app)
-    commands = demo.commands(Plan(), Recipe(), tmp_path)
-    for group, command, *_ in (*commands.values(), demo.enrolment(Plan(), tmp_path)):
+    commands = demo.commands(DemoOptions(), Recipe(), tmp_path)
+    for group, command, *_ in (*commands.values(), demo.enrolment(DemoOptions(), tmp_path)):
         assert command in {
             found.name or found.callback.__name__ for found in app.group(group).registered_commands
         }
@@ -133,7 +133,7 @@ def test_children_end_whatever_happens(mosquitto_program, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["plaintext", "mTLS"])
 def test_the_demo_ends_well_and_leaves_only_its_results(mosquitto_program, tmp_path, secure):
-    plan = Plan(devices=4, full=2, rounds=2, runs=tmp_path / "runs", secure=secure)
+    plan = DemoOptions(devices=4, full=2, rounds=2, runs=tmp_path / "runs", secure=secure)
     shown = demo.run(plan)
     assert [entry.name for entry in plan.runs.iterdir()] == [shown.path.name]
     results = Results.open(shown.path)
