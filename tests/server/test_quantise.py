@@ -24,7 +24,7 @@ from server.release.onnx_session import Session
 from server.release.quantise import Figures, compare, flaw, quantiser, sample
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
-REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "digits")
+REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "")
 GREY = InputSpec(1, 8, 8, (0.5,), (0.25,))
 GATE = QuantiseConfig(int8=True, images=64)
 
@@ -115,6 +115,7 @@ def test_bytes_that_are_no_model_and_clients_without_images_are_named(tiny: Any)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.skipif(not REAL, reason=f"neither cifar10.npz nor fashion-mnist.npz in {DATA}: set EDGE_FL_DATA")
 @pytest.mark.parametrize("model", ["cnn2", "resnet18", "mobilenet"])
 def test_a_trained_network_passes_the_gate_as_int8(model: str, capsys: Any) -> None:
     found = datasets.load(REAL, DATA)
