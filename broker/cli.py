@@ -153,14 +153,14 @@ def check(
     from dataclasses import asdict
 
     from broker import check as checks
-    from broker.provision.trial import trial
+    from broker.provision.full_check import full_check
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 
     endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))
     if insecure:
         findings = checks.check(*checks.strangers(endpoint), fleet, deadline_s)
     else:
-        findings = trial(home, endpoint, fleet, deadline_s)
+        findings = full_check(home, endpoint, fleet, deadline_s)
     columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok"}
     show_table([asdict(finding) for finding in findings], columns, format)
     sys.stdout.flush()

@@ -23,7 +23,7 @@ from devices.agent.outbox import Outbox
 from devices.agent.state import AgentState, Limits, Phase
 from devices.agent.step import step, will
 from devices.install import fetch
-from devices.install.fetch import Download, FetchLimits, Gathering
+from devices.install.fetch import Download, FetchLimits, MetadataFetch
 from devices.interfaces import Connect, DeviceEvent, MayFetch, Scheduler
 from devices.work import Worker, attempt
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
@@ -47,8 +47,8 @@ class Device:
     __slots__ = (
         "_broadcast",
         "_download",
-        "_gathering",
         "_limits",
+        "_metadata_fetch",
         "_scheduler",
         "_timestamp",
         "_transport",
@@ -74,7 +74,7 @@ class Device:
         self._scheduler: Scheduler | None = None
         self._transport: Transport | None = None
         self._download: Download | None = None
-        self._gathering: Gathering | None = None
+        self._metadata_fetch: MetadataFetch | None = None
         self._broadcast: Assembly | None = None
         self._timestamp = ""
 
@@ -101,7 +101,7 @@ class Device:
         """When it next needs a tick."""
         if self.crashed:
             return math.inf
-        fetching = (found.wake_s for found in (self._download, self._gathering) if found)
+        fetching = (found.wake_s for found in (self._download, self._metadata_fetch) if found)
         return min(state.wake_at(self.state), *fetching, math.inf)
 
     def connect(self, connect: Connect, scheduler: Scheduler) -> None:
@@ -128,13 +128,13 @@ class Device:
                 self._hear(event)
             case Connected():
                 self._step(event)
-                for found in (self._download, self._gathering):
+                for found in (self._download, self._metadata_fetch):
                     self._do(found.begin(self._now_s) if found and found.begun else ())
             case MayFetch():
                 self._may_fetch()
             case Disconnected(reason, final):
                 self.lost = reason if final else ""
-                for found in (self._download, self._gathering):
+                for found in (self._download, self._metadata_fetch):
                     if found:
                         found.wake_s = math.inf  # time without a connection does not count
                 self._step(event)
@@ -172,8 +172,8 @@ class Device:
     def _tick(self, event: events.Tick) -> None:
         if self._download:
             self._fetching(self._download.tick(self._now_s))
-        if self._gathering:
-            self._gathered(self._gathering)
+        if self._metadata_fetch:
+            self._metadata_fetched(self._metadata_fetch)
         self._step(event)
 
     def _hear(self, packet: Packet) -> None:
@@ -187,9 +187,9 @@ class Device:
                 message = _decoded(address.kind, packet.payload) if packet.payload else None
                 if isinstance(message, Ack):
                     self.acknowledged[message.status] += 1
-                elif isinstance(message, Echo) and self._gathering:
-                    self._gathering.echo(message, self._now_s)
-                    self._gathered(self._gathering)
+                elif isinstance(message, Echo) and self._metadata_fetch:
+                    self._metadata_fetch.echo(message, self._now_s)
+                    self._metadata_fetched(self._metadata_fetch)
                 self._step(events.Received(address, message, packet.retain))
         except ProtocolError as error:
             log.warning("%s: %s", self.name, error)
@@ -217,21 +217,21 @@ class Device:
             self._scheduler.end_fetch()
 
     def _metadata(self, file: str, payload: bytes) -> None:
-        if self._gathering:
-            self._gathering.file(file, payload, self._now_s)
+        if self._metadata_fetch:
+            self._metadata_fetch.file(file, payload, self._now_s)
         if file == "timestamp.json" and (found := digest(payload)) != self._timestamp:
             self._timestamp = found
             self._step(events.MetadataChanged())
 
-    def _gathered(self, gathering: Gathering) -> None:
-        self._do(gathering.tick(self._now_s))
-        if gathering.outcome is None:
+    def _metadata_fetched(self, metadata_fetch: MetadataFetch) -> None:
+        self._do(metadata_fetch.tick(self._now_s))
+        if metadata_fetch.outcome is None:
             return
-        self._gathering = None
-        if isinstance(gathering.outcome, events.Failed):
-            self._step(gathering.outcome)
+        self._metadata_fetch = None
+        if isinstance(metadata_fetch.outcome, events.Failed):
+            self._step(metadata_fetch.outcome)
         else:
-            self._work(effects.Refresh(gathering.release), gathering.outcome)
+            self._work(effects.Refresh(metadata_fetch.release), metadata_fetch.outcome)
 
     # effects
 
@@ -282,8 +282,8 @@ class Device:
         )
 
     def _refresh(self, effect: effects.Refresh) -> None:
-        self._gathering = Gathering(effect.release, self.name, self.state.topics, self._limits)
-        self._do(self._gathering.begin(self._now_s))
+        self._metadata_fetch = MetadataFetch(effect.release, self.name, self.state.topics, self._limits)
+        self._do(self._metadata_fetch.begin(self._now_s))
 
     def _fetch(self, effect: effects.Fetch) -> None:
         sink = self.worker.sink(effect.blob, keep=effect.keep)

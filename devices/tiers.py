@@ -1,4 +1,4 @@
-"""The hands of a device that can do both: it trains while it is full, and fits heads while it is held to head-only."""
+"""The worker of a device that can do both: it trains while it is full, and fits heads while it is held to head-only."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class MakeWorker(Protocol):
 
 
 class Worker(ABC):
-    """The hands of one agent. `perform` runs in any thread, one job at a time; all else runs in the runner's thread."""
+    """Carries out the jobs of one agent. `perform` runs in any thread, one job at a time; all else runs in the runner's thread."""
 
     def __init__(self, device: str, store: Store, limits: Limits = LIMITS) -> None:
         self.device, self.store, self.limits = device, store, limits

@@ -131,7 +131,7 @@ def worker(
     """Receive and judge reports for a server that runs with --workers, beside other workers, until Ctrl-C."""
     from server.registry import Database
     from server.wire.journal import Journal
-    from server.wire.shared import Worker
+    from server.wire.workers import Worker
 
     signal.signal(signal.SIGTERM, _interrupt)
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)

@@ -36,7 +36,7 @@ from edge_fl.config import Recipe, Source
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.metrics import Summary
 from server.provenance import Provenance, provenance
-from server.view import measured
+from server.view import round_metrics
 from server.view.track import Opener, Tracking
 
 FOLDERS = ("checkpoints", "artefacts", "plots")
@@ -173,7 +173,7 @@ class Results:
         text = msgspec.json.encode(record)
         with _reporting(self.path):
             self._rounds.write(text + b"\n")
-        if line := measured.read(0, text):
+        if line := round_metrics.read(0, text):
             self._tracking.note(line)
 
     def write_summary(self, source: Source, summaries: Mapping[str, Summary]) -> None:

@@ -17,8 +17,8 @@ from server.wire.journal import Journal
 from server.wire.link import Heard, Link
 from server.wire.reader import Connect
 from server.wire.roster import Roster
-from server.wire.shared import SharedInbox
 from server.wire.wants import Wants, withdraw_leftovers
+from server.wire.workers import SharedInbox
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def connected(
 ) -> Iterator[Server]:
     """A server that has the lease of a journal's fleet; says goodbye at the end. Raises ConnectError.
 
-    With `workers` other processes take the reports (`server.wire.shared`).
+    With `workers` other processes take the reports (`server.wire.workers`).
     """
     link = Link(connect, journal.fleet, takeover=takeover, workers=workers)
     link.on("log", _device_says)

@@ -50,7 +50,7 @@ class Speed(Struct, frozen=True):
         return f"measured: {self.gflops:.0f} GFLOP/s, {self.head_ms:.0f} ms a head{image}{torch}"
 
 
-class Kept(Struct, frozen=True):
+class StoredSpeed(Struct, frozen=True):
     """A speed, and the set-up that it was measured on."""
 
     setup: str
@@ -64,13 +64,13 @@ def speed(
     extractor = installed.manifest.extractor.sha256 if installed else ""
     setup = f"{setup} {extractor} {version('torch') if training else ''}"
     with suppress(OSError, msgspec.DecodeError):
-        kept = msgspec.json.decode((folder / FILE).read_bytes(), type=Kept)
+        kept = msgspec.json.decode((folder / FILE).read_bytes(), type=StoredSpeed)
         if kept.setup == setup:
             return kept.speed
     found = measure(steps(installed, features, training=training))
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        atomic.write(folder / FILE, msgspec.json.encode(Kept(setup, found)))
+        atomic.write(folder / FILE, msgspec.json.encode(StoredSpeed(setup, found)))
     return found
 
 

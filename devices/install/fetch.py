@@ -180,7 +180,7 @@ def _leave(patterns: Iterable[str]) -> Iterator[Effect]:
     return map(Unsubscribe, patterns)
 
 
-class Gathering:
+class MetadataFetch:
     """The signed metadata on their way, for a release that is wanted. `outcome` is the files by name, or a Failed without a timestamp."""
 
     def __init__(self, release: int, device: str, topics: Topics, limits: FetchLimits = LIMITS) -> None:

@@ -69,4 +69,4 @@ def report(
     if format is ReportFormat.HTML:
         print(page.write(results))
     else:
-        print(page.FORMATS[format](page.account(results)), end="")
+        print(page.FORMATS[format](page.report(results)), end="")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from edge_fl.errors import ConfigError, RunError, nearest
-from server.view.measured import Line
+from server.view.round_metrics import RoundLine
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ Opener = Callable[[Path, int | None], Tracker]
 """(the run's folder, the round that it goes on after or None) -> its tracker."""
 
 
-def scalars(line: Line) -> dict[str, float]:
+def scalars(line: RoundLine) -> dict[str, float]:
     """What a line says, by name: `round/seconds`, `personal.test_acc.before/mean`; the closing step's behind `closing/`.
 
     What was not measured has no name here.
@@ -77,7 +77,7 @@ class Tracking:
             except Exception as error:  # other people's libraries raise what they like
                 raise RunError(f"{folder}: {name} cannot write there ({error}); the run ends here") from error
 
-    def note(self, line: Line) -> None:
+    def note(self, line: RoundLine) -> None:
         self._each(lambda tracker: tracker.note(line.round, scalars(line)))
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ from broker.find import Program
 from broker.mosquitto import RELOADS, Mosquitto, free_port
 from broker.provision import register_sync
 from broker.provision.authority import Authority
+from broker.provision.full_check import full_check
 from broker.provision.register_sync import RegisterSync
-from broker.provision.trial import trial
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
@@ -353,7 +353,7 @@ def test_a_trial_approves_of_our_broker_and_names_what_is_wrong_with_another(
     site: Site, mosquitto_program: Program, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("127.0.0.1", site.broker.settings.port)
-    assert needs(trial(site.authority.home, endpoint, "mill", 10.0)) == {}
+    assert needs(full_check(site.authority.home, endpoint, "mill", 10.0)) == {}
 
     config = tmp_path / "mosquitto.conf"
     text = site.broker.settings.config_path.read_text().replace(
@@ -366,7 +366,7 @@ def test_a_trial_approves_of_our_broker_and_names_what_is_wrong_with_another(
         command, stderr=subprocess.DEVNULL, env={**mosquitto_program.environment}
     ) as open_door:
         try:
-            found = needs(trial(site.authority.home, Endpoint("127.0.0.1", port), "mill", 10.0))
+            found = needs(full_check(site.authority.home, Endpoint("127.0.0.1", port), "mill", 10.0))
         finally:
             open_door.terminate()
     assert set(found) == {"a device writes", "a device hears"}

@@ -33,8 +33,8 @@ from server.wire.connector import connector
 from server.wire.journal import Journal
 from server.wire.link import Link
 from server.wire.roster import Roster
-from server.wire.shared import SharedInbox, Worker
 from server.wire.wants import Wants
+from server.wire.workers import SharedInbox, Worker
 from tests.server.conftest import QUICK, Bench, ScriptedDevice
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]

@@ -16,7 +16,7 @@ from nicegui import ui
 
 from edge_fl.errors import ConfigError, ConnectError
 from server.registry import Database
-from server.view import monitor
+from server.view import prometheus
 from server.view.dashboard.auth import TokenAuth, is_loopback
 from server.view.dashboard.site import PageContext, build
 
@@ -94,7 +94,7 @@ def serve(settings: Settings, say: Callable[[str], None] = lambda line: None) ->
 
 
 def _metrics(db: Database, fleet: str) -> Response:
-    return Response(monitor.text(db, fleet), media_type=monitor.CONTENT_TYPE)
+    return Response(prometheus.text(db, fleet), media_type=prometheus.CONTENT_TYPE)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -17,8 +17,8 @@ from edge_fl.config import Recipe
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
 from server.results import Results
-from server.view import measured
-from server.view.measured import Line
+from server.view import round_metrics
+from server.view.round_metrics import RoundLine
 
 WORST = 10
 FIELDS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
@@ -49,14 +49,14 @@ class Accuracy(Struct, frozen=True):
     figures: tuple[Figure, ...]
 
 
-class Travels(Struct, frozen=True):
+class SentMessage(Struct, frozen=True):
     """One kind of message that devices send, and what is in it."""
 
     message: str
     content: str
 
 
-class Account(Struct, frozen=True):
+class RunReport(Struct, frozen=True):
     """Everything that a report says."""
 
     run: str
@@ -67,7 +67,7 @@ class Account(Struct, frozen=True):
     method: str
     dataset: str
     settings: dict[str, str]
-    egress: tuple[Travels, ...]
+    egress: tuple[SentMessage, ...]
     kept: str
     accuracy: tuple[Accuracy, ...]
     curves: dict[str, Points]
@@ -79,13 +79,13 @@ class Account(Struct, frozen=True):
     versions: dict[str, str]
 
 
-def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> Account:
-    """The account of a run; `egress` are its method's manifests, `personal` its personal parts.
+def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
+    """The report of a run; `egress` are its method's manifests, `personal` its personal parts.
 
     Raises InputError for a folder that is no run's.
     """
     manifest, state, recipe = results.manifest(), results.state(), results.recipe()
-    found = measured.latest(measured.lines(results.path / measured.FILE))
+    found = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
     metric, devices = _devices(found)
     ranked = sorted(devices, key=lambda name: (devices[name].value or 0.0, name))
     made = manifest.provenance
@@ -94,7 +94,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         versions["commit"] = made.commit.sha[:12] + (", with changes" if made.commit.dirty else "")
     if manifest.data_hash:
         versions["data"] = manifest.data_hash
-    return Account(
+    return RunReport(
         manifest.run,
         manifest.created,
         state.state,
@@ -121,25 +121,27 @@ def settings(recipe: Recipe) -> dict[str, str]:
     return dict(_flat(msgspec.to_builtins(recipe)))
 
 
-def leaving(source: str, egress: Sequence[Egress]) -> tuple[Travels, ...]:
+def leaving(source: str, egress: Sequence[Egress]) -> tuple[SentMessage, ...]:
     """What left the devices: what the egress manifest of each tier lets go."""
     if source == "simulated":
         return ()
     parts = (
-        Travels(f"{kind} report, of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
+        SentMessage(f"{kind} report, of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
         for one in egress
         for kind, names in one.parts.items()
     )
     form = (
-        Travels(f"in what form, of {one.tier} devices", form_of(one)) for one in egress if one.tier == "full"
+        SentMessage(f"in what form, of {one.tier} devices", form_of(one))
+        for one in egress
+        if one.tier == "full"
     )
     said = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
     numbers = dict.fromkeys(number for one in egress for number in one.numbers)
     return (
         *parts,
         *form,
-        *(Travels(*one) for one in said.items()),
-        Travels("numbers in a report", ", ".join(numbers)),
+        *(SentMessage(*one) for one in said.items()),
+        SentMessage("numbers in a report", ", ".join(numbers)),
     )
 
 
@@ -166,7 +168,7 @@ def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]
     return found
 
 
-def _accuracy(found: Sequence[Line]) -> tuple[Accuracy, ...]:
+def _accuracy(found: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
     rows = [
         _row(name, metrics.LAST, next(line for line in reversed(found) if name in line.summaries))
         for name in dict.fromkeys(name for line in found for name in line.summaries)
@@ -178,7 +180,7 @@ def _accuracy(found: Sequence[Line]) -> tuple[Accuracy, ...]:
     return tuple(rows)
 
 
-def _best(found: Sequence[Line]) -> Line | None:
+def _best(found: Sequence[RoundLine]) -> RoundLine | None:
     measured_lines = [line for line in found if any(name in line.summaries for name in VALIDATION)]
     values = [
         next(line.summaries[name].mean for name in VALIDATION if name in line.summaries)
@@ -188,18 +190,18 @@ def _best(found: Sequence[Line]) -> Line | None:
     return None if place is None else measured_lines[place]
 
 
-def _row(name: str, which: str, line: Line) -> Accuracy:
+def _row(name: str, which: str, line: RoundLine) -> Accuracy:
     summary = line.summaries[name]
     figures = tuple(_figure(summary, line, field, name) for field in FIELDS)
     return Accuracy(name, which, line.round, figures)
 
 
-def _figure(summary: Summary, line: Line, field: str, metric: str) -> Figure:
+def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> Figure:
     value = getattr(summary, field)
     return Figure(value if isfinite(value) else None, str(line.line), field, metric)
 
 
-def _curves(found: Sequence[Line]) -> dict[str, Points]:
+def _curves(found: Sequence[RoundLine]) -> dict[str, Points]:
     names = dict.fromkeys(
         name for line in found for name in line.summaries if "test_acc" in name and not line.closing
     )
@@ -211,7 +213,7 @@ def _curves(found: Sequence[Line]) -> dict[str, Points]:
     }
 
 
-def _by_labels(found: Sequence[Line]) -> dict[str, Points]:
+def _by_labels(found: Sequence[RoundLine]) -> dict[str, Points]:
     """How many labels each kind of head needs, as the devices whose head is `auto` measured it last."""
     for line in reversed(found):
         if curves := metrics.by_labels({name: name for name in line.summaries}):
@@ -222,12 +224,12 @@ def _by_labels(found: Sequence[Line]) -> dict[str, Points]:
     return {}
 
 
-def _point(at: int, line: Line, metric: str) -> tuple[int, Figure, Figure]:
+def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure]:
     summary = line.summaries[metric]
     return at, _figure(summary, line, "mean", metric), _figure(summary, line, "std", metric)
 
 
-def _devices(found: Sequence[Line]) -> tuple[str, dict[str, Figure]]:
+def _devices(found: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
     """The metric that says most about single devices, and each one's newest value."""
     for metric in PER_DEVICE:
         for line in reversed(found):
@@ -241,7 +243,7 @@ def _devices(found: Sequence[Line]) -> tuple[str, dict[str, Figure]]:
     return "", {}
 
 
-def _totals(found: Sequence[Line]) -> dict[str, Figure]:
+def _totals(found: Sequence[RoundLine]) -> dict[str, Figure]:
     rounds = [line for line in found if not line.closing]
     lines = ",".join(str(line.line) for line in rounds)
     totals = {"rounds": Figure(len(rounds), lines, "round")}

@@ -1,4 +1,4 @@
-"""A report as one HTML file without any outside reference, as Markdown, and as JSON; written from an account alone."""
+"""A report as one HTML file without any outside reference, as Markdown, and as JSON; written from a `RunReport` alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_fl.errors import RunError
 from server.results import Results
 from server.view import formatting, svg
 from server.view.report import facts
-from server.view.report.facts import Account, Figure, Points
+from server.view.report.facts import Figure, Points, RunReport
 
 FOLDER = Path(__file__).parent
 STYLE = FOLDER.parent / "dashboard" / "style.css"
@@ -36,7 +36,7 @@ TOTALS: dict[str, Callable[[float | int | None], str]] = {
 }
 
 
-def account(results: Results) -> Account:
+def report(results: Results) -> RunReport:
     """What there is to say of a run."""
     from edge_fl.methods.egress import of_method  # torch comes with it
     from server import catalogue
@@ -52,7 +52,7 @@ def write(results: Results) -> Path:
     """Writes the run's report.html -> its path. Raises RunError when the disk does not take it."""
     path = results.path / NAME
     try:
-        atomic.write(path, html(account(results)))
+        atomic.write(path, html(report(results)))
     except OSError as error:
         raise RunError(
             f"{path}: cannot be written ({error.strerror}); the run's numbers are untouched"
@@ -60,7 +60,7 @@ def write(results: Results) -> Path:
     return path
 
 
-def html(found: Account) -> str:
+def html(found: RunReport) -> str:
     """The self-contained page."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -69,7 +69,7 @@ def html(found: Account) -> str:
     series, labels = _series(found.curves), _series(found.labels)
     values = {name: figure.value for name, figure in found.devices.items() if figure.value is not None}
     return template.render(
-        account=found,
+        report=found,
         style=Markup(STYLE.read_text()),
         curves=_drawn(series, "round"),
         labels=_drawn(labels, "labels per class"),
@@ -82,7 +82,7 @@ def html(found: Account) -> str:
     )
 
 
-def markdown(found: Account) -> str:
+def markdown(found: RunReport) -> str:
     """The same for a terminal or a pull request: settings, accuracies, totals."""
     lines = [
         f"# {found.run}",
@@ -114,12 +114,12 @@ def markdown(found: Account) -> str:
     return "\n".join(lines) + "\n"
 
 
-def json(found: Account) -> str:
-    """The whole account, every figure with the lines it stands on."""
+def json(found: RunReport) -> str:
+    """The whole report, every figure with the lines it stands on."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
 
 
-FORMATS: dict[str, Callable[[Account], str]] = {"html": html, "md": markdown, "json": json}
+FORMATS: dict[str, Callable[[RunReport], str]] = {"html": html, "md": markdown, "json": json}
 
 
 def _drawn(series: Sequence[svg.Series], step: str) -> Markup:

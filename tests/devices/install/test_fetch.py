@@ -7,7 +7,7 @@ from pathlib import Path
 
 from devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
 from devices.agent.events import Failed, Fetched
-from devices.install.fetch import Download, FetchLimits, Gathering
+from devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl.errors import ArtefactError
 from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import Assembly, Blob, describe, split
@@ -153,44 +153,47 @@ def test_at_most_a_thousand_missing_chunks_are_named() -> None:
     assert isinstance(asked[0].message, Request) and len(asked[0].message.missing) == 1024
 
 
-def gather() -> tuple[Gathering, Echo]:
+def ask() -> tuple[MetadataFetch, Echo]:
     """Metadata that were asked for at 0.0, and the echo behind them."""
-    gathering = Gathering(3, "pi-01", TOPICS, LIMITS)
-    subscribe, echo = gathering.begin(0.0)
+    metadata_fetch = MetadataFetch(3, "pi-01", TOPICS, LIMITS)
+    subscribe, echo = metadata_fetch.begin(0.0)
     assert subscribe == Subscribe("efl/1/main/tuf/+")
     assert isinstance(echo, Publish) and isinstance(echo.message, Echo)
-    return gathering, echo.message
+    return metadata_fetch, echo.message
 
 
 def test_metadata_are_complete_once_the_echo_is_back(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     repository.publish(manifest_for(graph()))
     files = dict(repository.files())
-    gathering, echo = gather()
+    metadata_fetch, echo = ask()
     for name, payload in files.items():
-        gathering.file(name, payload, 0.1)
-    gathering.echo(Echo("another"), 0.1)
-    assert list(gathering.tick(0.1)) == [] and gathering.outcome is None
-    gathering.echo(echo, 0.2)
-    assert list(gathering.tick(0.2)) == [Unsubscribe("efl/1/main/tuf/+")] and gathering.outcome == files
+        metadata_fetch.file(name, payload, 0.1)
+    metadata_fetch.echo(Echo("another"), 0.1)
+    assert list(metadata_fetch.tick(0.1)) == [] and metadata_fetch.outcome is None
+    metadata_fetch.echo(echo, 0.2)
+    assert (
+        list(metadata_fetch.tick(0.2)) == [Unsubscribe("efl/1/main/tuf/+")]
+        and metadata_fetch.outcome == files
+    )
 
 
 def test_an_echo_before_the_metadata_ends_nothing() -> None:
-    gathering, echo = gather()
-    gathering.echo(echo, 0.1)
-    gathering.file("3.snapshot.json", b"s", 0.1)
-    gathering.echo(echo, 0.2)
-    assert list(gathering.tick(4.9)) == [] and gathering.outcome is None
+    metadata_fetch, echo = ask()
+    metadata_fetch.echo(echo, 0.1)
+    metadata_fetch.file("3.snapshot.json", b"s", 0.1)
+    metadata_fetch.echo(echo, 0.2)
+    assert list(metadata_fetch.tick(4.9)) == [] and metadata_fetch.outcome is None
 
 
 def test_metadata_are_complete_when_it_is_quiet_after_the_timestamp() -> None:
-    gathering, _ = gather()
-    gathering.file("timestamp.json", b"t", 0.1)
-    gathering.file("3.snapshot.json", b"s", 0.3)
-    gathering.file("2.snapshot.json", b"", 0.35)  # cleared
-    assert list(gathering.tick(0.5)) == [] and gathering.outcome is None
-    assert [type(e) for e in gathering.tick(0.7)] == [Unsubscribe]
-    assert gathering.outcome == {"timestamp.json": b"t", "3.snapshot.json": b"s"}
+    metadata_fetch, _ = ask()
+    metadata_fetch.file("timestamp.json", b"t", 0.1)
+    metadata_fetch.file("3.snapshot.json", b"s", 0.3)
+    metadata_fetch.file("2.snapshot.json", b"", 0.35)  # cleared
+    assert list(metadata_fetch.tick(0.5)) == [] and metadata_fetch.outcome is None
+    assert [type(e) for e in metadata_fetch.tick(0.7)] == [Unsubscribe]
+    assert metadata_fetch.outcome == {"timestamp.json": b"t", "3.snapshot.json": b"s"}
 
 
 def test_metadata_that_name_what_has_not_come_are_waited_for(tmp_path: Path) -> None:
@@ -198,26 +201,26 @@ def test_metadata_that_name_what_has_not_come_are_waited_for(tmp_path: Path) -> 
     repository.publish(manifest_for(graph()))
     files = dict(repository.files())
     (targets,) = [name for name in files if "targets" in name]
-    gathering, _ = gather()
+    metadata_fetch, _ = ask()
     for name in files.keys() - {targets}:
-        gathering.file(name, files[name], 0.1)
-    assert gathering.wake_s == 5.0
-    gathering.file(targets, files[targets], 4.0)  # a slow link
-    assert gathering.wake_s == 4.3
+        metadata_fetch.file(name, files[name], 0.1)
+    assert metadata_fetch.wake_s == 5.0
+    metadata_fetch.file(targets, files[targets], 4.0)  # a slow link
+    assert metadata_fetch.wake_s == 4.3
 
 
 def test_without_a_timestamp_there_are_no_metadata() -> None:
-    gathering, _ = gather()
-    gathering.file("3.snapshot.json", b"s", 4.9)
-    list(gathering.tick(5.0))
-    assert isinstance(gathering.outcome, Failed) and gathering.outcome.reason == "missing"
+    metadata_fetch, _ = ask()
+    metadata_fetch.file("3.snapshot.json", b"s", 4.9)
+    list(metadata_fetch.tick(5.0))
+    assert isinstance(metadata_fetch.outcome, Failed) and metadata_fetch.outcome.reason == "missing"
 
 
 def test_files_that_keep_coming_do_not_hold_it_up_for_ever() -> None:
-    gathering, _ = gather()
+    metadata_fetch, _ = ask()
     for number in range(1000):
-        gathering.file("timestamp.json", b"t", 0.01 * number)
-        gathering.file(f"{number}.snapshot.json", b"s", 0.01 * number)
-    assert gathering.wake_s == 5.0
-    list(gathering.tick(5.0))
-    assert isinstance(gathering.outcome, dict) and len(gathering.outcome) == 256
+        metadata_fetch.file("timestamp.json", b"t", 0.01 * number)
+        metadata_fetch.file(f"{number}.snapshot.json", b"s", 0.01 * number)
+    assert metadata_fetch.wake_s == 5.0
+    list(metadata_fetch.tick(5.0))
+    assert isinstance(metadata_fetch.outcome, dict) and len(metadata_fetch.outcome) == 256

@@ -26,7 +26,7 @@ from edge_fl.wire.messages import Capability
 from server.registry import Database, reports, rollouts, runs
 from server.registry import devices as registered
 from server.registry.records import DeviceRecord, ReportRecord
-from server.view import formatting, monitor, svg
+from server.view import formatting, prometheus, svg
 from server.view.dashboard import actions
 from server.view.dashboard.auth import TokenAuth, is_loopback
 from server.view.dashboard.pages import data as data_page
@@ -255,7 +255,7 @@ def test_elsewhere_the_token_is_asked_for_and_leaves_the_address() -> None:
 
 
 def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
-    families = {f.name: f for f in text_string_to_metric_families(monitor.text(db, "main").decode())}
+    families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
     ready = [s for s in families["edge_fl_devices"].samples if s.labels["status"] == "ready"]
     assert sum(sample.value for sample in ready) == 84 and {s.labels["tier"] for s in ready} == {
         "head",
@@ -271,16 +271,18 @@ def test_metrics_are_named_as_prometheus_asks_for(db: Database) -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool: none on this machine (Debian's package prometheus)")
     found = subprocess.run(
-        [promtool, "check", "metrics"], input=monitor.text(db, "main"), capture_output=True
+        [promtool, "check", "metrics"], input=prometheus.text(db, "main"), capture_output=True
     )
     assert (found.returncode, found.stdout + found.stderr) == (0, b"")
 
 
 def test_the_grafana_dashboard_asks_for_metrics_that_there_are(db: Database) -> None:
-    board = json.loads((Path(monitor.__file__).parent / "grafana.json").read_text())
+    board = json.loads((Path(prometheus.__file__).parent / "grafana.json").read_text())
     asked = json.dumps(board)
     names = {
-        s.name for f in text_string_to_metric_families(monitor.text(db, "main").decode()) for s in f.samples
+        s.name
+        for f in text_string_to_metric_families(prometheus.text(db, "main").decode())
+        for s in f.samples
     }
     used = {name for target in _targets(board) for name in re.findall(r"edge_fl_\w+", target)}
     assert {"edge_fl_devices", "edge_fl_bytes_total", "edge_fl_rejected_reports_total"} <= used <= names

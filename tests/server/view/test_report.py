@@ -47,8 +47,8 @@ def results(tmp_path: Path) -> Results:
 
 
 @pytest.fixture
-def account(results: Results) -> facts.Account:
-    return page.account(results)
+def report(results: Results) -> facts.RunReport:
+    return page.report(results)
 
 
 def lines(results: Results) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def recomputed(found: list[dict[str, Any]], figure: dict[str, str]) -> float:
 
 
 def test_every_figure_is_what_its_lines_say(results: Results) -> None:
-    drawn = page.html(page.account(results))
+    drawn = page.html(page.report(results))
     marks = [
         dict(re.findall(r'data-(\w+)="([^"]*)"', tag))
         for tag in re.findall(r"<(?:td|dd|circle)[^>]*data-line[^>]*>", drawn)
@@ -94,20 +94,20 @@ def test_every_figure_is_what_its_lines_say(results: Results) -> None:
 
 
 def test_the_closing_step_is_the_last_word_and_no_round_is_chosen_by_its_test_accuracy(
-    results: Results, account: facts.Account
+    results: Results, report: facts.RunReport
 ) -> None:
-    rows = {(row.metric, row.which): row for row in account.accuracy}
+    rows = {(row.metric, row.which): row for row in report.accuracy}
     assert rows[metrics.PERSONAL_AFTER, "last"].figures[0].lines == "6"
     best = rows[metrics.PERSONAL_BEFORE, metrics.BEST_BY_VALIDATION]
     validation = [np.mean([r[NAMES[2]] for r in line["metrics"].values()]) for line in lines(results)[:5]]
     assert best.round == 1 + int(np.argmax(validation))
-    assert account.worst[0] == min(account.devices, key=lambda name: account.devices[name].value)
+    assert report.worst[0] == min(report.devices, key=lambda name: report.devices[name].value)
 
 
-def test_accuracy_by_labels_is_a_curve_and_no_row_of_the_table(account: facts.Account) -> None:
-    assert [labels for labels, _, _ in account.labels["mlp"]] == [1, 5, 20]
-    assert not any("labels_" in row.metric for row in account.accuracy)
-    drawn = page.html(account)
+def test_accuracy_by_labels_is_a_curve_and_no_row_of_the_table(report: facts.RunReport) -> None:
+    assert [labels for labels, _, _ in report.labels["mlp"]] == [1, 5, 20]
+    assert not any("labels_" in row.metric for row in report.accuracy)
+    drawn = page.html(report)
     assert "by labels per class" in drawn and f'data-metric="{metrics.at_labels(5, "mlp")}"' in drawn
 
 
@@ -124,11 +124,11 @@ def test_what_updates_told_is_the_largest_of_all_clients_and_no_accuracy(tmp_pat
         told = {"c0": 3.0, "c1": 10.62}
         found = {name: {metrics.EPSILON: value, metrics.PERSONAL_AFTER: 0.5} for name, value in told.items()}
         results.append_round({"round": 1, "closing": True, "metrics": found})
-    account = page.account(results)
-    assert account.totals["largest_epsilon"].value == 10.62 and "largest epsilon: 10.6" in page.markdown(
-        account
+    report = page.report(results)
+    assert report.totals["largest_epsilon"].value == 10.62 and "largest epsilon: 10.6" in page.markdown(
+        report
     )
-    assert {row.metric for row in account.accuracy} == {metrics.PERSONAL_AFTER}
+    assert {row.metric for row in report.accuracy} == {metrics.PERSONAL_AFTER}
 
 
 def test_the_form_in_which_parts_left_is_said() -> None:
@@ -143,30 +143,30 @@ def test_the_form_in_which_parts_left_is_said() -> None:
     )
 
 
-def test_a_page_refers_to_nothing_outside(account: facts.Account) -> None:
-    drawn = page.html(account)
+def test_a_page_refers_to_nothing_outside(report: facts.RunReport) -> None:
+    drawn = page.html(report)
     assert not re.search(r"(src|href)=|url\(|@import|https?:|//[a-z]", drawn)
 
 
-def test_text_from_a_run_is_text_on_the_page(account: facts.Account) -> None:
-    drawn = page.html(msgspec.structs.replace(account, reason="<script>alert(1)</script>"))
+def test_text_from_a_run_is_text_on_the_page(report: facts.RunReport) -> None:
+    drawn = page.html(msgspec.structs.replace(report, reason="<script>alert(1)</script>"))
     assert "<script" not in drawn and "&lt;script&gt;" in drawn
 
 
-def test_markdown_and_json_say_the_same(results: Results, account: facts.Account) -> None:
-    after = next(row for row in account.accuracy if row.metric == metrics.PERSONAL_AFTER)
-    assert f"| {100 * (after.figures[0].value or 0):.2f} |" in page.markdown(account)
-    told = json.loads(page.json(account))
+def test_markdown_and_json_say_the_same(results: Results, report: facts.RunReport) -> None:
+    after = next(row for row in report.accuracy if row.metric == metrics.PERSONAL_AFTER)
+    assert f"| {100 * (after.figures[0].value or 0):.2f} |" in page.markdown(report)
+    told = json.loads(page.json(report))
     assert told["totals"]["bytes_up"] == {
         "value": 13500, "lines": "1,2,3,4,5", "field": "bytes_up", "metric": "", "client": "",
     }  # fmt: skip
-    assert page.write(results).read_text() == page.html(account)
+    assert page.write(results).read_text() == page.html(report)
 
 
 def test_a_run_that_measured_nothing_has_a_report_too(tmp_path: Path) -> None:
     with Results.create(tmp_path, Recipe(name="toy")) as results:
         results.finish("failed", "round 1: nobody answered")
-    drawn = page.html(page.account(results))
+    drawn = page.html(page.report(results))
     assert "Nothing was measured" in drawn and "nobody answered" in drawn
 
 
@@ -176,7 +176,7 @@ def test_a_summary_that_a_fleets_run_wrote_is_read_as_it_is(tmp_path: Path) -> N
         results.append_round(
             {"round": 1, "asked": 3, "answered": 3, metrics.GLOBAL_TEST: summary, "refused": {"norm": 1}}
         )
-    (row,) = page.account(results).accuracy
+    (row,) = page.report(results).accuracy
     assert [figure.value for figure in row.figures] == [0.5, 0.6, 0.1, None, 3]
 
 

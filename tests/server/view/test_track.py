@@ -15,8 +15,8 @@ from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.metrics import Summary
 from server.results import Results
-from server.view import measured, track
-from server.view.measured import Line
+from server.view import round_metrics, track
+from server.view.round_metrics import RoundLine
 
 SUMMARY = {"mean": 0.5, "weighted_mean": 0.4, "std": 0.25, "bottom_decile": 0.125, "clients": 4}
 ROUND = {"round": 1, "asked": 4, "answered": 3, "seconds": 2.0, "bytes_down": 7, "bytes_up": 9}
@@ -49,14 +49,16 @@ def events(run: Path) -> dict[str, dict[int, float]]:
 def written(run: Path) -> dict[str, dict[int, float]]:
     """The same from round_metrics.jsonl, in the event files' 32 bits."""
     found: dict[str, dict[int, float]] = {}
-    for line in measured.lines(run / measured.FILE):
+    for line in round_metrics.lines(run / round_metrics.FILE):
         for name, value in track.scalars(line).items():
             found.setdefault(name, {})[line.round] = float(np.float32(value))
     return found
 
 
 def test_a_line_becomes_named_numbers() -> None:
-    line = Line(1, 3, False, 4, 3, 2.0, 7, 9, {"personal.test_acc.before": Summary(0.5, 0.4, 0.25, 0.125, 4)})
+    line = RoundLine(
+        1, 3, False, 4, 3, 2.0, 7, 9, {"personal.test_acc.before": Summary(0.5, 0.4, 0.25, 0.125, 4)}
+    )
     assert track.scalars(line) == {
         "round/asked": 4,
         "round/answered": 3,
@@ -71,7 +73,7 @@ def test_a_line_becomes_named_numbers() -> None:
 
 def test_the_closing_step_stands_apart_and_what_was_not_measured_has_no_name() -> None:
     nan = float("nan")
-    line = Line(
+    line = RoundLine(
         1, 3, True, summaries={"a": Summary(0.5, 0.5, 0.0, 0.5, 1), "b": Summary(nan, nan, nan, nan, 0)}
     )
     assert track.scalars(line) == {
@@ -118,7 +120,7 @@ def test_mlflow_reads_what_a_run_wrote(tmp_path: Path) -> None:
             )
     client = MlflowClient(f"sqlite:///{results.path}/mlflow/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name(results.id).experiment_id])
-    assert run.data.metrics == track.scalars(measured.lines(results.path / measured.FILE)[-1])
+    assert run.data.metrics == track.scalars(round_metrics.lines(results.path / round_metrics.FILE)[-1])
     history = client.get_metric_history(run.info.run_id, "round/seconds")
     assert {metric.step: metric.value for metric in history} == {1: 0.25, 2: 0.5}
 

@@ -15,7 +15,7 @@ from edge_fl.metrics import Summary
 from server.registry import Database, runs
 from server.registry.records import RoundRecord, RunRecord
 from server.registry.tables import rejections, reports, tasks
-from server.view import measured
+from server.view import round_metrics
 
 NEWEST_RUNS = 100
 
@@ -48,7 +48,7 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
     )
     if chosen is None:
         return None
-    found = measured.latest(measured.lines(Path(chosen.folder) / measured.FILE))
+    found = round_metrics.latest(round_metrics.lines(Path(chosen.folder) / round_metrics.FILE))
     summaries = {line.round: line.summaries for line in found if not line.closing}
     badly, refused = _badly(db, chosen.run), _refused(db, chosen.run)
     sent = _bytes(db, chosen.run)

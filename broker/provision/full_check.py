@@ -1,4 +1,4 @@
-"""A whole trial of a broker that is closed: two devices are certified for it, for ten minutes, and their keys go when it ends."""
+"""A full check of a broker that is closed: two devices are certified for it, for ten minutes, and their keys go when it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_fl.wire.endpoint import Endpoint
 LIFE = timedelta(minutes=10)
 
 
-def trial(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[Finding]:
+def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[Finding]:
     """Everything that `check` and `check_access` try. Raises ConfigError without a CA, ConnectError when somebody does not get in."""
     register_sync.require(home)
     authority = Authority.open(home)

@@ -1,6 +1,6 @@
 """What a run measured, round by round: the lines of round_metrics.jsonl, whoever wrote them, as one kind of value.
 
-A simulated run writes every client's metrics, a run against a fleet their summary; either way a `Line` has its number in the file and a
+A simulated run writes every client's metrics, a run against a fleet their summary; either way a `RoundLine` has its line number and a
 `Summary` per metric, so that everything that is shown of a run can say where it stands.
 """
 
@@ -21,7 +21,7 @@ FILE = "round_metrics.jsonl"
 _FIELDS = frozenset(Summary.__struct_fields__)
 
 
-class Line(Struct, frozen=True):
+class RoundLine(Struct, frozen=True):
     """One line of round_metrics.jsonl. `line` counts from 1; `clients` holds each client's metrics where the line has them."""
 
     line: int
@@ -36,7 +36,7 @@ class Line(Struct, frozen=True):
     clients: dict[str, dict[str, float]] = {}
 
 
-def lines(path: Path) -> list[Line]:
+def lines(path: Path) -> list[RoundLine]:
     """The lines of a file that are whole, in order; none for a file that is not there."""
     try:
         found = path.read_bytes().splitlines()
@@ -45,13 +45,13 @@ def lines(path: Path) -> list[Line]:
     return [line for number, text in enumerate(found, 1) if (line := read(number, text)) is not None]
 
 
-def latest(found: Sequence[Line]) -> list[Line]:
+def latest(found: Sequence[RoundLine]) -> list[RoundLine]:
     """One line per round: a round that was repeated after a resume counts as it was last."""
     by_round = {(line.round, line.closing): line for line in found}
     return [by_round[key] for key in sorted(by_round)]
 
 
-def read(number: int, text: bytes) -> Line | None:
+def read(number: int, text: bytes) -> RoundLine | None:
     """One line of the file, as it stands there; None when it is no round's."""
     try:
         record = json.loads(text)
@@ -60,7 +60,7 @@ def read(number: int, text: bytes) -> Line | None:
     if not isinstance(record, dict) or not isinstance(record.get("round"), int):
         return None
     clients = _clients(record.get("metrics"))
-    return Line(
+    return RoundLine(
         number,
         record["round"],
         bool(record.get("closing")),

@@ -18,7 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
 
 
-class Monitor:
+class FleetCollector:
     """What prometheus-client collects from: one fleet of a registry."""
 
     def __init__(self, db: Database, fleet: str) -> None:
@@ -34,7 +34,7 @@ class Monitor:
 def text(db: Database, fleet: str) -> bytes:
     """The metrics of a fleet in Prometheus' text format. Raises RunError when the registry does not answer."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Monitor(db, fleet))
+    registry.register(FleetCollector(db, fleet))
     return generate_latest(registry)
 
 
