@@ -68,7 +68,7 @@ LINKED: dict[int, tuple[str, ...]] = {
     26: (
         "tests/server/test_mqtt_fleet.py::test_a_straggler_is_not_waited_for_beyond_the_deadline",
         "tests/server/test_mqtt_fleet.py::test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once",
-        "tests/server/test_task.py::test_a_missed_quorum_ends_the_run_as_failed",
+        "tests/server/test_fleet_run.py::test_a_missed_quorum_ends_the_run_as_failed",
     ),
     27: (
         "tests/server/test_roster.py::test_a_second_server_is_refused_and_the_first_one_unharmed",
