@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from edge_fl.config_errors import explain, place
 from edge_fl.errors import ConfigError
-from edge_fl.explain import explain, place
 
 S = TypeVar("S", bound=Struct)
 Source = Literal["simulated", "fleet", "hybrid"]

@@ -16,7 +16,7 @@ from server.options import RunsOption, SetOption, TrackOption
 
 if TYPE_CHECKING:
     from server.rounds import RoundResult
-    from server.simulate import Outcome
+    from server.simulate import SimulationResult
 
 
 def register(app: App) -> None:
@@ -156,10 +156,10 @@ def plots(
 ) -> None:
     """Draw a run: labels per client, accuracy by round, features by class and client, class separation, similarity of networks."""
     from server.results import Results
-    from server.view import pictures
+    from server.view import run_plots
 
     imports.from_here()
-    for path in pictures.of_run(Results.open(_run_folder(run, runs))):
+    for path in run_plots.of_run(Results.open(_run_folder(run, runs))):
         print(path)
 
 
@@ -214,7 +214,7 @@ def download(
     data_dir: Annotated[Path, typer.Option(help="The folder that takes the .npz file.")] = Path(".data"),
 ) -> None:
     """Fetch a dataset through torchvision, or convert its original files if they are in the folder already."""
-    from server.data import download
+    from server.dataset_download import download
 
     print(download(name, data_dir))
 
@@ -261,7 +261,7 @@ def _note(results: Any, result: RoundResult, rounds: int, say: Callable[[str], N
     })  # fmt: skip
 
 
-def _print(outcome: Outcome, format: Format) -> None:
+def _print(outcome: SimulationResult, format: Format) -> None:
     best = outcome.best_by_validation()
     found = [
         ("last", outcome.last()),

@@ -29,7 +29,7 @@ Reports = Mapping[str, Mapping[str, float]]  # metrics by client
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     """What a run gave: its shared parts, the reports of every evaluated round, of the closing step, and of the unseen clients.
 
     `spent` says why it ended before its last round, if it did.
@@ -78,7 +78,7 @@ def run(
     ending: Callable[[Method, Parts, Fleet], None] = lambda method, shared, fleet: None,
     say: Callable[[str], None] = lambda line: None,
     watch: Watch = unwatched,
-) -> Outcome:
+) -> SimulationResult:
     """The whole run of the study's recipe. `progress` sees every round; `ending` sees the clients once more before they are gone.
 
     `say` hears which engine was chosen, `watch` how far the rounds are and the clients within them. Raises SpentError when no round was
@@ -107,7 +107,7 @@ def run(
     ending(last, shared, clients)
     unseen = _meet_unseen(study, last, shared, clients, trained)
     spent = rounds.with_epsilon(spent, closing) if spent else None
-    return Outcome(method, shared, evaluated, closing, unseen, spent)
+    return SimulationResult(method, shared, evaluated, closing, unseen, spent)
 
 
 def _meet_unseen(study: Study, method: Method, shared: Parts, clients: Fleet, trained: set[str]) -> Reports:

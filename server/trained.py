@@ -16,7 +16,7 @@ from server.study import Study
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRun:
     """`study` is its data, the same as then; `shared` and `personal` are its parts after the last checkpoint."""
 
     recipe: Recipe
@@ -26,7 +26,7 @@ class Trained:
     personal: dict[str, Parts]
 
 
-def load(results: Results) -> Trained:
+def load(results: Results) -> TrainedRun:
     """Raises InputError for a run of devices, whose data are elsewhere; DataError without the dataset, ArtefactError without checkpoint."""
     recipe = results.recipe()
     if recipe.source == "fleet":
@@ -34,4 +34,4 @@ def load(results: Results) -> Trained:
     study = studies.prepare(recipe)
     method = build_method(study.spec).at(max(recipe.rounds, 1))
     kept = checkpoint.load(results.checkpoints)
-    return Trained(recipe, study, method, kept.shared, kept.own)
+    return TrainedRun(recipe, study, method, kept.shared, kept.own)

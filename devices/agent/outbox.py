@@ -23,7 +23,7 @@ class Parcel(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OutboxEntry:
     """A parcel in the outbox: worth sending until `due_s`, to be sent (again) at `next_s`, sent `sent` times so far."""
 
     parcel: Parcel
@@ -36,17 +36,17 @@ class Waiting:
         return self.parcel.report.id
 
 
-Outbox = tuple[Waiting, ...]
+Outbox = tuple[OutboxEntry, ...]
 
 
 def put(outbox: Outbox, parcel: Parcel, now_s: float) -> Outbox:
     """With `parcel`, to be sent at once. A parcel of the same id that waits already stays as it is."""
     if find(outbox, parcel.report.id):
         return outbox
-    return (*outbox, Waiting(parcel, now_s + parcel.deadline_s, now_s))
+    return (*outbox, OutboxEntry(parcel, now_s + parcel.deadline_s, now_s))
 
 
-def find(outbox: Outbox, id: str) -> Waiting | None:
+def find(outbox: Outbox, id: str) -> OutboxEntry | None:
     """The parcel `id`, if it waits here."""
     return next((waiting for waiting in outbox if waiting.id == id), None)
 
@@ -68,7 +68,7 @@ def again(outbox: Outbox, at_s: float, *, grace_s: float = 0.0) -> Outbox:
     )
 
 
-def after_sending(waiting: Waiting, now_s: float, interval_s: float, bytes_per_s: float) -> Waiting:
+def after_sending(waiting: OutboxEntry, now_s: float, interval_s: float, bytes_per_s: float) -> OutboxEntry:
     """Sent now; next after `interval_s`, longer for a large blob, spread by a quarter so that no fleet speaks in chorus."""
     blob = waiting.parcel.report.blob
     pause = interval_s + (blob.bytes / bytes_per_s if blob else 0.0)

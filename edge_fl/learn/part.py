@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from edge_fl.config import InputSpec
 from edge_fl.learn import precision
 from edge_fl.learn.chain import links
-from edge_fl.learn.masked import respect_padding
+from edge_fl.learn.masked_norm import respect_padding
 from edge_fl.learn.tree import BUFFER, Params
 from edge_fl.seeds import seed_for
 

@@ -15,7 +15,7 @@ from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.fixed import FRAME
+from edge_fl.learn.fixed_heads import FRAME
 from edge_fl.learn.losses import balanced_cross_entropy, cross_entropy, unit
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.part import shared

@@ -15,7 +15,7 @@ from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.fixed import calibrated, orthonormal_head
+from edge_fl.learn.fixed_heads import calibrated, orthonormal_head
 from edge_fl.learn.losses import one_hot, squared_error, unit
 from edge_fl.learn.mean import Update
 from edge_fl.learn.part import shared

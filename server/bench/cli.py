@@ -12,7 +12,7 @@ import msgspec
 
 from edge_fl import atomic, heads
 from edge_fl.errors import ConnectError
-from server.bench import cohort, gpu, measure, messages, picture, releasing, table, training
+from server.bench import cohort, gpu, measure, messages, plot, releasing, table, training
 from server.bench.figures import Figure, Report
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
@@ -71,7 +71,7 @@ def save(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / "bench.json", msgspec.json.format(msgspec.json.encode(report)))
     atomic.write(folder / "bench.txt", table.render(report).encode())
-    picture.save(report, folder)
+    plot.save(report, folder)
 
 
 def measured(figures: Mapping[str, Callable[[int], Figure]], turns: int) -> Iterator[Figure]:

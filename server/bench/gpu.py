@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from server.bench import plain, training, workloads
 from server.bench.figures import PLAIN, Figure
 from server.bench.measure import settle, take_turns
-from server.bench.plain import Model, Plain
+from server.bench.plain import Model, PlainLoop
 from server.bench.training import Round
 from server.fleets.client_store import ClientStore
 from server.study import Study
@@ -80,7 +80,7 @@ def figures(turns: int, at: Scale) -> Iterator[Figure]:
 
 def rounds(name: str, target: float, study: Study, turns: int, at: Scale) -> Figure:
     """A round by the vectorised engine beside the plain loop, and where its time goes."""
-    opponent = Plain(ClientStore.of(study, at.device), plain.fedavg, device=at.device)
+    opponent = PlainLoop(ClientStore.of(study, at.device), plain.fedavg, device=at.device)
     tolerance = TOLERANCES.get(study.recipe.model.name, 1e-4)
     found = training.beside(
         f"A6 {name}",

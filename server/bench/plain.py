@@ -69,11 +69,11 @@ BASES: dict[str, Callable[[ClientStore], nn.Module]] = {
 
 
 @dataclass
-class Plain:
+class PlainLoop:
     """The plain federation: the server's model and one per client. `shared` picks what of a model is averaged and sent back."""
 
     store: ClientStore
-    train: Callable[[Plain, str, Model, int], None]
+    train: Callable[[PlainLoop, str, Model, int], None]
     shared: Callable[[Model], nn.Module] = lambda model: model
     device: str = "cpu"
 
@@ -146,17 +146,17 @@ def descend(
         optimiser.step()
 
 
-def fedavg(plain: Plain, id: str, model: Model, round: int) -> None:
+def fedavg(plain: PlainLoop, id: str, model: Model, round: int) -> None:
     """FedAvg: everything for one epoch."""
     descend(
         model, model, plain.lr, plain.batches(id, "train", round), lambda x, y: F.cross_entropy(model(x), y)
     )
 
 
-def fedrep(head_epochs: int, epochs: int = 1) -> Callable[[Plain, str, Model, int], None]:
+def fedrep(head_epochs: int, epochs: int = 1) -> Callable[[PlainLoop, str, Model, int], None]:
     """FedRep: the client's own head for some epochs, then the extractor."""
 
-    def train(plain: Plain, id: str, model: Model, round: int) -> None:
+    def train(plain: PlainLoop, id: str, model: Model, round: int) -> None:
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(model(x), y)
 
@@ -167,10 +167,10 @@ def fedrep(head_epochs: int, epochs: int = 1) -> Callable[[Plain, str, Model, in
     return train
 
 
-def fedcrc(epochs: int) -> Callable[[Plain, str, Model, int], None]:
+def fedcrc(epochs: int) -> Callable[[PlainLoop, str, Model, int], None]:
     """FedCRC: the extractor under the global head, the client's own head, then the global head taught by it for one epoch."""
 
-    def train(plain: Plain, id: str, model: Model, round: int) -> None:
+    def train(plain: PlainLoop, id: str, model: Model, round: int) -> None:
         own = plain.own.setdefault(id, copy.deepcopy(model.head))
         f, lr = model.base, plain.lr
 

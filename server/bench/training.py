@@ -16,7 +16,7 @@ from server import rounds
 from server.bench import plain, workloads
 from server.bench.figures import PLAIN, Figure
 from server.bench.measure import Times, gemm_peak, products, settle, take_turns
-from server.bench.plain import Model, Plain
+from server.bench.plain import Model, PlainLoop
 from server.fleets.client_store import ClientStore
 from server.fleets.engines import ENGINES
 from server.fleets.fleet import Fleet
@@ -60,7 +60,7 @@ def fedavg(turns: int) -> Figure:
         "FedAvg, 20 clients, two convolutions",
         2.0,
         study,
-        Plain(ClientStore.of(study), plain.fedavg),
+        PlainLoop(ClientStore.of(study), plain.fedavg),
         "pool",
         ("sequential",),
         turns,
@@ -70,7 +70,7 @@ def fedavg(turns: int) -> Figure:
 def half_precision(turns: int) -> Figure:
     """A2: the same with networks that compute in bf16; its accuracy after some rounds beside float32's."""
     study, rounded = workloads.work_a(), workloads.work_a(precision="bf16")
-    sides = _sides(rounded, Plain(ClientStore.of(study), plain.fedavg), ("pool",))
+    sides = _sides(rounded, PlainLoop(ClientStore.of(study), plain.fedavg), ("pool",))
     exact, half = (_accuracy(each) for each in (study, rounded))
     times = take_turns(sides, turns)
     del times[PEAK]
@@ -89,7 +89,7 @@ def half_precision(turns: int) -> Figure:
 def fedrep(turns: int) -> Figure:
     """A3: FedRep with ten epochs on its heads."""
     study = workloads.work_a("fedrep", head_epochs=10)
-    opponent = Plain(ClientStore.of(study), plain.fedrep(10), lambda model: model.base)
+    opponent = PlainLoop(ClientStore.of(study), plain.fedrep(10), lambda model: model.base)
     return beside(
         "A3 FedRep",
         "FedRep, 10 head epochs on features computed once",
@@ -105,8 +105,8 @@ def fedrep(turns: int) -> Figure:
 def fedcrc(turns: int) -> Figure:
     """A3: FedCRC with five epochs, as in its paper; compared after one, for more make rounding errors grow too far to compare."""
 
-    def opponent(study: Study, epochs: int) -> Plain:
-        return Plain(ClientStore.of(study), plain.fedcrc(epochs), lambda model: model.base)
+    def opponent(study: Study, epochs: int) -> PlainLoop:
+        return PlainLoop(ClientStore.of(study), plain.fedcrc(epochs), lambda model: model.base)
 
     short, study = workloads.work_a("fedcrc"), workloads.work_a("fedcrc", epochs=5)
     what = "FedCRC, 5 epochs, heads on features computed once"
@@ -122,7 +122,7 @@ def fewer(turns: int) -> int:
 def linear_heads(turns: int) -> Figure:
     """A4: a hundred linear heads on features that are already there."""
     study = workloads.heads(method="fedrep", epochs=0, head_epochs=1)
-    opponent = Plain(ClientStore.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
+    opponent = PlainLoop(ClientStore.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
     with threads(1):
         return beside(
             "A4 linear",
@@ -139,7 +139,7 @@ def linear_heads(turns: int) -> Figure:
 def small_networks(turns: int) -> Figure:
     """A4: a hundred networks with one hidden layer."""
     study = workloads.heads(hidden=100)
-    opponent = Plain(ClientStore.of(study), plain.fedavg)
+    opponent = PlainLoop(ClientStore.of(study), plain.fedavg)
     with threads(1):
         return beside(
             "A4 MLP",
@@ -158,7 +158,7 @@ def beside(
     what: str,
     target: float,
     study: Study,
-    opponent: Plain,
+    opponent: PlainLoop,
     ours: str,
     others: tuple[str, ...],
     turns: int,
@@ -175,7 +175,7 @@ def beside(
     return Figure(id, what, target, sides=times, ours=ours, difference=apart, tolerance=tolerance, peak=share)
 
 
-def difference(ours: Round, theirs: Plain) -> float:
+def difference(ours: Round, theirs: PlainLoop) -> float:
     """The largest between what both have after their first round."""
     fresh = ours.parts()
     theirs()
@@ -183,7 +183,7 @@ def difference(ours: Round, theirs: Plain) -> float:
 
 
 def _sides(
-    study: Study, opponent: Plain, engines: tuple[str, ...], device: str = "cpu"
+    study: Study, opponent: PlainLoop, engines: tuple[str, ...], device: str = "cpu"
 ) -> dict[str, Callable[[], object]]:
     return {
         PLAIN: opponent,

@@ -29,7 +29,7 @@ from server.compare.grid import Cell
 from server.fleets.fleet import Fleet
 from server.fleets.processes import threads
 from server.rounds import RoundResult
-from server.simulate import Outcome
+from server.simulate import SimulationResult
 from server.study import Study
 from server.view.features import Probe, probe
 
@@ -150,7 +150,12 @@ def _measure(cell: Cell, folder: Path, commit: str, watch: Watch) -> Measured:
 
 
 def _summed_up(
-    cell: Cell, outcome: Outcome, curve: list[Point], took_part: set[str], commit: str, data_hash: str
+    cell: Cell,
+    outcome: SimulationResult,
+    curve: list[Point],
+    took_part: set[str],
+    commit: str,
+    data_hash: str,
 ) -> Measured:
     reports, best = outcome.reports(), outcome.best_by_validation()
     return Measured(

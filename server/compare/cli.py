@@ -91,9 +91,9 @@ def compare(
         comparison.save(folder, "paper", [beside], comparison.by_heading(beside))
         drawn = [*drawn, beside]
     if plots:
-        from server.view import pictures
+        from server.view import run_plots
 
-        say(f"pictures: {len(pictures.of_comparison(cells, found, folder))} files in {folder / 'plots'}")
+        say(f"pictures: {len(run_plots.of_comparison(cells, found, folder))} files in {folder / 'plots'}")
     print((folder / "table.json").read_text() if format is Format.JSON else render.together(drawn, "txt"))
     for note in comparison.commits(found):
         say(note)

@@ -15,7 +15,7 @@ from edge_fl.wire import tensors
 from server.fleets.fleet import ClientId
 
 
-class Personal:
+class PersonalParts:
     """Personal parts by client, from memory, or from `folder` when one is given. A client never written has its initial parts."""
 
     def __init__(self, method: Method, folder: Path | None = None) -> None:

@@ -22,7 +22,7 @@ from server.fleets import processes, schedule, worker
 from server.fleets.client_store import ClientStore
 from server.fleets.fleet import Downs, Step
 from server.fleets.folders import make, until_gone
-from server.fleets.personal import Personal
+from server.fleets.personal import PersonalParts
 from server.fleets.simulated import SimulatedFleet
 from server.fleets.worker import Done, Job
 
@@ -41,7 +41,7 @@ class PoolFleet(SimulatedFleet):
         self._folder = until_gone(self, make())
         self._travelling = until_gone(self, make(_in_memory()))
         store.save(self._folder)
-        personal = Personal(build_method(store.settings.spec), self._folder / worker.PERSONAL)
+        personal = PersonalParts(build_method(store.settings.spec), self._folder / worker.PERSONAL)
         super().__init__(store.settings.clients, personal)
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:

@@ -24,7 +24,7 @@ from edge_fl.methods.method import Method
 from server.fleets import processes, schedule
 from server.fleets.client_store import ClientStore
 from server.fleets.fleet import ClientId, Downs, Step
-from server.fleets.personal import Personal
+from server.fleets.personal import PersonalParts
 from server.fleets.sequential import SequentialFleet
 from server.fleets.simulated import SimulatedFleet
 from server.fleets.vector import VectorFleet
@@ -43,7 +43,7 @@ class RayFleet(SimulatedFleet):
     def __init__(
         self, store: ClientStore, method: Method, folder: Path | None = None, *, workers: int = 0
     ) -> None:
-        super().__init__(store.settings.clients, Personal(method, folder))
+        super().__init__(store.settings.clients, PersonalParts(method, folder))
         self._ray, self._store = _connected(workers), store
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if store.device == "cuda" else 0
         self._workers = gpus or int(self._ray.cluster_resources()["CPU"])

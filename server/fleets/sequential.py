@@ -10,7 +10,7 @@ from edge_fl.learn.tree import to_device
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from server.fleets.fleet import ClientId, Downs, Step
-from server.fleets.personal import Personal
+from server.fleets.personal import PersonalParts
 from server.fleets.simulated import SimulatedFleet, take_step
 
 
@@ -20,7 +20,7 @@ class SequentialFleet(SimulatedFleet):
     def __init__(
         self, clients: Mapping[ClientId, Client], method: Method, folder: Path | None = None
     ) -> None:
-        super().__init__(sorted(clients), Personal(method, folder))
+        super().__init__(sorted(clients), PersonalParts(method, folder))
         self._clients = clients
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:

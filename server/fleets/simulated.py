@@ -12,7 +12,7 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.client import Client
 from edge_fl.methods.method import Method
 from server.fleets.fleet import ClientId, Fleet, Step
-from server.fleets.personal import Personal
+from server.fleets.personal import PersonalParts
 
 
 def take_step(
@@ -29,7 +29,7 @@ def take_step(
 class SimulatedFleet(Fleet):
     """Clients `ids`, ascending; `personal` keeps their personal parts."""
 
-    def __init__(self, ids: Sequence[ClientId], personal: Personal) -> None:
+    def __init__(self, ids: Sequence[ClientId], personal: PersonalParts) -> None:
         self._ids, self.personal = ids, personal
 
     def clients(self) -> Sequence[ClientId]:

@@ -18,7 +18,7 @@ from edge_fl.methods.method import Method
 from edge_fl.wire import tensors
 from server.fleets.client_store import ClientStore
 from server.fleets.fleet import ClientId, Step
-from server.fleets.personal import Personal
+from server.fleets.personal import PersonalParts
 from server.fleets.simulated import take_step
 
 PERSONAL = "personal"
@@ -58,7 +58,7 @@ def work(job: Job) -> Done:
     return Done(update.samples, update.metrics)
 
 
-def collect(job: Job, done: Done, personal: Personal) -> Update:
+def collect(job: Job, done: Done, personal: PersonalParts) -> Update:
     """A finished job's update, and the client's new personal parts put in their place.
 
     The update's tensors are its mapped file, which has no name any more and is gone when they are.
@@ -73,11 +73,11 @@ def collect(job: Job, done: Done, personal: Personal) -> Update:
 
 
 @lru_cache(maxsize=1)
-def _run(folder: Path) -> tuple[ClientStore, Method, Personal]:
+def _run(folder: Path) -> tuple[ClientStore, Method, PersonalParts]:
     """What lasts from job to job; a process keeps that of the last run it worked for."""
     store = ClientStore.load(folder)
     method = build_method(store.settings.spec)
-    return store, method, Personal(method, folder / PERSONAL)
+    return store, method, PersonalParts(method, folder / PERSONAL)
 
 
 @lru_cache(maxsize=2)

@@ -11,10 +11,10 @@ import pytest
 
 from broker.find import Program
 from edge_fl.wire.endpoint import Endpoint
-from server.bench import cli, cohort, gpu, messages, picture, plain, releasing, table, training, workloads
+from server.bench import cli, cohort, gpu, messages, plain, plot, releasing, table, training, workloads
 from server.bench.figures import Figure, Report
 from server.bench.measure import Machine, Times, gemm_peak, tree_bytes
-from server.bench.plain import Plain
+from server.bench.plain import PlainLoop
 from server.fleets.client_store import ClientStore
 
 MACHINE = Machine(2, 1, (0.5, 1.5), 100.0, "2.15", "cpu")
@@ -36,7 +36,7 @@ def small(model: str = "", **changes: object) -> Figure:
         if model
         else workloads.heads(clients=3, samples=60)
     )
-    opponent = Plain(ClientStore.of(study), plain.fedavg)
+    opponent = PlainLoop(ClientStore.of(study), plain.fedavg)
     for name, value in changes.items():
         setattr(opponent, name, value)
     return training.beside("A1", "small clients", 2.0, study, opponent, "sequential", (), 1)
@@ -81,12 +81,12 @@ def test_the_report_is_written_as_json_text_and_picture(tmp_path: Path) -> None:
     cli.save(report, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "bench.txt", "bench.svg", "bench.png"}
     assert msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report) == report
-    assert picture.save(Report(MACHINE, [figure(difference=1.0)]), tmp_path) == [], "nothing to compare"
+    assert plot.save(Report(MACHINE, [figure(difference=1.0)]), tmp_path) == [], "nothing to compare"
 
 
 def test_beyond_the_target_is_above_one_for_limits_too() -> None:
-    assert picture.reached(figure(target=4.0)) == 0.5
-    assert picture.reached(figure(value=1.0, target=2.0, at_most=True)) == 2.0
+    assert plot.reached(figure(target=4.0)) == 0.5
+    assert plot.reached(figure(value=1.0, target=2.0, at_most=True)) == 2.0
 
 
 def test_the_command_measures_what_it_is_asked_for(

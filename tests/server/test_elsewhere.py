@@ -16,7 +16,7 @@ from edge_fl.config import Recipe
 from edge_fl.learn import tree
 from edge_fl.methods import names
 from server import simulate, study
-from server.simulate import Outcome
+from server.simulate import SimulationResult
 from tests.server.elsewhere import ELSEWHERE, There, elsewhere, held
 from tests.server.test_engines import Build, outcome, sequential, store, vectorised
 
@@ -34,7 +34,7 @@ TINY = config.with_settings(
 CLOSE = 0.02  # the layout of images in memory, and with it rounding, is a device's own
 
 
-def run(device: str, *settings: str) -> Outcome:
+def run(device: str, *settings: str) -> SimulationResult:
     recipe = config.with_settings(TINY, list(settings))
     return simulate.run(study.prepare(with_fields(recipe, device=device)))
 

@@ -17,7 +17,7 @@ from server import cohort, newclients, simulate
 from server import study as studies
 from server.newclients import HeadTraining, draw, learn_task, meet, newcomers_model
 from server.rounds import RoundResult
-from server.simulate import Outcome
+from server.simulate import SimulationResult
 
 TINY = config.with_settings(
     Recipe(name="tiny"),
@@ -31,7 +31,7 @@ TINY = config.with_settings(
 )
 
 
-def run(method: str) -> tuple[studies.Study, list[RoundResult], Outcome]:
+def run(method: str) -> tuple[studies.Study, list[RoundResult], SimulationResult]:
     study = studies.prepare(config.with_settings(TINY, [f"method.name={method}"]))
     seen: list[RoundResult] = []
     return study, seen, simulate.run(study, seen.append)

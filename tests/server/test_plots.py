@@ -18,7 +18,7 @@ from edge_fl.metrics import Summary
 from server.compare import comparison
 from server.compare.grid import cells
 from server.results import Results
-from server.view import features, pictures, plots, style
+from server.view import features, plots, run_plots, style
 from server.view.plots import Curve, Points
 
 RNG = np.random.default_rng(0)
@@ -119,22 +119,22 @@ def test_a_run_of_devices_is_drawn_without_their_data(tmp_path: Path) -> None:
         results.append_round({"round": 1, "global.test_acc": {"mean": 0.5}})
         results.append_round({"round": 2, "global.test_acc": {"mean": 0.7}})
         results.write_summary("fleet", {"global.test_acc": Summary(0.7, 0.7, 0.0, 0.7, 3)})
-    assert {path.name for path in pictures.of_run(results)} == {"accuracy.svg", "accuracy.png"}
+    assert {path.name for path in run_plots.of_run(results)} == {"accuracy.svg", "accuracy.png"}
     with Results.create(tmp_path, Recipe(source="fleet")) as empty:
         pass
     with pytest.raises(InputError, match="its data are on the devices"):
-        pictures.of_run(empty)
+        run_plots.of_run(empty)
 
 
 def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
     base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = cells(base, ["ditto"])
     found = comparison.run(grid, tmp_path)
-    paths = pictures.of_comparison(grid, found, tmp_path)
+    paths = run_plots.of_comparison(grid, found, tmp_path)
     names = {path.name for path in paths}
     for what in ("labels", "accuracy", "separation", "likeness", "features-by-class", "features-by-client"):
         assert {f"digits-dirichlet-0.3-{what}.svg", f"digits-dirichlet-0.3-{what}.png"} <= names
-    drawn = dict(pictures._of_block([(cell, found[cell.key]) for cell in grid], tmp_path))
+    drawn = dict(run_plots._of_block([(cell, found[cell.key]) for cell in grid], tmp_path))
     assert isinstance(drawn["separation"], Figure)
     labels = [label.get_text() for label in drawn["separation"].axes[0].get_yticklabels()]
     assert labels == ["local", "fedavg", "fedavg+ft", "ditto"]
@@ -145,7 +145,7 @@ def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> N
     base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = {cell.label: cell for cell in cells(base, ["ditto"])}
     comparison.run(list(grid.values()), tmp_path)
-    seen = {label: pictures.cells_of.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
+    seen = {label: run_plots.cells_of.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
     fedavg, tuned, ditto = seen["fedavg"], seen["fedavg+ft"], seen["ditto"]
     assert fedavg and tuned and ditto
     assert np.array_equal(fedavg.y, ditto.y) and np.array_equal(fedavg.client, ditto.client)

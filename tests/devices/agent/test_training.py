@@ -6,7 +6,7 @@ import pytest
 
 from devices.agent import effects, events
 from devices.agent.effects import Memory
-from devices.agent.outbox import Parcel, Waiting
+from devices.agent.outbox import OutboxEntry, Parcel
 from devices.agent.state import Limits, wake_at
 from edge_fl.wire.messages import (
     Ack,
@@ -108,7 +108,7 @@ def test_a_want_that_was_given_up_is_tried_again_only_when_the_server_asks_anew(
 
 
 def test_a_want_whose_report_waits_in_the_outbox_after_a_restart_is_not_redone() -> None:
-    waiting = Waiting(Parcel("t", 1, report("t-1-0"), 60), 1060, 1000)
+    waiting = OutboxEntry(Parcel("t", 1, report("t-1-0"), 60), 1060, 1000)
     device = Agent("full", outbox=(waiting,)).up()
     device.hear(Round("t", 1, 60, SPEC))
     assert none_of(effects.Fetch, device.hear(train(), retain=True))

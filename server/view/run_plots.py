@@ -24,7 +24,7 @@ from server.compare.cell import Measured
 from server.compare.grid import Cell, blocks
 from server.compare.summary import mean_std
 from server.results import Results
-from server.trained import Trained
+from server.trained import TrainedRun
 from server.view import features, plots, style
 from server.view.features import Probe
 from server.view.plots import Curve, Points
@@ -62,7 +62,7 @@ def of_comparison(cells: Sequence[Cell], found: Mapping[str, Measured], folder: 
     return paths
 
 
-def _of_trained(run: Trained) -> dict[str, Figure]:
+def _of_trained(run: TrainedRun) -> dict[str, Figure]:
     dataset, data = run.study.dataset, run.study.data()
     drawn = {"labels": _labels(run.study)}
     own = [(id, parts) for id, parts in run.personal.items() if id in data] or [(id, {}) for id in data]
