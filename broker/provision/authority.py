@@ -3,7 +3,8 @@
 HOME/ca.crt, ca.key        the CA; the key never leaves this folder
 HOME/register.json         what was issued, and what of it was revoked
 HOME/revoked.crl           the revocation list that the broker reads
-HOME/{broker,server,server/reader,operator,registrar}/    the identities of those that are no devices
+HOME/{broker,server,operator,registrar}/    the identities of those that are no devices
+HOME/{server,operator}/reader/              the same one for both, to look with beside themselves
 HOME/server/denied         names that the server hears no more, one per line
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -94,6 +96,8 @@ class Authority:
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         if missing:
             found.bake(missing)
+        if not (beside := home / FOLDERS["operator"] / "reader").exists():
+            shutil.copytree(home / FOLDERS["reader"], beside)
         if not (home / "broker").exists():
             found.broker()
         found.publish()

@@ -43,7 +43,7 @@ Role = Literal["server", "reader", "operator", "registrar", "broker", "device", 
 Right = Literal["read", "write", "readwrite", "deny"]
 RESERVED: tuple[Role, ...] = (
     "server",
-    "reader",  # what the server looks with before it is the server: two clients of one name would throw each other out
+    "reader",  # what server and operator look with beside themselves: two clients of one name would throw each other out
     "operator",  # a person with `edge-fl fleet list`, `broker check` or `release`
     "registrar",  # who answers requests for certificates
     "broker",
@@ -215,7 +215,7 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     yield "worker", "write", f"{root}/d/+/dn/ack"
     yield "reader", "read", f"{root}/#"
     yield "operator", "read", f"{root}/#"
-    for family in ("tuf", "art", "d/+/dn"):
+    for family in ("srv", "tuf", "art", "d/+/dn"):  # where no server is online, the operator stands in for it
         yield "operator", "write", f"{root}/{family}/#"
     yield "registrar", "readwrite", f"{root}/enroll/#"
     for family in BROADCAST:

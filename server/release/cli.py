@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, show_table
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, ConnectError
 from server.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 
 if TYPE_CHECKING:
@@ -234,7 +234,12 @@ def _carry_out(releases: ReleaseControl, number: int, wait_s: float) -> None:
     from edge_fl.progress import Progress
 
     with Progress() as progress:
-        record = releases.carry_out(number, progress.say, wait_s, progress)
+        try:
+            record = releases.carry_out(number, progress.say, wait_s, progress)
+        except ConnectError as error:
+            raise ConnectError(
+                f"{error}; the roll-out stays wanted as it was asked for: the next server, or the same command again, carries it out"
+            ) from error
     print(record.state)
 
 

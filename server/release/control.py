@@ -21,11 +21,9 @@ from server.registry.records import RolloutDesire, RolloutRecord
 from server.release.rollout import Rollout
 from server.release.staged_rollout import serving
 from server.release.stages import EVERYBODY
-from server.wire.inbox import Inbox
-from server.wire.link import Link
+from server.server import connected
+from server.wire.journal import Journal
 from server.wire.reader import Connect, read_retained
-from server.wire.roster import Roster
-from server.wire.wants import Wants
 
 POLL_S = 0.2
 COLUMNS = {
@@ -120,21 +118,23 @@ class ReleaseControl:
         tell("the running server carries it out" if online else "no server is online: carried out from here")
         if online:
             return self._watch(number, tell, watch, deadline_s, lambda: None)
-        link = Link(self.connect, self.fleet)
-        roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
-        try:
-            link.open()
+        with Journal(self.db, self.fleet) as journal, connected(self.connect, journal) as here:
             rollout = Rollout(
-                link, roster, inbox, wants, self.repository, db=self.db, resume=True, watch=watch
+                here.link,
+                here.roster,
+                here.inbox,
+                here.wants,
+                self.repository,
+                db=self.db,
+                resume=True,
+                watch=watch,
             )
             try:
-                record = self._watch(number, tell, watch, deadline_s, link.check)
+                record = self._watch(number, tell, watch, deadline_s, here.link.check)
                 rollout.wait(0, max(1.0, min(deadline_s, 60.0)))
                 return record
             finally:
                 rollout.close()
-        finally:
-            link.close()
 
     def _watch(
         self,

@@ -70,7 +70,8 @@ class Rollout:
         self._publisher = Publisher(link.transport, link.topics, repository, watch=watch)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
         self._staged = StagedRollout(db or Database.open(), link.topics.fleet, resume=resume)
-        self._reported: set[tuple[str, str]] = set()  # devices, and ids of wants
+        # devices, and ids of wants
+        self._reported = {(device, self._staged.want) for device in self._staged.answered}
         self._change = threading.Condition()
         self._publishing = threading.Lock()
         self._reassert()

@@ -56,6 +56,11 @@ class StagedRollout:
         return f"back-{self.previous}-{self._number}"
 
     @property
+    def answered(self) -> Collection[str]:
+        """Devices whose reports on this roll-out are there."""
+        return self.stages.outcomes.keys() if self.stages else ()
+
+    @property
     def moving(self) -> bool:
         """Whether a staged roll-out is under way, and nobody paused it."""
         return self.stages is not None and self.stages.gated and self.stages.state == "running"

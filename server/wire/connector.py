@@ -1,7 +1,8 @@
 """How the server gets to its broker: as itself, and beside that as a reader who only looks.
 
 A broker that names its clients by their certificates throws the older of two with one name out. Whoever looks whether there is a server
-already must not be mistaken for it, so the folder of the server's identity holds a second one, `reader`, which may not write.
+already must not be mistaken for it, so the folders of the server's and the operator's identities hold a second one, `reader`, which may
+not write. A device's identity is refused: its broker would show nothing, and throw the device out for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from edge_fl.errors import ConfigError
 from edge_fl.wire import identity
 from edge_fl.wire.loop import MqttLoop
 from edge_fl.wire.mqtt import MqttTransport
@@ -16,6 +18,7 @@ from edge_fl.wire.transport import Listener, Packet
 from server.wire.reader import Connect
 
 READER = "reader"
+OFFICES = ("server", "reader", "operator", "worker")
 
 
 def denied(folder: Path | str) -> Path | None:
@@ -25,6 +28,11 @@ def denied(folder: Path | str) -> Path | None:
 
 def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
     """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
+    if folder and (who := identity.read(Path(folder))).role not in OFFICES:
+        raise ConfigError(
+            f"{folder}: the identity of {who.name!r} ({who.role}), expected that of the server or the operator, which may see the"
+            " whole fleet (runs/identities/operator); not connecting"
+        )
     own_loop = cache(MqttLoop)
     server = reader = identity.endpoint(host, port, folder)
     if folder and (Path(folder) / READER).exists():

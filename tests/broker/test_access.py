@@ -77,7 +77,12 @@ MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
         BROADCAST | {"up/rpt", "up/blob"},
     ),
     "reader": ({"enroll/req"} | UP, ALL, set(), ALL),
-    "operator": ({"tuf", "art", "enroll/req"} | DOWN | UP, ALL, {"tuf", "art"} | DOWN, ALL),
+    "operator": (
+        {"srv/state", "tuf", "art", "enroll/req"} | DOWN | UP,
+        ALL,
+        {"srv/state", "tuf", "art"} | DOWN,
+        ALL,
+    ),
     "registrar": (
         {"enroll/req", "enroll/rsp"} | UP,
         BROADCAST | DOWN | {"enroll/req", "enroll/rsp"},

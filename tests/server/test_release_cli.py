@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +12,13 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.config import RolloutConfig
-from edge_fl.errors import InputError
+from edge_fl.errors import ConnectError, InputError
 from edge_fl.release.repository import Repository
 from edge_fl.wire.memory import InMemoryTransport
 from edge_fl.wire.messages import Want, decode
 from edge_fl.wire.topics import Topics
-from server.registry import Database, rollouts
+from server.registry import Database, reports, rollouts
+from server.release import cli
 from server.release.control import ReleaseControl
 from server.release.publish import Publisher
 from server.release.rollout import Rollout
@@ -55,6 +58,20 @@ def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, t
     back = releases.carry_out(releases.roll_back(None), said.append, 30)
     assert (back.state, back.release) == ("completed", 1)
     assert stage.eventually(lambda: [head.served[-1] for head in heads] == [1] * 4)
+
+
+def test_what_devices_told_one_command_the_next_one_knows(releases, stage, tmp_path) -> None:
+    heads = [stage.head(f"h{number}", tmp_path) for number in range(4)]
+    number = releases.roll_out(2, STAGED)
+    assert releases.carry_out(number, lambda line: None, 30).state == "completed"
+    reported = {report.device for report in reports.of_release(releases.db, "main", 2)}
+    assert reported == {head.id for head in heads}
+    interrupted = rollouts.get(releases.db, number)
+    rollouts.advance(releases.db, interrupted, state="paused", stage=1)
+    assert releases.roll_out(None, STAGED) == number
+    begun_s = time.monotonic()
+    assert releases.carry_out(number, lambda line: None, 30).reason == "4 of 4 devices made it"
+    assert time.monotonic() - begun_s < 15, "nobody is waited for who has answered"
 
 
 def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
@@ -125,3 +142,13 @@ def test_a_folder_without_releases_is_named(tmp_path: Path, capsys) -> None:
     assert "no releases in it" in capsys.readouterr().err
     assert main(["release", "rollout", "--groups", "0.5,0.1", "--home", str(tmp_path)]) == 4
     assert "expected growing shares" in capsys.readouterr().err
+
+
+def test_without_a_broker_it_is_said_that_the_wish_stays(releases) -> None:
+    def refused(*_: object, **__: object) -> InMemoryTransport:
+        raise ConnectError("broker: Connection refused")
+
+    number = releases.roll_out(2, STAGED)
+    with pytest.raises(ConnectError, match="Connection refused; the roll-out stays wanted"):
+        cli._carry_out(replace(releases, connect=refused), number, 1.0)
+    assert rollouts.current(releases.db, "main").number == number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,18 +17,18 @@ from broker.find import Program
 from broker.mosquitto import Mosquitto
 from broker.provision import register_sync
 from broker.provision.authority import Authority
-from edge_fl.errors import ConnectError
+from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.messages import DeviceState, Report, encode
 from edge_fl.wire.mqtt import MqttTransport
-from edge_fl.wire.transport import Packet
+from edge_fl.wire.transport import Disconnected, Packet
 from server import device_list
 from server.wire.clones import Clones
 from server.wire.connector import connector, denied
 from server.wire.inbox import Inbox
 from server.wire.journal import Journal
 from server.wire.link import Link
-from server.wire.reader import Limits
+from server.wire.reader import Limits, read_retained
 from server.wire.roster import Roster
 from tests.server.conftest import QUICK, ScriptedDevice
 
@@ -154,11 +155,33 @@ def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None
 
 @pytest.mark.broker
 def test_only_devices_are_heard_as_devices(site: Site) -> None:
+    will = Packet(site.link.topics.state("operator"), b"")
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")(
-        "operator", None, lambda event: None
+        "operator", will, lambda event: None
     )
     operator.wait_connected(10)
     operator.publish(Packet(site.link.topics.state("operator"), encode(DeviceState("ready", "b1"))))
     assert eventually(lambda: site.link.refused)
     assert "operator" not in site.roster.table
     operator.close()
+
+
+@pytest.mark.broker
+def test_a_device_is_not_thrown_out_by_somebody_who_looks_with_its_identity(site: Site, tmp_path) -> None:
+    site.authority.bake({"pi-1": tmp_path / "pi-1"})
+    with pytest.raises(ConfigError, match=r"the identity of 'pi-1' \(device\), expected that of the server"):
+        connector("127.0.0.1", site.port, tmp_path / "pi-1")
+
+
+@pytest.mark.broker
+def test_who_looks_as_the_operator_leaves_an_operator_at_work_alone(site: Site) -> None:
+    lost = threading.Event()
+    connect = connector("127.0.0.1", site.port, site.authority.home / "operator")
+    will = Packet(site.link.topics.state("operator"), b"")
+    at_work = connect("operator", will, lambda event: isinstance(event, Disconnected) and lost.set())
+    at_work.wait_connected(10)
+    assert read_retained(connect, [site.link.topics.server_state()])
+    at_work.publish(Packet(site.link.topics.server_state(), b""))
+    at_work.drain(10)
+    assert not lost.is_set() and not at_work.refused
+    at_work.close()

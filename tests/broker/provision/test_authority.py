@@ -69,7 +69,7 @@ def test_only_the_owner_may_read_a_key(authority: Authority, tmp_path: Path) -> 
     authority.bake({"pi-1": tmp_path / "pi-1"})
     authority.claim({"pi-2": tmp_path / "pi-2"})
     keys = [*tmp_path.rglob("*.key"), *tmp_path.rglob("token")]
-    assert len(keys) == 9
+    assert len(keys) == 10
     assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
     assert {stat.S_IMODE(key.parent.stat().st_mode) for key in keys} == {0o700}
 
