@@ -200,7 +200,7 @@ class Store:
         """
         parcel = msgspec.json.encode(stored.parcel).decode()
         words = {**stored.head.describe(), "release": str(stored.release), "parcel": parcel}
-        words["lesson"] = stored.fit_key
+        words["lesson"] = stored.fit_key  # as files of earlier versions name it
         file = self._head_file(stored.head.extractor)
         self._write(f"heads/{file.name}", save(stored.head.to_arrays(), words))
         for other in file.parent.glob("*.safetensors"):

@@ -1,4 +1,4 @@
-"""A device's data as features with labels, one view per extractor, and how an agent asks a child for them.
+"""A device's data as features with labels, by extractor, and how an agent asks a child for them.
 
 Images and onnxruntime live in the short-lived child (`devices.features.child`), so that an agent holds neither.
 """
