@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -81,6 +83,10 @@ def up(
     program = find()
     descriptors.raise_most()
     if foreground:
+        if authority:
+            say(
+                "--foreground: mosquitto alone; claims get no certificates, and revocations wait for its restart"
+            )
         replace_process(settings, program)
     broker = Mosquitto(settings, program)
     asked = threading.Event()
@@ -157,15 +163,27 @@ def check(
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 
     endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))
-    if insecure:
-        findings = checks.check(*checks.strangers(endpoint), fleet, deadline_s)
-    else:
-        findings = full_check(home, endpoint, fleet, deadline_s)
+    with _silent(logging.getLogger("edge_fl.wire")):
+        if insecure:
+            findings = checks.check(*checks.strangers(endpoint), fleet, deadline_s)
+        else:
+            findings = full_check(home, endpoint, fleet, deadline_s)
     columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok"}
     show_table([asdict(finding) for finding in findings], columns, format)
     sys.stdout.flush()
     if failed := [finding.what for finding in findings if not finding.ok]:
         raise RunError(f"broker {endpoint}: {', '.join(failed)} not as needed; devices would fail there")
+
+
+@contextmanager
+def _silent(log: logging.Logger) -> Iterator[None]:
+    """Being refused is what a check is after, and stands in its table."""
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _registrar(broker: Mosquitto, authority: Authority | None) -> AbstractContextManager[object]:

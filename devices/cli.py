@@ -15,7 +15,7 @@ from devices.flash.cli import flash
 from devices.fleet_cli import up
 from devices.options import Port, full_worker, log_warnings, stop_on_signal
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, fleet_name, say, show_table
-from edge_fl.errors import RunError
+from edge_fl.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from devices.child import Children
@@ -104,6 +104,10 @@ def predict(
     """Predict with the extractor and the personal head that this device serves; no broker needed."""
     from devices.predict import MAX_PICTURE_BYTES, Predictor
 
+    if not (source or export):
+        raise InputError(
+            "device predict: expected a picture, a folder of pictures, an .npz, - for standard input, or --export; nothing was predicted"
+        )
     predictor = Predictor(folder, remember=True)
     if export:
         from devices.serving.fused import export as write
@@ -112,7 +116,7 @@ def predict(
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         rows = [asdict(predictor.read_picture("-", picture))]
-    elif source or not export:
+    elif source:
         rows = [asdict(prediction) for prediction in predictor.read(Path(source))]
     else:
         return

@@ -65,7 +65,8 @@ class Store:
     def owned(self) -> Iterator[None]:
         """Holds the folder for one agent. Raises InputError when another process has it."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            # its head and its numbers tell something of its images
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InputError(

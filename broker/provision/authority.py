@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import secrets
 import shutil
 import socket
@@ -270,6 +271,16 @@ class Authority:
                 raise ConfigError(
                     f"{folder}: there is something already, expected nothing; nothing was issued"
                 )
+            _require_writable(folder)
+
+
+def _require_writable(folder: Path) -> None:
+    """A name is in the register before its folder is made, so what cannot be made must not get that far."""
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"{folder}: {above} is not to be written to; expected a folder to write to; nothing was issued"
+        )
 
 
 def _digest(secret: str) -> str:

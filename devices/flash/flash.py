@@ -83,5 +83,5 @@ def _check_space(target: Target, new: Sequence[File]) -> None:
     if new and need > (free := target.free_bytes()):
         raise ConfigError(
             f"{target.name}: {free / 1e6:.0f} MB are free; expected {need / 1e6:.0f} MB "
-            "(without --offline it needs less); nothing was written"
+            "(--offline and --images take the most); nothing was written"
         )

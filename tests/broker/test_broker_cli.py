@@ -110,7 +110,10 @@ def test_up_serves_until_it_is_told_to_end(
 
 
 def test_up_is_closed_and_takes_revocations_while_it_runs(
-    tmp_path: Path, mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    mosquitto_program: Program,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     home, port = tmp_path / "home", free_port("127.0.0.1")
     assert main(["fleet", "enrol", "--baked", "-n", "2", "--home", str(home)]) == 0
@@ -132,6 +135,7 @@ def test_up_is_closed_and_takes_revocations_while_it_runs(
             ) in (0, 1)
             printed = capsys.readouterr().out
             findings = json.loads(printed[printed.index("[\n") :])
+            assert not caplog.records, "a refusal that was wanted is no warning"
             assert {f["what"] for f in findings if not f["ok"]} <= {"round trip"}
             enter(good, port)
             with pytest.raises(ConnectError, match="may be revoked"):

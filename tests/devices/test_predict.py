@@ -87,6 +87,7 @@ def test_the_command_shows_how_the_device_is(folder: Path, capsys: pytest.Captur
         (["predict", "missing.png", "--dir", "HERE"], "no such file"),
         (["predict", "missing.png", "--dir", "nowhere"], "no personal model"),
         (["predict", "HERE", "--dir", "HERE"], "no picture"),
+        (["predict", "--dir", "HERE"], "expected a picture, a folder of pictures"),
         (["status", "--dir", "nowhere"], "no such folder"),
         (["run"], "id"),
         (["run", "--id", "Pi 1", "--data", "x"], "id = 'Pi 1': expected 1 to 32"),

@@ -123,6 +123,11 @@ def test_damaged_files_count_as_missing(tmp_path: Path, damage: bytes) -> None:
     assert (store.memory(), store.outbox(), store.heads()) == (Memory(), [], [])
 
 
+def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path: Path) -> None:
+    with Store(tmp_path / "device").owned():
+        assert (tmp_path / "device").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_belongs_to_one_agent(tmp_path: Path) -> None:
     with Store(tmp_path).owned(), pytest.raises(InputError, match="another agent"), Store(tmp_path).owned():
         pass

@@ -86,6 +86,15 @@ def test_what_is_there_is_never_overwritten(authority: Authority, tmp_path: Path
     assert not (tmp_path / "pi-3").exists(), "one that is taken leaves none of them made"
 
 
+def test_a_name_whose_folder_cannot_be_made_is_not_taken(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for issue in (authority.bake, authority.claim):
+        with pytest.raises(ConfigError, match="expected a folder to write to; nothing was issued"):
+            issue({"pi-1": tmp_path / "pi-1", "pi-2": tmp_path / "file" / "pi-2"})
+    assert not (tmp_path / "pi-1").exists()
+    authority.bake({name: tmp_path / name for name in ("pi-1", "pi-2")})
+
+
 def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tmp_path: Path) -> None:
     (claim,) = authority.claim({"pi-1": tmp_path / "pi-1"})
     assert claim.role == "claim" and claim.token
