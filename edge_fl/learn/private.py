@@ -10,6 +10,7 @@ Stat. Soc. B 2022), which is what is kept; epsilon follows from it by Opacus. Fl
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -66,6 +67,9 @@ def cost(privacy: PrivacyConfig) -> float:
 
 def epsilon(spent: float, delta: float) -> float:
     """What updates of `spent` μ² together tell at most, in (epsilon, delta)-differential privacy."""
+    logging.basicConfig(
+        format="%(message)s"
+    )  # Opacus would give every line of the process a format of its own
     from opacus.accountants.analysis import gdp  # takes seconds to import, and few need it
 
     mu = math.sqrt(spent)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from opacus.accountants.analysis import gdp, rdp
@@ -52,6 +55,12 @@ def test_epsilon_is_the_library_s(multiplier: float, updates: int) -> None:
     renyi = rdp.compute_rdp(q=1.0, noise_multiplier=half, steps=updates, orders=orders)
     bound, _ = rdp.get_privacy_spent(orders=orders, rdp=renyi, delta=1e-5)
     assert found <= bound <= found * 1.35  # another accountant's, which is never below the exact one
+
+
+def test_the_library_does_not_change_how_a_process_tells_its_warnings() -> None:
+    told = "import logging; from edge_fl.learn import private; private.epsilon(1.0, 1e-5); logging.warning('sim-1: late')"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "sim-1: late"
 
 
 def test_epsilon_beyond_the_library_is_a_bound_and_nothing_told_is_zero() -> None:
