@@ -148,6 +148,8 @@ def _run(app: App, arguments: list[str]) -> int:
     app.narrow(arguments)
     try:
         code = app.root(arguments, prog_name="edge-fl", standalone_mode=False)
+        if code == INTERRUPTED:  # typer has caught it
+            return _fail("interrupted", code)
         return code if isinstance(code, int) else 0
     except EdgeFLError as error:
         return _fail(str(error), error.exit_code)

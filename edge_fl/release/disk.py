@@ -21,7 +21,7 @@ def reporting(where: str) -> Iterator[None]:
     except OSError as error:
         why = "enospc" if error.errno in FULL else "disk"
         raise ArtefactError(
-            f"{where}: {why}, {error.strerror or error}; the installed release keeps serving", why
+            f"{where}: {why}, {error.strerror or error}; what was there stays", why
         ) from error
 
 
@@ -30,6 +30,6 @@ def require_space(folder: Path, needed_bytes: int, what: str) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise ArtefactError(
-            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free; the installed release keeps serving",
+            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free; what was there stays",
             "enospc",
         )

@@ -69,8 +69,9 @@ def test_our_errors_are_one_line_and_their_exit_code(
     assert capsys.readouterr() == ("", "edge-fl: here: this came, that was expected\n")
 
 
-def test_an_interrupt_is_130() -> None:
+def test_an_interrupt_is_130_and_is_said(capsys) -> None:
     assert cli._run(app_with(raising(KeyboardInterrupt())), ["go"]) == 130
+    assert capsys.readouterr() == ("", "edge-fl: interrupted\n")
 
 
 def test_of_a_group_only_its_commands_are_built() -> None:

@@ -172,7 +172,7 @@ def test_a_release_that_the_servers_disk_does_not_take_is_not_published(publishe
     publisher.publish(*release(1))
     before, (manifest, payloads) = retained(broker), release(2)
     (repository.artefacts / manifest.extractor.sha256).mkdir()
-    with pytest.raises(ArtefactError, match=r"disk, Is a directory"):
+    with pytest.raises(ArtefactError, match=r"disk, Is a directory; what was there stays"):
         publisher.publish(manifest, payloads)
     assert retained(broker) == before
     assert [kept.release for kept in repository.releases()] == [1]
