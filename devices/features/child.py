@@ -17,7 +17,7 @@ import edge_fl
 from devices.board import benchmark
 from devices.child import serve
 from devices.data import load
-from devices.data.spec import UNKNOWN
+from devices.data.spec import UNKNOWN, DataSpec
 from devices.features.extractor import Extractor, runtime
 from devices.features.loader import FeatureRequest, Inspection, pack
 from devices.features.local import LocalFeatureLoader
@@ -38,9 +38,16 @@ def inspect(request: FeatureRequest) -> Inspection:
         reach_ms=benchmark.reach_ms(config.broker.address),
     )
     try:
-        return replace(found, report=load.load_for(config, UNKNOWN)[1])
+        return replace(found, report=load.load_for(config, _wanted_by(installed))[1])
     except DataError as error:
         return replace(found, trouble=str(error))
+
+
+def _wanted_by(installed: Installed | None) -> DataSpec:
+    """What the release in use takes: a folder that is none of its classes is told as skipped, as the fit skips it."""
+    if installed is None:
+        return UNKNOWN
+    return DataSpec(tuple(installed.manifest.classes), installed.manifest.input)
 
 
 def _extract_black(installed: Installed, images: int) -> None:

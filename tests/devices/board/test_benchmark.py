@@ -16,7 +16,7 @@ from devices.features.loader import FeatureRequest
 from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
 from edge_fl.release.artefact import Slots
 from edge_fl.wire.endpoint import Endpoint
-from tests.devices.images import X, Y
+from tests.devices.images import X, Y, picture
 
 
 def test_a_board_is_measured_once_per_set_up(tmp_path: Path) -> None:
@@ -34,6 +34,19 @@ def test_an_installed_extractor_is_measured_too(folder: Path, tmp_path: Path) ->
     found = child.inspect(FeatureRequest(config))
     assert found.speed.image_ms > 0 and "ms an image" in str(found.speed)
     assert Slots(folder / "release").current()
+
+
+def test_a_folder_that_is_no_class_of_the_release_is_told_as_skipped(folder: Path, tmp_path: Path) -> None:
+    current = Slots(folder / "release").current()
+    assert current
+    for name in (*current.manifest.classes, "zebra"):
+        for value in range(4):
+            picture(tmp_path / "images" / name / f"{value}.png", value)
+    config = DeviceConfig("pi-1", f"folder:{tmp_path / 'images'}", folder=str(folder), tier="head")
+    found = child.inspect(FeatureRequest(config))
+    assert found.report and found.report.samples == 8
+    assert sum(found.report.skipped.values()) == 4
+    assert found.report.notes == ["4 files skipped: in a folder that is not in the class list"]
 
 
 def test_what_would_begin_too_late_is_left_out() -> None:

@@ -37,7 +37,7 @@ def failed(findings: list[Finding]) -> list[str]:
 def test_a_device_that_is_well_has_nothing_failed(config: DeviceConfig) -> None:
     findings = {finding.check: finding for finding in examine(config)}
     assert failed([*findings.values()]) == []
-    assert findings["data"].found == "12 images: 0 6, 1 6"
+    assert findings["data"].found == "12 images: a 6, b 6"
     assert findings["topic: own log"].state == findings["extractor"].state == "ok"
     assert findings["TLS"].state == findings["server"].state == "warning"
     assert "logistic" in findings["head"].found
