@@ -22,7 +22,7 @@ FOLDER = "device"
 class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the broker is (port 0: 8883 with an identity, else 1883), and the folder of this device's identity."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Meta(pattern=r"^[^\s/@]+\Z")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
     identity: str = ""
@@ -104,7 +104,7 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
         if config.head != AUTO:
             heads.find(config.head)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; nothing was started") from error
+        raise ConfigError(f"{where}: {error}; {AUTO!r} chooses among them; nothing was started") from error
     return config
 
 

@@ -136,7 +136,7 @@ def up(
     worker = full_worker() if trains else None
     say(
         f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
-        f"{' (TLS)' if identities else ''}, fleet {fleet}{f', chaos {chaos}' if chaos else ''}"
+        f"{' with identities' if identities else ''}, fleet {fleet}{f', chaos {chaos}' if chaos else ''}"
     )
     with (
         Store(folder).owned(),

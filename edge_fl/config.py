@@ -200,7 +200,7 @@ class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the broker is (port 0: 8883 with an identity, else 1883), the fleet's name in every topic, and the server's identity."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Meta(pattern=r"^[^\s/@]+\Z")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     identity: str = ""
     fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"

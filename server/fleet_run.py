@@ -59,7 +59,7 @@ def run(request: RunRequest) -> Path:
     "stopped"; whatever was measured by then is in the folder, and nothing is left on the broker that would keep devices at work.
     """
     recipe, resumed = request.recipe, request.resume
-    saved = _saved(Results.open(resumed)) if resumed else None
+    saved = _saved(Results.open(resumed), recipe.rounds) if resumed else None
     setup = prepare(recipe)
     with ExitStack() as stack:
         db = stack.enter_context(closing(Database.open(request.registry)))
@@ -91,9 +91,17 @@ def run(request: RunRequest) -> Path:
     return results.path
 
 
-def _saved(results: Results) -> Checkpoint | None:
-    """Where to go on; None for a run that ended before its first round did. Raises ArtefactError when nothing whole is left."""
-    return checkpoint.load(results.checkpoints) if checkpoint.begun(results.checkpoints) else None
+def _saved(results: Results, rounds: int) -> Checkpoint | None:
+    """Where to go on; None for a run that ended before its first round did.
+
+    Raises ArtefactError when nothing whole is left, ConfigError for a run that has completed.
+    """
+    saved = checkpoint.load(results.checkpoints) if checkpoint.begun(results.checkpoints) else None
+    if saved and saved.round >= rounds and results.state().state == "completed":
+        raise ConfigError(
+            f"{results.path}: completed, with all its {rounds} rounds; expected a run that was interrupted; nothing was started"
+        )
+    return saved
 
 
 def _run(

@@ -23,7 +23,7 @@ from edge_fl.config import (
     Recipe,
     ReleaseConfig,
 )
-from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError, StoppedError
+from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError, StoppedError
 from edge_fl.learn.tree import same
 from edge_fl.wire.messages import ServerState, Want, decode
 from server import checkpoint, fleet_run
@@ -262,6 +262,11 @@ def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(r
     last.unlink()
     fleet_run.run(changed(run_request, resume=path))
     assert last.read_bytes() == tensors
+    assert Results.open(path).summary() == summary
+    with pytest.raises(
+        ConfigError, match="completed, with all its 3 rounds; expected a run that was interrupted"
+    ):
+        fleet_run.run(changed(run_request, resume=path))
     assert Results.open(path).summary() == summary
 
 
