@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,12 +92,11 @@ class Publisher:
         `payloads` maps sha256 to bytes. Raises ArtefactError when they are not what the manifest says or the disk does not take them,
         DeadlineError when the broker does not.
         """
-        for blob in blobs(manifest):
-            _require(blob, payloads.get(blob.sha256, b""))
-        with ThreadPoolExecutor(
-            1, "edge-fl-keep"
-        ) as aside:  # the disk takes its time while the broker takes its own
-            kept = aside.submit(self._keep, manifest, payloads)
+        # hash, disk and broker take their times side by side
+        with ThreadPoolExecutor(2, "edge-fl-publish") as aside:
+            checked = aside.submit(_require, manifest, payloads)
+            kept = aside.submit(self._keep, manifest, payloads, checked)
+            checked.result()
             self._send(manifest, payloads)
         try:
             kept.result()
@@ -197,11 +196,14 @@ class Publisher:
         named = {blob.sha256: blob for manifest in manifests for blob in blobs(manifest)}
         return [blob for sha256, blob in named.items() if sha256 not in needed]
 
-    def _keep(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+    def _keep(self, manifest: Manifest, payloads: Mapping[str, bytes], checked: Future[None]) -> None:
+        """Writes the blobs, each under its name only once they are `checked`."""
         for blob in blobs(manifest):
             with reporting(str(self._path(blob))):
                 self._repository.artefacts.mkdir(exist_ok=True)
-                atomic.write(self._path(blob), payloads[blob.sha256])
+                with atomic.writing(self._path(blob)) as file:
+                    file.write(payloads.get(blob.sha256, b""))
+                    checked.result()
 
     def _kept(self, blob: Blob) -> bytes | None:
         try:
@@ -213,10 +215,12 @@ class Publisher:
         return self._repository.artefacts / blob.sha256
 
 
-def _require(blob: Blob, payload: bytes) -> None:
-    """Raises ArtefactError unless `payload` is the blob, to the byte."""
-    if len(payload) != blob.bytes or (found := digest(payload)) != blob.sha256:
-        came = f"sha256 {found[:8]}" if len(payload) == blob.bytes else f"{len(payload)} bytes"
-        raise ArtefactError(
-            f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came; nothing was published"
-        )
+def _require(manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+    """Raises ArtefactError unless every blob of the manifest is there, to the byte."""
+    for blob in blobs(manifest):
+        payload = payloads.get(blob.sha256, b"")
+        if len(payload) != blob.bytes or (found := digest(payload)) != blob.sha256:
+            came = f"sha256 {found[:8]}" if len(payload) == blob.bytes else f"{len(payload)} bytes"
+            raise ArtefactError(
+                f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came; nothing was published"
+            )

@@ -165,6 +165,7 @@ def test_bytes_that_are_not_the_manifests_are_not_published(publisher, transport
     with pytest.raises(ArtefactError, match="nothing was published"):
         publisher.publish(manifest, payloads | {manifest.extractor.sha256: wrong})
     assert transport.calls == []
+    assert list(repository.artefacts.iterdir()) == []
     assert repository.releases() == []
 
 
