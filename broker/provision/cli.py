@@ -63,14 +63,12 @@ def enrol(
     out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
     made = issue({name: out / name for name in wanted}, timedelta(days=days) if days else life)
-    what = (
-        ("identity" if len(made) == 1 else "identities")
-        if baked
-        else ("claim" if len(made) == 1 else "claims")
-    )
+    one, more = ("identity", "identities") if baked else ("claim", "claims")
     for found in made:
         print(found.folder)
-    say(f"{len(made)} {what} in {out}; the CA and its register are in {home}: keep {home}/ca.key to yourself")
+    say(
+        f"{len(made)} {one if len(made) == 1 else more} in {out}; the CA and its register are in {home}: keep {home}/ca.key to yourself"
+    )
 
 
 def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:

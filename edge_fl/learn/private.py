@@ -14,6 +14,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -67,15 +68,20 @@ def cost(privacy: PrivacyConfig) -> float:
 
 def epsilon(spent: float, delta: float) -> float:
     """What updates of `spent` μ² together tell at most, in (epsilon, delta)-differential privacy."""
-    logging.basicConfig(
-        format="%(message)s"
-    )  # Opacus would give every line of the process a format of its own
-    from opacus.accountants.analysis import gdp  # takes seconds to import, and few need it
-
-    mu = math.sqrt(spent)
+    gdp, mu = _accountant(), math.sqrt(spent)
     if not mu or gdp.delta_eps_mu(eps=0.0, mu=mu) <= delta:
         return 0.0
     if gdp.delta_eps_mu(eps=LARGEST_EPSILON, mu=mu) >= delta:
         # Bun and Steinke, TCC 2016, Proposition 1.3
         return mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     return float(gdp.eps_from_mu(mu=mu, delta=delta))
+
+
+def _accountant() -> ModuleType:
+    """Opacus's; it takes seconds to import and few need it. What it does to the process's log is undone."""
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    from opacus.accountants.analysis import gdp
+
+    root.handlers[:] = handlers
+    return gdp  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from edge_fl.wire.transport import Listener, Packet
 from server.wire.reader import Connect
 
 READER = "reader"
-OFFICES = ("server", "reader", "operator", "worker")
+NO_DEVICES = ("server", "reader", "operator", "worker")
 
 
 def denied(folder: Path | str) -> Path | None:
@@ -28,7 +28,7 @@ def denied(folder: Path | str) -> Path | None:
 
 def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
     """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
-    if folder and (who := identity.read(Path(folder))).role not in OFFICES:
+    if folder and (who := identity.read(Path(folder))).role not in NO_DEVICES:
         raise ConfigError(
             f"{folder}: the identity of {who.name!r} ({who.role}), expected that of the server or the operator, which may see the"
             " whole fleet (runs/identities/operator); not connecting"

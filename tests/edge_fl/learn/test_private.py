@@ -58,7 +58,10 @@ def test_epsilon_is_the_library_s(multiplier: float, updates: int) -> None:
 
 
 def test_the_library_does_not_change_how_a_process_tells_its_warnings() -> None:
-    told = "import logging; from edge_fl.learn import private; private.epsilon(1.0, 1e-5); logging.warning('sim-1: late')"
+    told = (
+        "import logging; from edge_fl.learn import private; private.epsilon(1.0, 1e-5);"
+        " logging.getLogger('devices').warning('sim-1: late')"
+    )
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "sim-1: late"
 
