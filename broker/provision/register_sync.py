@@ -1,4 +1,4 @@
-"""Keeps a broker in step with the register: who may enter, which claims are open, who is denied; without a restart."""
+"""Keeps a broker in step with the register: who may enter, which claims are open, who is denied. `Mosquitto.reload` says how it is told."""
 
 from __future__ import annotations
 
