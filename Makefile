@@ -53,13 +53,13 @@ format: venv ## bring the code into its form
 	$(BIN)/ruff format .
 
 bench: venv ## how fast the engines are on this machine, in under ten minutes: runs/bench/
-	$(BIN)/python -m server.bench $(ARGS)
+	$(BIN)/python -m tests.bench $(ARGS)
 
 bench-full: venv ## the same with more turns
-	$(BIN)/python -m server.bench --full $(ARGS)
+	$(BIN)/python -m tests.bench --full $(ARGS)
 
 bench-gpu: venv ## how fast the vectorised engine is on this machine's GPU
-	$(BIN)/python -m server.bench --gpu $(ARGS)
+	$(BIN)/python -m tests.bench --gpu $(ARGS)
 
 clean: ## remove the virtual environment and every cache; runs/ and .data/ stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

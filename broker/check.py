@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.blob import CHUNK_BYTES
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import LIMITS, UNTYPED, Connected, Event, Packet
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.provision import cli as provision
-from edge_fl import descriptors
 from edge_fl.cli import App, Format, FormatOption, fleet_name, say, show_table
 from edge_fl.errors import ConfigError, ConnectError, RunError
+from edge_fl.files import descriptors
 
 if TYPE_CHECKING:
     from broker.config import Settings

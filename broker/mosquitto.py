@@ -18,8 +18,8 @@ from typing import Self
 from broker import child
 from broker.config import Settings, render, render_access
 from broker.find import Program, find
-from edge_fl import atomic
 from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.files import atomic
 from edge_fl.wire.endpoint import Endpoint
 
 START_S = 10.0

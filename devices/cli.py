@@ -1,4 +1,4 @@
-"""The commands `edge-fl device ...`; `edge-fl fleet up` stands in devices/fleet_cli.py, `edge-fl flash` in devices/flash/cli.py."""
+"""The commands `edge-fl device ...`; `edge-fl fleet up` stands in devices/simulated/cli.py, `edge-fl flash` in devices/flash/cli.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from devices.flash.cli import flash
-from devices.fleet_cli import up
 from devices.options import Port, full_worker, log_warnings, stop_on_signal
+from devices.simulated.cli import up
 from edge_fl.cli import App, Format, FormatOption, IdentityOption, fleet_name, say, show_table
 from edge_fl.errors import InputError, RunError
 
@@ -72,10 +72,10 @@ def _run(
 ) -> None:
     from devices import config as settings
     from devices.board.notify import Notifier
-    from devices.connector import connector, own_connector
-    from devices.runner import Runner
-    from devices.single import run_device
-    from edge_fl.progress import Progress
+    from devices.runtime.connector import connector, own_connector
+    from devices.runtime.runner import Runner
+    from devices.runtime.single import run_device
+    from edge_fl.console.progress import Progress
 
     chosen = settings.chosen(file, given, at)
     log_warnings()
@@ -102,7 +102,7 @@ def predict(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Predict with the extractor and the personal head that this device serves; no broker needed."""
-    from devices.predict import MAX_PICTURE_BYTES, Predictor
+    from devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 
     if not (source or export):
         raise InputError(
@@ -161,6 +161,6 @@ def doctor(
 
 def status(folder: Folder = DEVICE_FOLDER, format: FormatOption = Format.TABLE) -> None:
     """Show what this device keeps: the release it serves, its head, reports on their way."""
-    from devices.status import read
+    from devices.doctor.status import read
 
     show_table(read(folder), {"what": "what", "value": "value"}, format)

@@ -12,7 +12,7 @@ import typer
 from edge_fl.cli import is_quiet
 
 if TYPE_CHECKING:
-    from devices.runner import Runner
+    from devices.runtime.runner import Runner
 
 Port = Annotated[
     int | None, typer.Option(min=1, max=65535, help="The broker's port [8883 with an identity, else 1883].")
@@ -37,6 +37,6 @@ def log_warnings() -> None:
 
 def full_worker() -> Any:
     """What trains on a full device; torch comes with it."""
-    from devices.full import FullWorker
+    from devices.workers.full import FullWorker
 
     return FullWorker

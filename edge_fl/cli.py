@@ -23,7 +23,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from edge_fl import __version__, extras, logs
+from edge_fl import __version__, logs
+from edge_fl.console import extras
 from edge_fl.errors import ConfigError, EdgeFLError, InputError
 
 ENTRY_POINTS = "edge_fl.commands"

@@ -107,7 +107,7 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What ends a roll-out (`server.release.gates`). `false_abort` is the chance, at most, that one ends though nothing is wrong.
+    """What ends a roll-out (`server.release.rollout.gates`). `false_abort` is the chance, at most, that one ends though nothing is wrong.
 
     Losses are shares of accuracy (0.02 is 2 points); `spread` is what a device's accuracy moves by when nothing is wrong.
     """
@@ -143,7 +143,7 @@ class JudgeConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     An update is refused when one of its parts is `max_growth` times as long (L2 norm) as what was sent down, plus 1 (0: any length).
     After `quarantine_after` refused updates (0: never) nothing of a device counts any more. `centre`, `trim` and `clip` are those of
-    `edge_fl.learn.robust`.
+    `edge_fl.learn.aggregation.robust`.
     """
 
     max_growth: Annotated[float, Meta(ge=0)] = 1000.0
@@ -154,14 +154,14 @@ class JudgeConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompressionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the updates of clients that train are made smaller (`edge_fl.learn.compress`); `keep` is the share of values that topk sends."""
+    """How the updates of clients that train are made smaller (`edge_fl.learn.codec.compression`); `keep` is the share of values that topk sends."""
 
     kind: Literal["none", "fp16", "int8", "topk"] = "none"
     keep: Fraction = 0.1
 
 
 class PrivacyConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Noise on what clients send (`edge_fl.learn.private`); `noise_multiplier` 0: none.
+    """Noise on what clients send (`edge_fl.learn.codec.privacy`); `noise_multiplier` 0: none.
 
     An update's change has an L2 norm of `clip` at most and gets Gaussian noise of std `noise_multiplier` * `clip`. A client takes part
     until its next update would tell more than epsilon `budget` at `delta` (0: for ever).

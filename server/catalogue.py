@@ -10,10 +10,11 @@ import msgspec
 
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.learn.tree import size_bytes
-from edge_fl.methods import build_method, find, hyper, names, steps
-from edge_fl.methods.egress import of_method
+from edge_fl.methods import build_method, find, names
+from edge_fl.methods.contract import hyper, steps
+from edge_fl.methods.contract.egress import of_method
+from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
-from edge_fl.methods.method import Method
 
 COLUMNS = {
     "name": "name",

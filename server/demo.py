@@ -26,17 +26,19 @@ from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise
-from server import ledger, recipes, simulate
-from server import study as studies
+from server import recipes
 from server.children import Children
-from server.study import Study
+from server.orchestrate import simulate
+from server.runs import totals
+from server.training import study as studies
+from server.training.study import Study
 
 DEADLINE_S = 900.0
 SAMPLES_PER_DEVICE = 250
 # three processes share this machine: one thread each is faster than many that fight
 QUIET_THREADS = {"OMP_NUM_THREADS": "1"}
 
-DEVICE_COLUMNS = {name: ledger.COLUMNS[name] for name in ledger.COLUMNS if name not in ("release", "machine")}
+DEVICE_COLUMNS = {name: totals.COLUMNS[name] for name in totals.COLUMNS if name not in ("release", "machine")}
 COMPARISON_COLUMNS = {
     "what": "personal test accuracy",
     "clients": "clients",

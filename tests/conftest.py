@@ -24,6 +24,9 @@ from edge_fl.cli import QUIET
 from edge_fl.errors import ConnectError
 from tests.browsing import chromium
 from tests.postgresql import Postgresql, PostgresqlMissingError
+from tests.releases import fetch, make_release
+
+__all__ = ["fetch", "make_release"]  # fixtures
 
 ADDRESSES = "127.0.0.1", "10.0.2.2"  # this machine, and this machine as one that qemu emulates sees it
 

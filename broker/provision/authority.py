@@ -25,8 +25,8 @@ from msgspec.structs import replace
 
 from broker.provision import certificates
 from broker.provision.register import Issued, Register, Rows, denied
-from edge_fl import atomic
 from edge_fl.errors import ConfigError
+from edge_fl.files import atomic
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
 from edge_fl.wire.topics import CLAIM, NAME, role_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge_fl import atomic
 from edge_fl.errors import ConfigError
+from edge_fl.files import atomic
 from edge_fl.wire.topics import Role, role_of
 
 MAX_ISSUED = 1_000_000

@@ -16,7 +16,7 @@ from edge_fl.errors import EdgeFLError
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import CertificateAnswer, CertificateRequest, decode, encode
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
 

@@ -2,7 +2,7 @@
 
 No sockets, no clock, no files, no torch in here: `now_s` is any clock that only moves forward, and the runner carries out the
 effects. The life of an agent: every connection is a birth (capability, status init; ready once the retained messages are in); a
-`Want` that is new is worked on, one at a time (`devices.agent.wants`), and ends in a report that stays in the outbox until the server
+`Want` that is new is worked on, one at a time (`devices.agent.desired`), and ends in a report that stays in the outbox until the server
 acknowledges it. What the status message says follows from the state at the end of each step, and goes out when it is news.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from devices.agent import effects, events, outbox, wants
+from devices.agent import desired, effects, events, outbox
 from devices.agent.effects import Effect
 from devices.agent.events import Event
 from devices.agent.state import AgentState, Phase
@@ -31,8 +31,8 @@ def step(state: AgentState, event: Event, now_s: float) -> tuple[AgentState, tup
         return state, ()
     transition = Transition(state, now_s)
     _ON[type(event)](transition, event)
-    wants.end_overdue(transition)
-    wants.begin(transition)
+    desired.end_overdue(transition)
+    desired.begin(transition)
     _send(transition)
     _say(transition)
     return transition.state, tuple(transition.effects)
@@ -102,7 +102,7 @@ def _tier_changed(transition: Transition, event: events.TierChanged) -> None:
     state = transition.state
     if event.capability.tier != state.capability.tier and state.work:
         transition.give_up(state.work.want.id)
-        wants.drop(transition)
+        desired.drop(transition)
     transition.set(capability=event.capability, demoted=event.why)
     transition.log(
         "warning" if event.why else "info", f"tier {event.capability.tier}: {event.why or 'as measured'}"
@@ -181,7 +181,7 @@ def _round(transition: Transition, event: events.Received) -> None:
 
 
 def _want(transition: Transition, event: events.Received) -> None:
-    wants.accept(transition, event.message if isinstance(event.message, Want) else None)
+    desired.accept(transition, event.message if isinstance(event.message, Want) else None)
 
 
 def _command(transition: Transition, event: events.Received) -> None:
@@ -198,7 +198,7 @@ def _rebirth(transition: Transition) -> None:
 def _abort(transition: Transition) -> None:
     if work := transition.state.work:
         transition.give_up(work.want.id)
-        wants.drop(transition)
+        desired.drop(transition)
 
 
 def _revoke(transition: Transition) -> None:
@@ -259,11 +259,11 @@ _ON: dict[type, Callable[[Transition, Any], None]] = {
     events.Tick: _tick,
     events.Received: _received,
     events.MetadataChanged: _metadata_changed,
-    events.Refreshed: wants.refreshed,
-    events.Fetched: wants.fetched,
-    events.Installed: wants.installed,
-    events.Finished: wants.finished,
-    events.Failed: wants.failed,
+    events.Refreshed: desired.refreshed,
+    events.Fetched: desired.fetched,
+    events.Installed: desired.installed,
+    events.Finished: desired.finished,
+    events.Failed: desired.failed,
     events.DataChanged: _data_changed,
     events.TierChanged: _tier_changed,
     events.Rationed: _rationed,

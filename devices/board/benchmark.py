@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from edge_fl import atomic, heads
+from devices.storage.slots import Installed
+from edge_fl import heads
 from edge_fl.capability import version
-from edge_fl.release.artefact import Installed
+from edge_fl.files import atomic
 from edge_fl.wire.endpoint import Endpoint
 
 LIMIT_S, REACH_S = 20.0, 1.0

@@ -20,8 +20,9 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from edge_fl import atomic, metrics
+from edge_fl import metrics
 from edge_fl.errors import EdgeFLError
+from edge_fl.files import atomic
 
 FILE = "usage.json"
 KEEP_EVERY_S = 600.0  # cards wear

@@ -16,11 +16,11 @@ from devices.config import DeviceConfig
 from devices.doctor.finding import Finding, finding, graded
 from devices.features.loader import ChildFeatureLoader
 from devices.install import canary
-from devices.serving.pair import serving
-from devices.store import Store
+from devices.serving.served_model import serving
+from devices.storage.slots import Slots
+from devices.storage.store import Store
 from edge_fl import capability
 from edge_fl.errors import InputError
-from edge_fl.release.artefact import Slots
 from edge_fl.wire import identity
 
 WHEELS = (

@@ -13,7 +13,7 @@ from devices.doctor.local import is_running
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import Echo, Log, encode
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
 

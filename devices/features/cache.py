@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from devices.features.extractor import Extractor, Features, Images
-from edge_fl import atomic
-from edge_fl.release.disk import reporting
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting
 from edge_fl.wire.blob import digest
 
 

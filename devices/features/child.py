@@ -21,8 +21,8 @@ from devices.data.spec import UNKNOWN, DataSpec
 from devices.features.extractor import Extractor, runtime
 from devices.features.loader import FeatureRequest, Inspection, pack
 from devices.features.local import LocalFeatureLoader
+from devices.storage.slots import Installed, Slots
 from edge_fl.errors import DataError
-from edge_fl.release.artefact import Installed, Slots
 from edge_fl.release.manifest import decode
 
 

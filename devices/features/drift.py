@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from edge_fl import atomic
+from edge_fl.files import atomic
 
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5

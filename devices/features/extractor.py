@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from devices.install.runtime import Runtime, require_runnable
+from devices.features.onnx_runtime import Runtime, require_runnable
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import Manifest, scale
 

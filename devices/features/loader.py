@@ -19,8 +19,8 @@ from devices.board.benchmark import Speed
 from devices.child import Children, metadata
 from devices.config import DeviceConfig
 from devices.data.report import DataReport
-from devices.install.runtime import Runtime
-from edge_fl.release.artefact import Installed
+from devices.features.onnx_runtime import Runtime
+from devices.storage.slots import Installed
 from edge_fl.release.manifest import encode
 
 SETS = ("train", "validation", "test")

@@ -12,8 +12,8 @@ from typing import final
 from devices.flash.bundle import File
 from devices.flash.recognise import recognise
 from devices.flash.target import Target
-from edge_fl import atomic
 from edge_fl.errors import ConfigError, RunError
+from edge_fl.files import atomic
 
 
 class _Folder(Target):

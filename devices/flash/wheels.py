@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 
 from devices.flash.ownwheel import NAME, pack
-from edge_fl import atomic
 from edge_fl.errors import DeadlineError, RunError
+from edge_fl.files import atomic
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28")

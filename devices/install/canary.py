@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from devices.storage.slots import Installed
 from edge_fl.errors import ArtefactError, RunError
-from edge_fl.release.artefact import Installed
 from edge_fl.release.manifest import Manifest, encode
 
 MEBIBYTE = 1024 * 1024

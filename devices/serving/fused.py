@@ -15,9 +15,9 @@ import onnxruntime
 from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 
-from devices.predict import Predictor
-from edge_fl import atomic
+from devices.serving.predict import Predictor
 from edge_fl.errors import ArtefactError, InputError
+from edge_fl.files import atomic
 from edge_fl.heads import Constant, Ensemble, Gated, Head, Mlp
 from edge_fl.heads.ensemble import TINY
 from edge_fl.heads.gated import EPSILON

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
-from devices.predict import MAX_PICTURE_BYTES, Predictor
+from devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 from edge_fl.errors import DataError, EdgeFLError, InputError
 from edge_fl.wire.transport import JSON
 

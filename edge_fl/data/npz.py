@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl import atomic
 from edge_fl.data.samples import Array
 from edge_fl.errors import DataError
+from edge_fl.files import atomic
 
 MAX_FILE_BYTES = 8 * 2**30
 _BROKEN = (

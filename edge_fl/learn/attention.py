@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Mean
 from edge_fl.learn.losses import unit
-from edge_fl.learn.mean import Mean
 from edge_fl.learn.optimiser import Leaves
 from edge_fl.learn.tree import Parts
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from edge_fl.learn.part import Part
+from edge_fl.learn.network.part import Part
 from edge_fl.learn.random import fold, key_of
 from edge_fl.learn.tree import Params
 from edge_fl.seeds import generator, seed_for

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.masked_norm import padding
+from edge_fl.learn.network.masked_norm import padding
 from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.optimiser import Gradients, Leaves, Optimiser, dense
 from edge_fl.learn.tree import Parts

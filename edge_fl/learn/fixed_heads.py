@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from edge_fl.errors import MethodError
 from edge_fl.learn.losses import simplex_etf
-from edge_fl.learn.part import Net, shared
+from edge_fl.learn.network.part import Net, shared
 from edge_fl.learn.tree import Params
 
 

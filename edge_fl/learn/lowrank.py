@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
-from edge_fl.learn.mean import Mean, Update
+from edge_fl.learn.aggregation.mean import Mean, Update
 from edge_fl.learn.tree import Params, Parts
 
 LEFT, RIGHT = "~left", "~right"

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edge_fl.learn import chain, tree
+from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch
-from edge_fl.learn.chain import Bound
 from edge_fl.learn.losses import cross_entropy, one_hot
+from edge_fl.learn.network import chain
+from edge_fl.learn.network.chain import Bound
+from edge_fl.learn.network.part import Part
 from edge_fl.learn.optimiser import Gradients
-from edge_fl.learn.part import Part
 from edge_fl.learn.tree import Params, Parts
 
 

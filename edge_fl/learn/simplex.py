@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.learn.mean import mixture
+from edge_fl.learn.aggregation.mean import mixture
 from edge_fl.learn.tree import Params
 
 NEGLIGIBLE = 1e-3  # a smaller weight is taken as 0

@@ -8,9 +8,10 @@ from typing import Any
 
 from edge_fl.config import TaskSpec
 from edge_fl.errors import MethodError, nearest
+from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
-from edge_fl.learn.part import Net
-from edge_fl.methods import hyper, steps, transit
+from edge_fl.methods.contract import hyper, steps, update_codec
+from edge_fl.methods.contract.method import Method
 from edge_fl.methods.ditto import Ditto
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.fedala import FedALA
@@ -34,7 +35,6 @@ from edge_fl.methods.fedrod import FedRoD
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.methods.lgfedavg import LGFedAvg
 from edge_fl.methods.local import Local
-from edge_fl.methods.method import Method
 from edge_fl.methods.moon import MOON
 from edge_fl.methods.perfedavg import PerFedAvg
 from edge_fl.methods.pfedme import PFedMe
@@ -118,5 +118,5 @@ def build_method(spec: TaskSpec) -> Method:
         config.name, net, epochs=config.epochs, optimiser=optimiser(config.optimiser), **config.options
     )
     method = replace(method, compression=spec.compression, privacy=spec.privacy)
-    transit.require_possible(method)
+    update_codec.require_possible(method)
     return method

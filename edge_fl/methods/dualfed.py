@@ -13,10 +13,10 @@ from edge_fl.config import OptimiserConfig
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, supcon, unit
-from edge_fl.learn.part import linear_head, personal, projector, shared
+from edge_fl.learn.network.part import linear_head, personal, projector, shared
 from edge_fl.learn.tree import Parts, buffers, merge
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import BatchNorm, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit, gradient, scan
-from edge_fl.learn.part import history, personal
+from edge_fl.learn.network.part import history, personal
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)

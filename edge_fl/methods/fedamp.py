@@ -12,14 +12,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from edge_fl.learn import attention, tree
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import proximal
-from edge_fl.learn.mean import Update
-from edge_fl.learn.part import shared
+from edge_fl.learn.network.part import shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import SHARED_MODEL, TUNED, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import SHARED_MODEL, TUNED, HeadTier, Method
 
 SCOPES = {"full": ("extractor", "head"), "head": ("head",), "body": ("extractor",)}
 

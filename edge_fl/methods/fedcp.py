@@ -11,15 +11,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from edge_fl.learn.aggregation.mean import lerp
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, mmd, unit
-from edge_fl.learn.mean import lerp
-from edge_fl.learn.part import Net, personal, shared
+from edge_fl.learn.network.part import Net, personal, shared
 from edge_fl.learn.random import gumbel, key_of, uniform
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
 from edge_fl.seeds import seed_for
 
 

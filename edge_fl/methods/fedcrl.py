@@ -12,15 +12,15 @@ from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import PROTOTYPES, lerp, prototypes
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit_measuring
 from edge_fl.learn.losses import cross_entropy, prototype_contrast
-from edge_fl.learn.mean import PROTOTYPES, lerp, prototypes
-from edge_fl.learn.part import history, personal, shared
+from edge_fl.learn.network.part import history, personal, shared
 from edge_fl.learn.random import dropout, fold
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.fixed_heads import FRAME
 from edge_fl.learn.losses import balanced_cross_entropy, cross_entropy, unit
+from edge_fl.learn.network.part import shared
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import PERSONAL, HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import ClassVar
 
 import torch
 
+from edge_fl.learn.aggregation.mean import PROTOTYPES, Update, prototypes, with_absent
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.mean import PROTOTYPES, Update, prototypes, with_absent
+from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.part import personal, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import lowrank, tree
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, kl, squared_error
-from edge_fl.learn.mean import Update
-from edge_fl.learn.part import alignment, personal, shared
+from edge_fl.learn.network.part import alignment, personal, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)

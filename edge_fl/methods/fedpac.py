@@ -13,15 +13,15 @@ from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn import simplex
+from edge_fl.learn.aggregation.mean import Update, prototypes, spread, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, squared_error
-from edge_fl.learn.mean import Update, prototypes, spread, weighted_mean
+from edge_fl.learn.network.part import shared
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.part import shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method, Numbers, Uploads
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method, Numbers, Uploads
 
 
 @dataclass(frozen=True)

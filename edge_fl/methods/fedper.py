@@ -10,10 +10,10 @@ from typing import ClassVar
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.part import personal, shared
+from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
 
 
 @dataclass(frozen=True)

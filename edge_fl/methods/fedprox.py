@@ -13,8 +13,8 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import proximal
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from edge_fl.config import OptimiserConfig
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import Trained, descend, descend_together, fit_from, scan
 from edge_fl.learn.losses import cross_entropy
-from edge_fl.learn.part import shared
+from edge_fl.learn.network.part import shared
 from edge_fl.learn.tree import Parts, clone, flat, has_buffers
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import BatchNorm, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
 from edge_fl.models import fedrir
 
 

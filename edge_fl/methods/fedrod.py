@@ -12,10 +12,10 @@ from torch import Tensor
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import balanced_cross_entropy, cross_entropy
-from edge_fl.learn.part import personal, shared
+from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import PERSONAL, HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from edge_fl.errors import MethodError
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.mean import Update
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import TUNED, HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import TUNED, HeadTier, Method
 
 DECLARED = (
     "title",

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.part import personal
+from edge_fl.learn.network.part import personal
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method
 
 
 @dataclass(frozen=True)

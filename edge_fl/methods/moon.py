@@ -14,10 +14,10 @@ from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, model_contrast
-from edge_fl.learn.part import history, personal, projection, shared
+from edge_fl.learn.network.part import history, personal, projection, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
 
 PREVIOUS = "previous_"
 

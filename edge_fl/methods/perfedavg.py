@@ -15,8 +15,8 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import descend, gradient, scan
 from edge_fl.learn.optimiser import Leaves, Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import SHARED_MODEL, HeadTier, Method, Numbers
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, Numbers
 
 ADAPTED = "adapted_"
 TIER: Numbers = {"epochs": "adapt_steps", "lr": "alpha", "momentum": 0.0, "weight_decay": 0.0, "batches": 1}

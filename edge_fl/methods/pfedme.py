@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update, lerp, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import descend, scan
 from edge_fl.learn.losses import proximal
-from edge_fl.learn.mean import Update, lerp, weighted_mean
+from edge_fl.learn.network.part import history
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.learn.part import history
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method, Numbers
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method, Numbers
 
 TIER: Numbers = {"pull": "lam", "lr": "inner_lr", "momentum": 0.0}
 

@@ -17,11 +17,11 @@ from edge_fl.learn.augment import AUGMENTATIONS
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import supcon, supcon_in, unit
-from edge_fl.learn.part import projection, shared
+from edge_fl.learn.network.part import projection, shared
 from edge_fl.learn.random import fold
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.fixed_heads import calibrated, orthonormal_head
 from edge_fl.learn.losses import one_hot, squared_error, unit
-from edge_fl.learn.mean import Update
-from edge_fl.learn.part import shared
+from edge_fl.learn.network.part import shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.hyper import hyper
-from edge_fl.methods.method import HeadTier, Method
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edge_fl.config import InputSpec
-from edge_fl.learn.chain import Row
+from edge_fl.learn.network.chain import Row
 
 
 class Features(Row):

@@ -14,7 +14,7 @@ from edge_fl.config import InputSpec
 from edge_fl.learn.augment import hide_patches
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.losses import gaussian_kl, gaussian_nll, masked_mean, vclub
-from edge_fl.learn.part import Net, optimiser_state, personal
+from edge_fl.learn.network.part import Net, optimiser_state, personal
 from edge_fl.learn.random import fold, normal
 from edge_fl.learn.tree import Parts
 from edge_fl.models.normalise import constant, normalised

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_fl.config import InputSpec
-from edge_fl.learn.chain import Row
+from edge_fl.learn.network.chain import Row
 
 
 def normalised(x: Tensor, input: InputSpec) -> Tensor:

@@ -1,7 +1,7 @@
 """The egress manifest: what may leave a device, as data that a machine can read, and the check that nothing else does.
 
 A device says a handful of messages, each with a closed list of fields, and with a report may go parts of a model, by name. Which parts
-follows from the method for a device that trains (`edge_fl.methods.egress`), and from the signed release for a head-only one. Images,
+follows from the method for a device that trains (`edge_fl.methods.contract.egress`), and from the signed release for a head-only one. Images,
 labels, features and personal parts are in no list. `require` is called where a report and its parts are put into the outbox, and nowhere
 else can parts get out.
 """

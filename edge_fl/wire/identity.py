@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from msgspec import Struct
 
-from edge_fl import atomic
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.files import atomic
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl.wire.topics import NAME, Role, role_of
 

@@ -15,23 +15,23 @@ import numpy as np
 from msgspec import Struct
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
-from edge_fl import atomic
 from edge_fl.config import Recipe
+from edge_fl.console.progress import Watch, unwatched
 from edge_fl.data import datasets, npz, partition
 from edge_fl.data.samples import Array, Dataset
 from edge_fl.errors import EdgeFLError, InputError, RunError
+from edge_fl.files import atomic
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.method import Method
+from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary, summarise_reports
-from edge_fl.progress import Watch, unwatched
-from server import simulate
 from server.compare.grid import Cell
-from server.fleets.fleet import Fleet
-from server.fleets.processes import threads
-from server.rounds import RoundResult
-from server.simulate import SimulationResult
-from server.study import Study
-from server.view.features import Probe, probe
+from server.orchestrate import simulate
+from server.orchestrate.simulate import SimulationResult
+from server.training.engines.processes import threads
+from server.training.features import Probe, probe
+from server.training.fleet import Fleet
+from server.training.rounds import RoundResult
+from server.training.study import Study
 
 
 class Point(Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 
 import edge_fl
-from edge_fl import atomic
 from edge_fl.errors import RunError
-from server import study as studies
+from edge_fl.files import atomic
 from server.compare import cell as cells_of
 from server.compare import jobs as pool
 from server.compare import render
@@ -25,7 +24,8 @@ from server.compare.progress import Progress
 from server.compare.render import TextTable
 from server.compare.summary import Row
 from server.compare.tables import record
-from server.provenance import commit
+from server.runs.provenance import commit
+from server.training import study as studies
 
 
 def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = False) -> dict[str, Measured]:

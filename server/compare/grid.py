@@ -13,7 +13,7 @@ from msgspec import Struct
 from edge_fl import methods as known_methods
 from edge_fl.config import DataConfig, Option, Recipe, parse_value, with_settings
 from edge_fl.errors import InputError, nearest
-from edge_fl.methods import hyper
+from edge_fl.methods.contract import hyper
 from edge_fl.methods.finetuned import FineTuned
 from server.recipes.changes import with_method
 

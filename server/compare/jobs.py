@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from edge_fl.progress import Count, Watch, unwatched
+from edge_fl.console.progress import Count, Watch, unwatched
 from server.compare import cell as cells
 from server.compare.cell import Measured
 from server.compare.grid import Cell
-from server.fleets.processes import one_thread_each
+from server.training.engines.processes import one_thread_each
 
 Done = Callable[[Measured], None]
 DIED = "its process died (out of memory?); it is run again next time"

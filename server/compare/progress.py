@@ -1,4 +1,4 @@
-"""How far a comparison is: a line per finished cell with what is left of the time, beside the bars of `edge_fl.progress`."""
+"""How far a comparison is: a line per finished cell with what is left of the time, beside the bars of `edge_fl.console.progress`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from edge_fl import metrics, progress, units
-from edge_fl.progress import Count
+from edge_fl import metrics
+from edge_fl.console import progress, units
+from edge_fl.console.progress import Count
 from server.compare.cell import Measured
 from server.compare.grid import Cell
 

@@ -32,7 +32,7 @@ class CohortRequest(Struct, frozen=True):
     round: int
     mode: Mode
     cohort: list[str]
-    terms: dict[str, Any]  # `server.wire.judge.Terms`, which only judges can read
+    terms: dict[str, Any]  # `server.mqtt.updates.validation.Terms`, which only judges can read
 
 
 class SharedReport(Struct, frozen=True):

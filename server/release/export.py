@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from edge_fl.config import TaskSpec
 from edge_fl.errors import ArtefactError, MethodError
 from edge_fl.learn.tree import Parts, to_arrays, to_device
-from edge_fl.methods import METHODS, steps
-from edge_fl.methods.method import Method
-from edge_fl.methods.tiers import head_plan
+from edge_fl.methods import METHODS
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.seeds import seed_for
 from edge_fl.wire import blob, tensors

@@ -7,68 +7,26 @@ the server's disk, beside the repository, so that everything can be put back aft
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from edge_fl import atomic
+from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import ArtefactError, EdgeFLError, InputError
-from edge_fl.progress import Count, Watch, unwatched
-from edge_fl.release.disk import reporting
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting
 from edge_fl.release.manifest import Manifest, blobs
-from edge_fl.release.repository import Repository, superseded
-from edge_fl.wire.blob import Blob, digest, split
+from edge_fl.wire.blob import Blob, digest
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import JSON, UNTYPED, Packet, Transport
+from edge_fl.wire.transport import JSON, Packet, Transport
+from server.mqtt.chunks import LIMITS, ChunkLimits, clear_chunks, send_chunks
 from server.release import website
+from server.release.repository import Repository, superseded
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much may be on its way to the broker at once, and how long the broker may take to accept that."""
-
-    outstanding_bytes: int = 4 * 1024 * 1024
-    drain_s: float = 120.0
-
-
-LIMITS = Limits()
 NONE_AT_HAND: Mapping[str, bytes] = {}
-
-
-def send_chunks(
-    transport: Transport,
-    topics: Topics,
-    blob: Blob,
-    payload: bytes,
-    expiry_s: int | None = None,
-    *,
-    only: Iterable[int] | None = None,
-    limits: Limits = LIMITS,
-    taken: Callable[[int], None] = lambda bytes: None,
-) -> None:
-    """Retains the chunks of one blob (or `only` these); `taken` hears of bytes that the broker has taken, the last ones apart.
-
-    Raises DeadlineError when the broker does not keep up.
-    """
-    chunks = split(payload, blob.chunk_bytes)
-    outstanding_bytes = 0
-    for index in range(len(chunks)) if only is None else only:
-        topic = topics.chunk(blob.sha256, index)
-        transport.publish(Packet(topic, bytes(chunks[index]), True, 1, UNTYPED, expiry_s))
-        outstanding_bytes += len(chunks[index])
-        if outstanding_bytes >= limits.outstanding_bytes:
-            transport.drain(limits.drain_s)
-            taken(outstanding_bytes)
-            outstanding_bytes = 0
-
-
-def clear_chunks(transport: Transport, topics: Topics, blob: Blob) -> None:
-    """Makes the broker forget the chunks of one blob."""
-    for index in range(len(blob.chunks)):
-        transport.publish(Packet(topics.chunk(blob.sha256, index), b"", retain=True, content_type=UNTYPED))
 
 
 class Publisher:
@@ -79,7 +37,7 @@ class Publisher:
         transport: Transport,
         topics: Topics,
         repository: Repository,
-        limits: Limits = LIMITS,
+        limits: ChunkLimits = LIMITS,
         *,
         watch: Watch = unwatched,
     ) -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edge_fl import atomic
 from edge_fl.errors import ArtefactError, InputError
-from edge_fl.release.disk import reporting
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting
 from edge_fl.release.manifest import paths
-from edge_fl.release.repository import File, Repository
+from server.release.repository import File, Repository
 
 
 def export(repository: Repository, folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from broker.provision.register_sync import RegisterSync
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics, access_rules, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
 

@@ -18,7 +18,7 @@ from edge_fl.cli import main
 from edge_fl.errors import ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.identity import Identity
-from edge_fl.wire.mqtt import Endpoint, MqttTransport
+from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 
 pytestmark = pytest.mark.broker
 

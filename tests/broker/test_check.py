@@ -11,7 +11,7 @@ from broker.config import Limits, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto, free_port
 from edge_fl.errors import ConnectError
-from edge_fl.wire.mqtt import Endpoint, MqttTransport
+from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 

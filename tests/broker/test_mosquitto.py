@@ -18,7 +18,7 @@ from broker.config import Certificates, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from edge_fl.errors import ConnectError
-from edge_fl.wire.mqtt import Endpoint, MqttTransport
+from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
 

@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 
 from devices.agent.state import Limits
-from devices.chaos.injector import FaultInjector
-from devices.chaos.profile import Chaos, Devices, Restarts
-from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
-from devices.full import FullWorker
-from devices.head import fit_here
 from devices.install.fetch import FetchLimits
-from devices.install.release import HeadWorker
-from devices.runner import Runner
-from devices.store import Store
+from devices.runtime.device import Device, start
+from devices.runtime.runner import Runner
+from devices.simulated.chaos.injector import FaultInjector
+from devices.simulated.chaos.profile import Chaos, Devices, Restarts
+from devices.simulated.chaos.transport import NONE, Faults, FaultyTransport
+from devices.storage.store import Store
+from devices.workers.fitting import fit_here
+from devices.workers.full import FullWorker
+from devices.workers.head import HeadWorker
 from edge_fl.config import (
     CohortConfig,
     DataConfig,
@@ -39,15 +40,14 @@ from edge_fl.config import (
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import EdgeFLError
 from edge_fl.seeds import generator
-from edge_fl.wire.chaos import NONE, Faults, FaultyTransport
-from edge_fl.wire.loop import MqttLoop
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
+from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Transport
-from server import fleet_run
-from server.request import RunRequest
-from server.results import Results
+from server.orchestrate import fleet_run
+from server.orchestrate.request import RunRequest
+from server.runs.results import Results
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("main")
 QUICK = Limits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1, grace_s=2.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from server.registry import Database, database, reports, runs
-from server.results import Results
+from server.runs.results import Results
 from tests.chaos.conftest import HEADS_EVERY
 from tests.chaos.stage import LONGEST_S, Stage, chaos_of
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from devices.agent.outbox import Parcel
-from devices.store import Store, StoredHead
+from devices.storage.slots import Slots
+from devices.storage.store import Store, StoredHead
 from edge_fl import heads
-from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import scale
 from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Report

@@ -13,18 +13,18 @@ import numpy as np
 from onnx import helper
 
 from devices.agent.state import Limits
-from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
-from devices.head import fit_here
 from devices.install.fetch import FetchLimits
-from devices.install.release import HeadWorker
-from devices.interfaces import Connect
-from devices.store import Store
+from devices.runtime.device import Device, start
+from devices.runtime.interfaces import Connect
+from devices.storage.store import Store
+from devices.workers.fitting import fit_here
+from devices.workers.head import HeadWorker
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifest import Manifest
-from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import Capability
+from server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from broker.mosquitto import Mosquitto
-from devices.predict import Predictor
-from devices.serving.pair import serving
-from devices.store import Store
-from edge_fl.release.artefact import Slots
+from devices.serving.predict import Predictor
+from devices.serving.served_model import serving
+from devices.storage.slots import Slots
+from devices.storage.store import Store
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 from tests.devices.site import Site, big, expected, samples

@@ -215,12 +215,12 @@ sys.exit(cli._run(app, ["go"]))
 @pytest.mark.parametrize(
     ("package", "code", "extra"),
     [
-        ("server.rounds", "import torch", "server"),
-        ("devices.full", "import torch.nn", "full"),
-        ("devices.full", "from torchvision import models", "full"),
+        ("server.training.rounds", "import torch", "server"),
+        ("devices.workers.full", "import torch.nn", "full"),
+        ("devices.workers.full", "from torchvision import models", "full"),
         ("server.release.export", "import onnx", "server"),
-        ("server.view.dashboard", "import prometheus_client", "server"),
-        ("server.fleets.ray", "import ray", "scale"),
+        ("server.dashboard", "import prometheus_client", "server"),
+        ("server.training.engines.ray", "import ray", "scale"),
     ],
 )
 def test_a_missing_extra_is_named(package: str, code: str, extra: str) -> None:

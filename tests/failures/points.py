@@ -24,24 +24,24 @@ class Point:
 
 
 SERVER = {
-    "round announced": Point("server.fleets.mqtt:MqttFleet._announce", late=True),
-    "broadcast on the broker": Point("server.fleets.mqtt:Broadcasts.send", late=True),
-    "one device asked": Point("server.wire.wants:Wants.ask", late=True),
-    "report judged, not yet written down": Point("server.wire.journal:Journal.accept"),
-    "report written down, not yet acknowledged": Point("server.wire.journal:Journal.accept", late=True),
-    "round aggregated, no checkpoint": Point("server.checkpoint:save"),
-    "checkpoint half written": Point("server.checkpoint:_stem", late=True),
-    "checkpoint written": Point("server.checkpoint:save", late=True),
-    "release on the broker, not yet signed": Point("edge_fl.release.repository:Repository.publish"),
-    "closing step": Point("server.rounds:close"),
+    "round announced": Point("server.mqtt.fleet:MqttFleet._announce", late=True),
+    "broadcast on the broker": Point("server.mqtt.fleet:Broadcasts.send", late=True),
+    "one device asked": Point("server.mqtt.devices.assignments:Wants.ask", late=True),
+    "report judged, not yet written down": Point("server.mqtt.journal:Journal.accept"),
+    "report written down, not yet acknowledged": Point("server.mqtt.journal:Journal.accept", late=True),
+    "round aggregated, no checkpoint": Point("server.runs.checkpoint:save"),
+    "checkpoint half written": Point("server.runs.checkpoint:_stem", late=True),
+    "checkpoint written": Point("server.runs.checkpoint:save", late=True),
+    "release on the broker, not yet signed": Point("server.release.repository:Repository.publish"),
+    "closing step": Point("server.training.rounds:close"),
 }
 DEVICE = {
-    "broadcast fetched": Point("devices.full:FullWorker.perform"),
-    "trained, nothing kept": Point("devices.store:Store.keep_own"),
-    "personal parts kept, no report": Point("devices.store:Store.keep"),
-    "report in the outbox": Point("devices.store:Store.keep", late=True),
-    "report sent, not acknowledged": Point("devices.device:Device._send", late=True),
-    "report acknowledged, still in the outbox": Point("devices.store:Store.forget"),
+    "broadcast fetched": Point("devices.workers.full:FullWorker.perform"),
+    "trained, nothing kept": Point("devices.storage.store:Store.keep_own"),
+    "personal parts kept, no report": Point("devices.storage.store:Store.keep"),
+    "report in the outbox": Point("devices.storage.store:Store.keep", late=True),
+    "report sent, not acknowledged": Point("devices.runtime.device:Device._send", late=True),
+    "report acknowledged, still in the outbox": Point("devices.storage.store:Store.forget"),
 }
 POINTS = {**SERVER, **DEVICE}
 

@@ -34,13 +34,15 @@ from edge_fl.config import (
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.seeds import generator
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from server.registry import Database, reports, runs
-from server.results import Results
+from server.runs.results import Results
 from tests.failures.points import Death, arm
 
 PROCESSES: Any = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "server.fleet_run", "devices.full", "devices.runner", __name__])
+PROCESSES.set_forkserver_preload(
+    ["torch", "server.orchestrate.fleet_run", "devices.workers.full", "devices.runtime.runner", __name__]
+)
 
 DEVICES = ("d1", "d2")
 ROUNDS = 3
@@ -83,8 +85,8 @@ def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", *
 def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None, database: str) -> None:
     """The server in a process: the run that is there, gone on with, or a new one. Its exit status is the command's."""
     from edge_fl.errors import EdgeFLError
-    from server import fleet_run
-    from server.request import RunRequest
+    from server.orchestrate import fleet_run
+    from server.orchestrate.request import RunRequest
 
     _talk_to(folder / "server.log")
     arm(death, partial((folder / "server.died").touch))
@@ -109,10 +111,10 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     import torch
 
     from devices.agent.state import Limits
-    from devices.device import start
-    from devices.full import FullWorker
-    from devices.runner import Runner
-    from devices.store import Store
+    from devices.runtime.device import start
+    from devices.runtime.runner import Runner
+    from devices.storage.store import Store
+    from devices.workers.full import FullWorker
     from edge_fl.wire.messages import Capability
     from edge_fl.wire.topics import Topics
 

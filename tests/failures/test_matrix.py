@@ -21,13 +21,13 @@ from edge_fl.errors import RunError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.wire.messages import Capability, Command, DeviceState, Report, decode, encode
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Packet
-from server import rounds
-from server.fleets.sequential import SequentialFleet
+from server.mqtt.journal import Journal
 from server.registry import Database, reports, runs
-from server.rounds import Plan
-from server.wire.journal import Journal
+from server.training import rounds
+from server.training.engines.sequential import SequentialFleet
+from server.training.rounds import Plan
 from tests.failures.proxy import Proxy
 
 pytestmark = pytest.mark.broker
@@ -36,48 +36,48 @@ ROOT = Path(__file__).parents[2]
 KEEPALIVE_S = 2
 
 LINKED: dict[int, tuple[str, ...]] = {
-    1: ("tests/server/test_mqtt_fleet.py::test_a_broker_killed_in_mid_round_costs_no_update",),
+    1: ("tests/server/mqtt/test_mqtt_fleet.py::test_a_broker_killed_in_mid_round_costs_no_update",),
     2: (
-        "tests/server/test_mqtt_fleet.py::test_a_broker_killed_in_mid_round_costs_no_update",
-        "tests/edge_fl/release/test_artefact.py::test_a_killed_download_resumes_without_refetching",
+        "tests/server/mqtt/test_mqtt_fleet.py::test_a_broker_killed_in_mid_round_costs_no_update",
+        "tests/devices/storage/test_slots.py::test_a_killed_download_resumes_without_refetching",
     ),
     3: ("tests/failures/test_kill.py::test_the_server_dies",),
     4: (
         "tests/failures/test_kill.py::test_the_server_dies",
-        "tests/edge_fl/release/test_repository.py::test_a_crash_before_the_timestamp_leaves_the_old_release_and_publishing_again_finishes",
+        "tests/server/release/test_repository.py::test_a_crash_before_the_timestamp_leaves_the_old_release_and_publishing_again_finishes",
     ),
     7: (
-        "tests/server/test_mqtt_fleet.py::test_a_report_sent_twice_counts_once_and_is_answered_twice",
+        "tests/server/mqtt/test_mqtt_fleet.py::test_a_report_sent_twice_counts_once_and_is_answered_twice",
         "tests/failures/test_kill.py::test_a_device_dies",
     ),
     9: ("tests/devices/agent/test_birth.py::test_a_command_that_was_retained_is_ignored",),
     12: (
-        "tests/server/test_bad_updates.py::test_malformed_packets_are_counted_by_sender_and_kind",
+        "tests/server/mqtt/test_bad_updates.py::test_malformed_packets_are_counted_by_sender_and_kind",
         "tests/edge_fl/wire/test_messages.py::test_a_valid_structure_with_any_wrong_value_in_it_gives_a_protocol_error_or_a_message",
     ),
     13: (
-        "tests/server/test_bad_updates.py::test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_not_there",
-        "tests/server/test_bad_updates.py::test_an_implausible_report_is_refused",
-        "tests/server/test_bad_updates.py::test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate",
-        "tests/server/test_bad_updates.py::test_after_enough_bad_updates_nothing_of_a_device_counts",
+        "tests/server/mqtt/test_bad_updates.py::test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_not_there",
+        "tests/server/mqtt/test_bad_updates.py::test_an_implausible_report_is_refused",
+        "tests/server/mqtt/test_bad_updates.py::test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate",
+        "tests/server/mqtt/test_bad_updates.py::test_after_enough_bad_updates_nothing_of_a_device_counts",
     ),
     25: (
         "tests/edge_fl/wire/test_transport.py::test_a_listener_that_raises_is_logged_and_hears_the_next",
-        "tests/server/test_roster.py::test_a_handler_that_fails_does_not_stop_the_next_message",
+        "tests/server/mqtt/test_roster.py::test_a_handler_that_fails_does_not_stop_the_next_message",
     ),
     26: (
-        "tests/server/test_mqtt_fleet.py::test_a_straggler_is_not_waited_for_beyond_the_deadline",
-        "tests/server/test_mqtt_fleet.py::test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once",
-        "tests/server/test_fleet_run.py::test_a_missed_quorum_ends_the_run_as_failed",
+        "tests/server/mqtt/test_mqtt_fleet.py::test_a_straggler_is_not_waited_for_beyond_the_deadline",
+        "tests/server/mqtt/test_mqtt_fleet.py::test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once",
+        "tests/server/orchestrate/test_fleet_run.py::test_a_missed_quorum_ends_the_run_as_failed",
     ),
     27: (
-        "tests/server/test_roster.py::test_a_second_server_is_refused_and_the_first_one_unharmed",
-        "tests/server/test_roster.py::test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way",
-        "tests/server/test_roster.py::test_takeover_over_a_real_broker_is_no_war_of_reconnects",
+        "tests/server/mqtt/test_roster.py::test_a_second_server_is_refused_and_the_first_one_unharmed",
+        "tests/server/mqtt/test_roster.py::test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way",
+        "tests/server/mqtt/test_roster.py::test_takeover_over_a_real_broker_is_no_war_of_reconnects",
     ),
     28: (
-        "tests/server/test_roster.py::test_a_device_of_another_protocol_is_never_ready",
-        "tests/devices/test_runner.py::test_a_device_whose_server_speaks_another_protocol_says_so",
+        "tests/server/mqtt/test_roster.py::test_a_device_of_another_protocol_is_never_ready",
+        "tests/devices/runtime/test_runner.py::test_a_device_whose_server_speaks_another_protocol_says_so",
     ),
 }
 """Rows whose claim stands elsewhere already."""

@@ -19,29 +19,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devices import device as devices
 from devices.agent.effects import Job
 from devices.agent.events import Event, Failed
-from devices.device import Device
-from devices.interfaces import DeviceEvent
-from devices.store import Store
-from devices.work import Worker
+from devices.runtime import device as devices
+from devices.runtime.device import Device
+from devices.runtime.interfaces import DeviceEvent
+from devices.storage.store import Store
+from devices.workers.base import Worker
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import MESSAGES, Capability, DeviceState, Log, ServerState, Want, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
-from server.wire import reader
-from server.wire.exchange import Exchange
-from server.wire.inbox import Inbox
-from server.wire.journal import Journal
-from server.wire.judge import Expected, Terms
-from server.wire.link import Link
-from server.wire.roster import Roster
-from server.wire.wants import Wants
+from server.mqtt import retained
+from server.mqtt.connection import Link
+from server.mqtt.devices.assignments import Wants
+from server.mqtt.devices.roster import Roster
+from server.mqtt.journal import Journal
+from server.mqtt.updates.inbox import Inbox
+from server.mqtt.updates.round_request import Exchange
+from server.mqtt.updates.validation import Expected, Terms
 from tests.fuzz.spoil import spoilt_text, spoilt_trees, to_json
 from tests.fuzz.valid import structs
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 SPEC = TaskSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
 TOPICS = Topics("main")
@@ -133,7 +133,7 @@ class _Deaf:
 def server() -> Iterator[tuple[Link, InMemoryTransport, queue.SimpleQueue[str]]]:
     """A server with an exchange open, a device's connection to it, and the log lines that it hears."""
     broker = InMemoryBroker()
-    link = Link(partial(InMemoryTransport, broker), "main", limits=reader.Limits(settle_s=0.02))
+    link = Link(partial(InMemoryTransport, broker), "main", limits=retained.Limits(settle_s=0.02))
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Journal(fleet="main", quarantine_after=0) as journal:
         inbox, _, _ = Inbox(link, journal), Roster(link, journal), Wants(link)

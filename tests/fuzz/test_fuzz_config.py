@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from devices import config as device_config
-from devices.chaos import profile
-from devices.chaos.profile import Chaos
 from devices.config import DeviceConfig
+from devices.simulated.chaos import profile
+from devices.simulated.chaos.profile import Chaos
 from edge_fl import config, heads
 from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError

@@ -15,7 +15,7 @@ from edge_fl.errors import ArtefactError, ProtocolError
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.tensors import DTYPES, HEADER_BYTES
-from server.wire.judge import Expected, RefusedError, parts_of
+from server.mqtt.updates.validation import Expected, RefusedError, parts_of
 from tests.fuzz.spoil import NO_JSON, spoilt_text, spoilt_trees, to_json
 
 NAMES = st.sampled_from(["extractor", "head", "own_1", "a.b"])

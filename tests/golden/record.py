@@ -17,10 +17,10 @@ import torch
 from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.method import Method
-from server import simulate
-from server import study as studies
-from server.fleets.fleet import Fleet
+from edge_fl.methods.contract.method import Method
+from server.orchestrate import simulate
+from server.training import study as studies
+from server.training.fleet import Fleet
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-4

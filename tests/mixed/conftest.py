@@ -17,14 +17,14 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.agent.state import Limits
-from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
-from devices.full import FullWorker
-from devices.head import fit_here
-from devices.install.release import HeadWorker
-from devices.runner import Runner
-from devices.store import Store
+from devices.runtime.device import Device, start
+from devices.runtime.runner import Runner
+from devices.storage.store import Store
+from devices.workers.fitting import fit_here
+from devices.workers.full import FullWorker
+from devices.workers.head import HeadWorker
 from edge_fl.config import (
     CohortConfig,
     DataConfig,
@@ -36,15 +36,15 @@ from edge_fl.config import (
 )
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.seeds import generator
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server import fleet_run
-from server.request import RunRequest
-from server.results import Results
-from server.wire.reader import Connect
+from server.mqtt.retained import Connect
+from server.orchestrate import fleet_run
+from server.orchestrate.request import RunRequest
+from server.runs.results import Results
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 TOPICS = Topics("main")

@@ -13,16 +13,16 @@ from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl.config import PrivacyConfig, Recipe
 from edge_fl.errors import SpentError
-from edge_fl.learn import private
+from edge_fl.learn.codec import privacy
 from server.registry import Database, runs
-from server.results import Results, list_runs
+from server.runs.results import Results, list_runs
 from tests.mixed.conftest import Site
 
 FULL, HEADS = ("d1", "d2"), {"h1": "logistic"}
 NOISE = PrivacyConfig(noise_multiplier=4.0, clip=0.5)
-COST = private.cost(NOISE)
-TWO_UPDATES = private.epsilon(2.5 * COST, NOISE.delta)
-TOLD = private.epsilon(2 * COST, NOISE.delta)
+COST = privacy.cost(NOISE)
+TWO_UPDATES = privacy.epsilon(2.5 * COST, NOISE.delta)
+TOLD = privacy.epsilon(2 * COST, NOISE.delta)
 
 
 def frugal(recipe: Recipe, budget: float = TWO_UPDATES) -> Recipe:

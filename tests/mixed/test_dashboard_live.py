@@ -20,28 +20,28 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.agent.state import Limits
-from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
-from devices.head import fit_here
 from devices.install.fetch import FetchLimits
-from devices.install.release import HeadWorker
-from devices.runner import Runner
-from devices.store import Store
+from devices.runtime.device import Device, start
+from devices.runtime.runner import Runner
+from devices.storage.store import Store
+from devices.workers.fitting import fit_here
+from devices.workers.head import HeadWorker
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.release.repository import Repository
 from edge_fl.wire.messages import Capability, DeviceState, encode
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
+from server.mqtt.connection import Link
+from server.mqtt.devices.assignments import Wants
+from server.mqtt.devices.roster import Roster
+from server.mqtt.journal import Journal
+from server.mqtt.updates.inbox import Inbox
 from server.registry import Database, releases
 from server.registry.records import ReleaseRecord
-from server.release.rollout import Rollout
-from server.wire.inbox import Inbox
-from server.wire.journal import Journal
-from server.wire.link import Link
-from server.wire.roster import Roster
-from server.wire.wants import Wants
+from server.release.repository import Repository
+from server.release.rollout.rollout import Rollout
 from tests.browsing import dashboard, visiting
 from tests.devices import graphs
 

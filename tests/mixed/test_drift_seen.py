@@ -14,29 +14,29 @@ from devices.agent.effects import Job
 from devices.agent.events import Event
 from devices.board.usage import Meter
 from devices.config import DeviceConfig
-from devices.device import start
 from devices.features import drift
-from devices.predict import Predictor
-from devices.runner import Runner
-from devices.store import Store
-from devices.watch import Watch
-from devices.work import Worker
+from devices.runtime.device import start
+from devices.runtime.runner import Runner
+from devices.runtime.watch import Watch
+from devices.serving.predict import Predictor
+from devices.storage.store import Store
+from devices.workers.base import Worker
 from edge_fl.release.manifest import scale
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
+from server.dashboard.queries import fleet as fleets
+from server.dashboard.queries.fleet import FleetQuery, FleetRow
+from server.mqtt import retained
+from server.mqtt.connection import Link
+from server.mqtt.devices.roster import Roster
+from server.mqtt.journal import Journal
 from server.registry import Database
-from server.view.dashboard.queries import fleet as fleets
-from server.view.dashboard.queries.fleet import FleetQuery, FleetRow
-from server.wire import reader
-from server.wire.journal import Journal
-from server.wire.link import Link
-from server.wire.roster import Roster
 from tests.devices import graphs
 from tests.devices.conftest import folder
 from tests.devices.images import X
 from tests.devices.scripted import eventually
 from tests.devices.site import QUICK
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 __all__ = ["folder"]
 
@@ -62,7 +62,7 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
     config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
     meter = Meter(folder, lambda: 0)
     watch = Watch(config, device, partial(runner.deliver, device), meter)
-    link = Link(connect, "main", limits=reader.Limits(settle_s=0.05))
+    link = Link(connect, "main", limits=retained.Limits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
         Roster(link, journal)
         link.open()

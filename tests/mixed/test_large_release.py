@@ -24,29 +24,29 @@ from broker.config import Certificates, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.agent.state import Limits
-from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
-from devices.head import fit_here
 from devices.install.fetch import LIMITS, FetchLimits
-from devices.install.release import HeadWorker
-from devices.runner import Runner
-from devices.store import Store
-from edge_fl.release.artefact import Slots
+from devices.runtime.device import Device, start
+from devices.runtime.runner import Runner
+from devices.storage.slots import Slots
+from devices.storage.store import Store
+from devices.workers.fitting import fit_here
+from devices.workers.head import HeadWorker
 from edge_fl.release.manifest import Manifest
-from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import describe
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import GROUP
 from edge_fl.wire.transport import Packet
 from server.release.publish import Publisher
+from server.release.repository import Repository
 from tests.conftest import Issue
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually
 from tests.devices.site import DATA
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 MEGABYTES = 45
 QUICK = Limits(settle_s=0.05, resend_s=5.0, retry_s=0.1, return_s=0.1)

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from edge_fl.config import Recipe, ReleaseConfig
 from edge_fl.errors import MethodError
-from edge_fl.methods import METHODS, find, norm
+from edge_fl.methods import METHODS, find
+from edge_fl.methods.contract import norm
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import MESSAGES, DeviceState, Report, decode

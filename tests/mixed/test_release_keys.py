@@ -14,9 +14,9 @@ from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
 from edge_fl.cli import main
-from edge_fl.release.repository import Repository
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from server.release.publish import Publisher
+from server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
 from tests.devices.site import head_device

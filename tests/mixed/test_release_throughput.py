@@ -27,15 +27,15 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto, free_port
-from devices.device import Device
-from devices.runner import Runner
-from edge_fl.release.artefact import Slots
-from edge_fl.release.repository import Repository
+from devices.runtime.device import Device
+from devices.runtime.runner import Runner
+from devices.storage.slots import Slots
 from edge_fl.wire.blob import describe
-from edge_fl.wire.loop import MqttLoop
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.loop import MqttLoop
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet
 from server.release.publish import Publisher
+from server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually
 from tests.mixed.test_large_release import MEGABYTES, extractor, head_device

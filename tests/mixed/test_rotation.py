@@ -16,15 +16,15 @@ from broker.mosquitto import Mosquitto
 from broker.provision import register_sync
 from broker.provision.authority import Authority
 from broker.provision.registrar import Registrar
-from devices.certificates import Renewal
-from devices.connector import connector as device_connector
+from devices.runtime.certificates import Renewal
+from devices.runtime.connector import connector as device_connector
 from edge_fl.cli import main
 from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData
 from edge_fl.wire import identity
 from edge_fl.wire.transport import Transport
-from server.results import Results
-from server.wire.connector import connector
+from server.mqtt.connector import connector
+from server.runs.results import Results
 from tests.devices.scripted import eventually
 from tests.mixed.conftest import Site, data_of
 

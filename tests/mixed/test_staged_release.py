@@ -13,30 +13,30 @@ import numpy as np
 import pytest
 
 from devices.agent.state import Limits
-from devices.device import Device, start
 from devices.features.extractor import runtime
 from devices.features.local import LocalFeatureLoader
-from devices.head import fit_here
 from devices.install.fetch import FetchLimits
-from devices.install.release import HeadWorker
-from devices.runner import Runner
-from devices.store import Store
+from devices.runtime.device import Device, start
+from devices.runtime.runner import Runner
+from devices.storage.store import Store
+from devices.workers.fitting import fit_here
+from devices.workers.head import HeadWorker
 from edge_fl import metrics
 from edge_fl.config import RolloutConfig
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.release.repository import Repository
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
+from server.mqtt import retained
+from server.mqtt.connection import Link
+from server.mqtt.devices.assignments import Wants
+from server.mqtt.devices.roster import Roster
+from server.mqtt.updates.inbox import Inbox
 from server.registry import Database, rollouts
-from server.release.rollout import Rollout
-from server.release.stages import place
-from server.wire import reader
-from server.wire.inbox import Inbox
-from server.wire.link import Link
-from server.wire.roster import Roster
-from server.wire.wants import Wants
+from server.release.repository import Repository
+from server.release.rollout.rollout import Rollout
+from server.release.rollout.stages import place
 from tests.devices import graphs
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 FAST = FetchLimits(quiet_s=0.05)
@@ -93,7 +93,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     connect = partial(InMemoryTransport, broker)
 
     def make(count: int, hidden: float = 0.0) -> Fleet:
-        link = Link(connect, "main", limits=reader.Limits(settle_s=0.05))
+        link = Link(connect, "main", limits=retained.Limits(settle_s=0.05))
         roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
         link.open()
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")

@@ -18,18 +18,18 @@ from tuf.api.exceptions import RepositoryError
 from tuf.ngclient import Updater
 
 from devices.install.mirror import Mirror
+from devices.storage.slots import Slots
 from edge_fl.cli import main
-from edge_fl.release.artefact import Slots
 from edge_fl.release.manifest import Manifest, paths
-from edge_fl.release.repository import Repository
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from server.release import website
 from server.release.publish import Publisher
+from server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually, running
 from tests.devices.site import big, head_device
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 
 class Handler(SimpleHTTPRequestHandler):

@@ -1,6 +1,6 @@
 """A fleet in one process: a broker in memory, the server's side of the wire, and devices that follow a script.
 
-A scripted device does what the choreography asks of a full device, with `edge_fl.methods.client.Client`, so that the server is tested
+A scripted device does what the choreography asks of a full device, with `edge_fl.methods.contract.client.Client`, so that the server is tested
 without the package `devices`. What it sends can be tampered with.
 """
 
@@ -20,34 +20,35 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
+from devices.install.trust import Trust
 from edge_fl import metrics
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn.tree import from_arrays, to_arrays
-from edge_fl.methods import build_method, steps
-from edge_fl.methods.client import Client
-from edge_fl.release.trust import Trust
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.client import Client
 from edge_fl.seeds import generator
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.messages import Ack, Capability, DeviceState, Report, Round, Want, decode, encode
-from edge_fl.wire.mqtt import MqttTransport
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
-from server.fleets.mqtt import Limits, MqttFleet
-from server.wire import reader
-from server.wire.exchange import KINDS
-from server.wire.inbox import Inbox
-from server.wire.journal import Journal
-from server.wire.link import Link
-from server.wire.reader import Connect
-from server.wire.roster import Roster
-from server.wire.wants import Wants
+from server.mqtt import retained
+from server.mqtt.connection import Link
+from server.mqtt.devices.assignments import Wants
+from server.mqtt.devices.roster import Roster
+from server.mqtt.fleet import Limits, MqttFleet
+from server.mqtt.journal import Journal
+from server.mqtt.retained import Connect
+from server.mqtt.updates.inbox import Inbox
+from server.mqtt.updates.round_request import KINDS
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 CLASSES = 3
 INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))
-QUICK = reader.Limits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
+QUICK = retained.Limits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
 
 
 def spec_of(method: str, **options: Any) -> TaskSpec:
@@ -311,7 +312,7 @@ class Stage:
 
     def retained(self, pattern: str = "#") -> dict[str, bytes]:
         """What is retained on the broker, by topic without the fleet's root."""
-        found = reader.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
+        found = retained.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
         return {topic.removeprefix(self.topics.root + "/"): payload for topic, payload in found.items()}
 
     @staticmethod

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from edge_fl.config import CohortConfig
 from edge_fl.methods import build_method
-from server import rounds
-from server.fleets.sequential import SequentialFleet
-from server.rounds import Plan
+from server.training import rounds
+from server.training.engines.sequential import SequentialFleet
+from server.training.rounds import Plan
 
 
 def one_round(bench, spec, *, shared=None, quorum=0.3, **limits):

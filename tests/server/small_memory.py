@@ -13,12 +13,13 @@ import torch
 from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn import tree
-from edge_fl.learn.mean import Update
-from edge_fl.methods import build_method, steps
-from edge_fl.methods.client import Client
-from server.fleets.fleet import Fleet
-from server.fleets.sequential import SequentialFleet
-from server.fleets.vector import VectorFleet
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.client import Client
+from server.training.engines.sequential import SequentialFleet
+from server.training.engines.vector import VectorFleet
+from server.training.fleet import Fleet
 
 CLIENTS, EXTRA_BYTES = 64, 250 * 2**20
 SPEC = TaskSpec(

@@ -18,7 +18,7 @@ from edge_fl.errors import ConfigError, DeadlineError, RunError
 from server import demo
 from server.children import Children
 from server.demo import DemoOptions
-from server.results import Results
+from server.runs.results import Results
 
 ROWS = [
     {"device": "sim-000", "tier": "head", "after": 0.5},

@@ -13,8 +13,8 @@ from devices.board.benchmark import FILE, LIMIT_S, Speed, measure, reach_ms, spe
 from devices.config import DeviceConfig
 from devices.features import child
 from devices.features.loader import FeatureRequest
+from devices.storage.slots import Slots
 from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
-from edge_fl.release.artefact import Slots
 from edge_fl.wire.endpoint import Endpoint
 from tests.devices.images import X, Y, picture
 

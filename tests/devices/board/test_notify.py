@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from devices.board.notify import Notifier
-from devices.runner import Runner
+from devices.runtime.runner import Runner
 
 
 @pytest.fixture

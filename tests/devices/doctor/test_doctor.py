@@ -14,7 +14,7 @@ from devices.config import DeviceBroker, DeviceConfig
 from devices.doctor import CHECKS, Finding, examine, local
 from devices.doctor.finding import graded
 from devices.doctor.network import network
-from devices.store import Store
+from devices.storage.store import Store
 from edge_fl.cli import main
 from tests.devices import graphs
 from tests.devices.images import X, Y

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from devices.features.extractor import Extractor, runtime
-from devices.install.runtime import require_runnable
+from devices.features.onnx_runtime import require_runnable
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from tests.devices import graphs

@@ -19,15 +19,15 @@ from tuf.api.metadata import Metadata, Root, Timestamp
 
 from devices.install import canary
 from devices.install.canary import MEBIBYTE
-from devices.predict import Predictor
+from devices.serving.predict import Predictor
 from edge_fl.release.manifest import Manifest
-from edge_fl.release.repository import Repository, now
 from edge_fl.wire.blob import CHUNK_BYTES, split
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
 from edge_fl.wire.transport import UNTYPED, Packet
+from server.release.repository import Repository, now
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
 from tests.devices.site import DATA, Site, big, head_device, site_over
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 TIGHT = canary.Limits(memory_bytes=128 * MEBIBYTE, cpu_s=1, deadline_s=30)
 Files = dict[str, bytes]

@@ -8,8 +8,8 @@ import pytest
 
 from devices.install import canary
 from devices.install.canary import MEBIBYTE, Limits
+from devices.storage.slots import Slots
 from edge_fl.errors import ArtefactError
-from edge_fl.release.artefact import Slots
 from edge_fl.wire.blob import split
 from tests.devices import graphs
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk

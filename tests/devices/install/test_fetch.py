@@ -9,10 +9,10 @@ from devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
 from devices.agent.events import Failed, Fetched
 from devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl.errors import ArtefactError
-from edge_fl.release.repository import Repository
 from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import Topics
+from server.release.repository import Repository
 from tests.devices.graphs import graph, manifest_for
 
 TOPICS = Topics("main")

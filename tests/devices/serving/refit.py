@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.store import Store, StoredHead
+from devices.storage.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.release.manifest import scale
 from tests.devices import graphs

@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from devices.predict import Predictor
 from devices.serving.fused import fuse
+from devices.serving.predict import Predictor
 from edge_fl.cli import main
 from edge_fl.errors import InputError
 from edge_fl.heads import HeadPlan

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from devices.predict import MAX_PICTURE_BYTES
+from devices.serving.predict import MAX_PICTURE_BYTES
 from devices.serving.serve import Service
 from edge_fl.cli import main
 from edge_fl.errors import InputError

@@ -16,7 +16,7 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import descend, fit, fit_from, gradient, scan
 from edge_fl.learn.optimiser import Adam, Optimiser, Sgd
 from edge_fl.learn.tree import Params
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 TORCH = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.optimiser import Optimiser
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.method import Method
+from edge_fl.methods.contract.method import Method
 from tests.edge_fl.methods import toy
 
 

@@ -20,20 +20,21 @@ from torch import Tensor
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import MethodError, RunError
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import pixels
-from edge_fl.learn.mean import Update
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods import METHODS, names, norm, steps
-from edge_fl.methods.client import Client
-from edge_fl.methods.method import Method
+from edge_fl.methods import METHODS, names
+from edge_fl.methods.contract import norm, steps
+from edge_fl.methods.contract.client import Client
+from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
-from server import rounds
-from server.fleets.sequential import SequentialFleet
+from server.mqtt.updates import validation
 from server.release import export
 from server.release.onnx_session import Session
-from server.rounds import Plan
-from server.wire import judge
+from server.training import rounds
+from server.training.engines.sequential import SequentialFleet
+from server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 
 every_method = pytest.mark.parametrize("name", names())
@@ -175,13 +176,13 @@ def test_nothing_personal_travels(name: str) -> None:
 @every_method
 def test_what_it_sends_is_what_the_server_takes(name: str) -> None:
     method, run = toy.method(name), ran(name)
-    expected = judge.expected_of(method, whole=True)
+    expected = validation.expected_of(method, whole=True)
     for update in run.updates[1].values():
-        taken = judge.parts_of(tensors.pack(to_arrays(update.parts)), expected)
+        taken = validation.parts_of(tensors.pack(to_arrays(update.parts)), expected)
         assert fingerprint(taken) == fingerprint(update.parts)
     stranger = {"nobody": {"w": np.zeros(1, np.float32)}}
-    with pytest.raises(judge.RefusedError, match="nobody"):
-        judge.parts_of(tensors.pack(stranger), expected)
+    with pytest.raises(validation.RefusedError, match="nobody"):
+        validation.parts_of(tensors.pack(stranger), expected)
 
 
 @every_method

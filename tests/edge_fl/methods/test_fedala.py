@@ -12,7 +12,7 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches, pixels
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from edge_fl.methods.fedala import FedALA
 from tests.edge_fl.methods import toy
 

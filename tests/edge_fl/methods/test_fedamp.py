@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edge_fl.learn import attention, tree
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 SCALARS = torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64)

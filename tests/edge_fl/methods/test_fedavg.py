@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge_fl.learn import tree
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 

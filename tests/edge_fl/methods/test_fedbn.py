@@ -7,8 +7,8 @@ import torch
 
 from edge_fl.config import InputSpec, ModelConfig
 from edge_fl.learn import tree
-from edge_fl.learn.mean import weighted_mean
-from edge_fl.methods import norm, steps
+from edge_fl.learn.aggregation.mean import weighted_mean
+from edge_fl.methods.contract import norm, steps
 from edge_fl.models import build_net
 from server.release import export
 from tests.edge_fl.methods import toy

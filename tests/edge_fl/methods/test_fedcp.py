@@ -7,7 +7,7 @@ import torch
 
 from edge_fl.config import InputSpec, ModelConfig
 from edge_fl.learn import tree
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from edge_fl.models import build_net
 from tests.edge_fl.methods import toy
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update, lerp, weighted_mean
 from edge_fl.learn.batches import Batch
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, kl
-from edge_fl.learn.mean import Update, lerp, weighted_mean
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods import steps
-from edge_fl.methods.method import Method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
 from tests.edge_fl.methods import toy
 
 

@@ -12,7 +12,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.losses import prototype_contrast
 from edge_fl.learn.optimiser import Adam, Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from edge_fl.methods.fedcrl import FedCRL
 from tests.edge_fl.methods import toy
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edge_fl.learn import tree
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 

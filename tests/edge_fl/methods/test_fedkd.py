@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional as F
 
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.lowrank import LEFT
-from edge_fl.learn.mean import Update
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
-from edge_fl.methods.method import Method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
 from tests.edge_fl.methods import toy
 
 STUDENT = ("extractor", "head")

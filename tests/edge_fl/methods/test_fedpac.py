@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from edge_fl.learn import simplex, tree
+from edge_fl.learn.aggregation.mean import Update, prototypes, spread
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.mean import Update, prototypes, spread
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edge_fl.learn import tree
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
-from server.wire import judge
+from server.mqtt.updates import validation
 from tests.edge_fl.methods import toy
 
 
@@ -39,5 +39,7 @@ def test_a_batchnorm_goes_with_the_layer_before_it() -> None:
 def test_an_update_of_some_layers_is_what_the_server_takes() -> None:
     method = toy.method("fedper", personal_layers=2)
     sent = toy.federate(method, rounds=1).updates[0]["c0"].parts
-    taken = judge.parts_of(tensors.pack(tree.to_arrays(sent)), judge.expected_of(method, whole=True))
+    taken = validation.parts_of(
+        tensors.pack(tree.to_arrays(sent)), validation.expected_of(method, whole=True)
+    )
     assert tree.same(taken, sent)

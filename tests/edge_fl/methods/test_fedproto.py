@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from edge_fl.learn import tree
-from edge_fl.learn.mean import Update
-from edge_fl.methods import steps
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 TWO = {"mean": torch.tensor([[1.0, 0.0], [0.0, 1.0]]), "count": torch.tensor([3.0, 1.0])}

@@ -10,8 +10,8 @@ import torch
 from edge_fl.learn import tree
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
-from edge_fl.methods.method import Method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
 from tests.edge_fl.methods import scalar, toy
 
 

@@ -18,8 +18,8 @@ from edge_fl.learn.losses import cross_entropy, gaussian_nll, vclub
 from edge_fl.learn.optimiser import Adam, Sgd
 from edge_fl.learn.random import fold, key_of, normal
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods import steps
-from edge_fl.methods.method import Method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
 from edge_fl.models import build_net, fedrir
 from tests.edge_fl.methods import toy
 

@@ -7,7 +7,7 @@ import pytest
 from edge_fl.errors import MethodError
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 both = pytest.mark.parametrize("name", ["fedavg", "fedprox"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from edge_fl.learn import tree
-from edge_fl.learn.part import Net
+from edge_fl.learn.network.part import Net
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 ROUNDS = 3

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.losses import model_contrast
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from server.release import export
 from tests.edge_fl.methods import toy
 

@@ -7,7 +7,7 @@ import pytest
 from edge_fl.learn import tree
 from edge_fl.learn.fit import descend
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import scalar, toy
 
 

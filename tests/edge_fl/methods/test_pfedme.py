@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import pixels
-from edge_fl.learn.mean import Update
 from edge_fl.learn.optimiser import Sgd
-from edge_fl.methods import steps
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import scalar, toy
 
 NEVER = {"history": {"trained": torch.zeros(())}}

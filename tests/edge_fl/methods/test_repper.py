@@ -16,8 +16,8 @@ from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import supcon, supcon_in, unit
 from edge_fl.learn.random import fold
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods import steps
-from edge_fl.methods.method import Method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
 from tests.edge_fl.methods import toy
 
 

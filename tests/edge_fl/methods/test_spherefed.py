@@ -7,12 +7,12 @@ import torch
 
 from edge_fl.errors import MethodError
 from edge_fl.learn import tree
-from edge_fl.learn.mean import Update
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import steps
-from edge_fl.methods.method import Method
-from server import rounds
-from server.fleets.sequential import SequentialFleet
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
+from server.training import rounds
+from server.training.engines.sequential import SequentialFleet
 from tests.edge_fl.methods import toy
 
 

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from edge_fl.config import InputSpec, ModelConfig
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches, pixels
-from edge_fl.learn.mean import Update
+from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, Sgd
-from edge_fl.learn.part import Net
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import build, steps
-from edge_fl.methods.client import Client
-from edge_fl.methods.method import Method
+from edge_fl.methods import build
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.client import Client
+from edge_fl.methods.contract.method import Method
 from edge_fl.models import build_net
 
 INPUT = InputSpec(1, 8, 8, (0.3,), (0.4,))

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from edge_fl.wire.mqtt import Endpoint
+from edge_fl.wire.mqtt.transport import Endpoint
 from edge_fl.wire.transport import Limits
 
 FAST = Limits(max_retry_s=0.2, connect_timeout_s=1.0)

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from edge_fl.wire.chaos import NONE, FaultyTransport
-from edge_fl.wire.loop import MqttLoop
-from edge_fl.wire.memory import InMemoryBroker, InMemoryTransport
-from edge_fl.wire.mqtt import MqttTransport
+from devices.simulated.chaos.transport import NONE, FaultyTransport
+from edge_fl.wire.mqtt.loop import MqttLoop
+from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 WAIT_S = 10.0
 SETTLE_S = 0.2

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.memory import matches
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
+from tests.memory_broker import matches
 
 Connect = Callable[..., Any]
 

@@ -1,0 +1,1 @@
+"""Persistent storage on the device: agent state, heads, downloaded chunks, and the two release slots."""

@@ -1,0 +1,1 @@
+"""Terminal output: progress bars, units, and messages about missing extras."""

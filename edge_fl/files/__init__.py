@@ -1,0 +1,1 @@
+"""Files: atomic writes, disk errors, descriptor limits."""

@@ -1,0 +1,1 @@
+"""Update transformations: compression, and clipping with noise for differential privacy."""

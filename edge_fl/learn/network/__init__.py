@@ -1,0 +1,1 @@
+"""Networks as named parts: parameters, batch normalisation with masks, closed-form chains, precision."""

@@ -1,0 +1,1 @@
+"""The contract of all methods: declaration, engine-independent steps, client state, device tiers, update codec."""

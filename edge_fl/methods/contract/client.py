@@ -1,0 +1,110 @@
+"""One client's work: its data, its personal parts, and what it does when asked to train, personalise or evaluate.
+
+The server's simulation and a full device both run exactly this, which is why their results are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from edge_fl import metrics
+from edge_fl.data.samples import ClientData
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
+from edge_fl.learn.codec.privacy import Noise
+from edge_fl.learn.network.precision import computing_in
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract import norm, steps, update_codec
+from edge_fl.methods.contract.method import Method
+
+GLOBAL = (metrics.GLOBAL_TEST, metrics.GLOBAL_VALIDATION)
+BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
+AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client and where its tensors live; `run` is the run's seed. Results depend on (run, round, id), not on who else takes part.
+
+    `noise` is where privacy's noise comes from; None: the run's seed, too.
+    """
+
+    id: str
+    data: ClientData
+    classes: int
+    batch_size: int
+    run: int = 0
+    device: str = "cpu"
+    precision: str = "fp32"
+    noise: Noise | None = None
+
+    def batches(self, round: int) -> Batches:
+        """The training data as it is drawn in a round."""
+        x, y = self._placed["train"]
+        return Batches(x, y, self.classes, self.batch_size, self.run, round, self.id)
+
+    def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
+        """One local update -> (what goes up, the new personal parts)."""
+        with computing_in(self.precision):
+            up, own = steps.train(method, down, own, self.batches(round), self.noise)
+        return Update(self.id, len(self.data.train), up, update_codec.told(method, own)), own
+
+    def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
+        """The closing step, with the accuracies before (where the method has a model by then) and after."""
+        before = self.evaluate(method, down, own) if method.predicts_early else {}
+        with computing_in(self.precision):
+            up, own = steps.personalise(method, down, own, self.batches(round), self.noise)
+        after = self.evaluate(method, down, own, personalised=True)
+        found = {**before, **after, **update_codec.told(method, own)}
+        return Update(self.id, len(self.data.train), up, found), own
+
+    def evaluate(
+        self, method: Method, down: Parts, own: Parts, *, personalised: bool = False
+    ) -> dict[str, float]:
+        """Accuracies on the client's own test and validation sets (METHODS.md G13), by the names of `edge_fl.metrics`, and the method's own
+        numbers.
+        """
+        found: dict[str, float] = {
+            metrics.TEST_SAMPLES: len(self.data.test),
+            metrics.VALIDATION_SAMPLES: len(self.data.validation),
+        }
+
+        def note(names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> None:
+            for name, part in zip(names, ("test", "validation"), strict=True):
+                x, y = self._placed[part]
+                if len(y):
+                    found[name] = _accuracy(predict, x, y)
+
+        if personalised or method.predicts_early:
+            note(AFTER if personalised else BEFORE, lambda x: steps.predict(method, down, own, x))
+        if method.has_global:
+            with_norm = norm.restored(down, own)  # what of BatchNorm does not travel is the client's here too
+            note(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
+        return {**found, **steps.measure(method, down, own, self.batches(0))}
+
+    @cached_property
+    def _placed(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The sets of images as tensors, brought to the device once."""
+        parts = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
+        return {
+            name: (as_tensor(s.x).to(self.device), as_tensor(s.y).to(self.device))
+            for name, s in parts.items()
+        }
+
+    def at(self, device: str) -> Client:
+        """The same client with its tensors elsewhere."""
+        return replace(self, device=device)
+
+
+def _accuracy(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+    with torch.no_grad():
+        pairs = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True)
+        right = torch.stack(
+            [(predict(pixels(images)).argmax(1) == labels).sum() for images, labels in pairs]
+        ).sum()
+    return int(right) / len(y)

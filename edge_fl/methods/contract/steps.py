@@ -1,0 +1,137 @@
+"""The steps of federated learning as every engine calls them: a method's pure functions inside its BatchNorm policy and its checks.
+
+Simulation and devices run exactly these; nothing else calls `local_update` or `aggregate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from edge_fl.errors import MethodError, RunError
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.batches import Batches
+from edge_fl.learn.codec.privacy import Noise
+from edge_fl.learn.tree import Parts, first_not_finite, merge
+from edge_fl.methods.contract import norm, update_codec
+from edge_fl.methods.contract.method import Method
+from edge_fl.seeds import seed_for
+
+Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
+
+
+def start(method: Method) -> Parts:
+    """The server's parts before round 1."""
+    return method.init_shared()
+
+
+def start_own(method: Method, client: str) -> Parts:
+    """A client's personal parts before its first round."""
+    return {**method.init_own(client), **norm.own_at_start(method), **update_codec.own_at_start(method)}
+
+
+def broadcast(method: Method, shared: Parts, client: str) -> Parts:
+    """What travels down to one client."""
+    return norm.stripped(method, method.broadcast(shared, client))
+
+
+def train(
+    method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
+) -> tuple[Parts, Parts]:
+    """One local update -> (what travels up, the client's new personal parts). Raises RunError when it diverged.
+
+    `noise` is privacy's, None for what follows from the run's seed. Raises PrivacyError when a client's budget is spent.
+    """
+    update_codec.require_budget(method, own)
+    up, new = local_update(method, down, own, data)
+    require_finite(method, data.client, data.round, up, new)
+    return sent(method, "train", down, up, new, data, noise)
+
+
+def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+    """`train` without its check and what comes after it, which look at values: this much runs under vmap."""
+    return _client_step(method, method.local_update, down, own, data)
+
+
+def personalise(
+    method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
+) -> tuple[Parts, Parts]:
+    """The closing step of one client -> (what travels up, its personal parts). Raises as `train`."""
+    up, new = _client_step(method, method.personalise, down, own, data)
+    require_finite(method, data.client, data.round, up, new)
+    return sent(method, "personalise", down, up, new, data, noise)
+
+
+def sent(
+    method: Method, step: str, down: Parts, up: Parts, own: Parts, data: Batches, noise: Noise | None = None
+) -> tuple[Parts, Parts]:
+    """(what a step gave as it travels up, the client's personal parts after that)."""
+    seed = seed_for(data.run, f"transit.{step}", data.round, data.client)
+    return update_codec.sent(method, down, method.pack(up), own, seed, noise)
+
+
+def received(method: Method, updates: Iterable[Update], downs: Mapping[str, Parts]) -> Iterator[Update]:
+    """Updates as the server's steps take them, from those that came; `downs` are the broadcasts of this round, not those of late ones."""
+    for update in updates:
+        if update.parts and method.compression.kind != "none":
+            down = downs[update.client] if update.start is None else update.start
+            update = replace(update, parts=update_codec.received(method, down, update.parts))
+        yield update
+
+
+def aggregate(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
+    """The server's step over one round's updates, in ascending client id."""
+    exports = norm.ExportMean()
+    aggregated = method.aggregate(shared, exports.peel(updates, uniform=method.uniform))
+    return {**aggregated, **exports.value()}
+
+
+def finalise(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
+    """The server's closing step."""
+    return method.finalise(shared, updates)
+
+
+def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:
+    """Personalised logits [N, C] of a client that received `down` and owns `own`."""
+    return method.predict(merge(norm.restored(down, own), own), x)
+
+
+def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str, float]:
+    """The method's own numbers of such a client, as far as they are finite; none under privacy, whose budget does not count them."""
+    if method.privacy.noise_multiplier:
+        return {}
+    with torch.no_grad():
+        found = method.measure(merge(norm.restored(down, own), own), data)
+    return {name: float(value) for name, value in found.items() if value.isfinite()}
+
+
+def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
+    """Logits [N, C] of the global model as it would be exported. Raises MethodError for a method without one."""
+    logits = method.predict_global(norm.for_export(shared), x)
+    if logits is None:
+        raise MethodError(f"{method.title} has no global model; nothing was predicted")
+    return logits
+
+
+def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:
+    """What the exported extractor computes, [N, C, H, W] -> [N, d]."""
+    return method.features(norm.for_export(shared), x)
+
+
+def require_finite(method: Method, client: str, round: int, *trees: Parts) -> None:
+    """Raises RunError, naming the client, the round and the tensor, for NaN or Infinity."""
+    if broken := next(filter(None, map(first_not_finite, trees)), None):
+        raise RunError(
+            f"{method.title}, client {client or '?'}, round {round}: the local update gave NaN or Infinity in {broken}; "
+            "it was not used (lower the learning rate?)"
+        )
+
+
+def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+    kept = {key: params for key, params in own.items() if key.endswith(norm.OWN) or update_codec.is_ours(key)}
+    up, new = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
+    up, own_norm = norm.separated(method, up)
+    return up, {**kept, **new, **own_norm}

@@ -1,0 +1,1 @@
+"""MQTT 5 transport over paho-mqtt: connection, outgoing queue, TLS, reconnect loop."""

@@ -1,0 +1,133 @@
+"""A paho client as edge-fl wants it, and what MQTT 5's properties say in our words."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from typing import Any
+
+from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
+from paho.mqtt.client import Client as PahoClient
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from edge_fl.errors import ConfigError
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.mqtt.tls import earliest, kept_fresh, secure
+from edge_fl.wire.transport import Limits, Packet
+
+MAX_PACKET_BYTES = 268_435_455  # MQTT's own bounds
+RECEIVE_MAXIMUM = 65_535
+
+
+class State(Enum):
+    """Where a connection is: between attempts, in one, awaiting the broker's answer, accepted, or over for good."""
+
+    WAITING = auto()
+    CONNECTING = auto()
+    GREETING = auto()
+    ONLINE = auto()
+    OVER = auto()
+
+
+@dataclass(frozen=True)
+class BrokerLimits:
+    """What the broker allows, as it said when it accepted us; where it said nothing, MQTT's own bounds."""
+
+    max_packet_bytes: int = MAX_PACKET_BYTES
+    receive_maximum: int = RECEIVE_MAXIMUM
+    retain: bool = True
+
+
+class Client(PahoClient):
+    """paho's client on sockets of ours: without delay (88 ms a round trip otherwise), and closed when TLS fails, which paho forgets."""
+
+    tls: Callable[[], ssl.SSLContext | None]
+    since: datetime | None = None
+
+    def _create_socket(self) -> socket.socket:
+        sock = socket.create_connection((self.host, self.port), self.connect_timeout)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = self.tls()
+            return secure(sock, context, self.host, self.since) if context else sock
+        except BaseException:
+            sock.close()
+            raise
+
+
+def make_client(
+    endpoint: Endpoint,
+    client_id: str,
+    will: Packet | None,
+    limits: Limits,
+    *,
+    session_expiry_s: int,
+    clean_start: bool,
+    keepalive_s: int,
+) -> Client:
+    """A client that is ready for `reconnect`, and leaves writing to its owner. Raises ConfigError."""
+    client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
+    client.connect_timeout = limits.connect_timeout_s
+    client.max_inflight_messages = 0  # no window of its own: ours also knows the broker's
+    client.on_socket_register_write = lambda *_: None  # without a callback paho would write inside `publish`
+    if will:
+        properties = _properties(will.content_type, will.expiry_s, PacketTypes.WILLMESSAGE)
+        client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
+    client.tls = kept_fresh(endpoint)
+    client.since = earliest(endpoint)
+    properties = _connect_properties(session_expiry_s, limits.receive_maximum, limits.max_packet_bytes)
+    clean = MQTT_CLEAN_START_FIRST_ONLY if clean_start else False
+    try:
+        client.connect_async(
+            endpoint.host, endpoint.port, keepalive_s, clean_start=clean, properties=properties
+        )
+    except ValueError as error:
+        raise ConfigError(f"broker {endpoint}: {error} expected a host and a port; not connecting") from error
+    return client
+
+
+def broker_limits(said: Properties | None) -> BrokerLimits:
+    """From the properties of a CONNACK."""
+    return BrokerLimits(
+        max_packet_bytes=getattr(said, "MaximumPacketSize", MAX_PACKET_BYTES),
+        receive_maximum=getattr(said, "ReceiveMaximum", RECEIVE_MAXIMUM),
+        retain=bool(getattr(said, "RetainAvailable", 1)),
+    )
+
+
+def publish_properties(packet: Packet) -> Properties | None:
+    """What travels beside the payload, if anything does; the same object for equal packets."""
+    if not packet.content_type and packet.expiry_s is None:
+        return None
+    return _properties(packet.content_type, packet.expiry_s, PacketTypes.PUBLISH)
+
+
+@functools.lru_cache(maxsize=256)  # paho's Properties take 7 KB, as much as all the rest of a client
+def _connect_properties(session_expiry_s: int, receive_maximum: int, max_packet_bytes: int) -> Properties:
+    properties: Properties = _new_properties(PacketTypes.CONNECT)
+    properties.SessionExpiryInterval = session_expiry_s
+    properties.ReceiveMaximum = receive_maximum
+    properties.MaximumPacketSize = max_packet_bytes
+    return properties
+
+
+@functools.lru_cache(maxsize=256)
+def _properties(content_type: str, expiry_s: int | None, packet_type: int) -> Properties:
+    properties: Properties = _new_properties(packet_type)
+    if content_type:
+        properties.ContentType = content_type
+    if expiry_s is not None:
+        properties.MessageExpiryInterval = expiry_s
+    return properties
+
+
+def _new_properties(packet_type: int) -> Any:
+    """Any, because a property is an attribute that the class does not declare."""
+    return Properties(packet_type)  # type: ignore[no-untyped-call]

@@ -1,0 +1,17 @@
+"""The server's commands, one file per group. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+from edge_fl.cli import App
+from server.cli import compare, demo, fleet, release, report, research, server
+
+
+def register(app: App) -> None:
+    """Add the server's command groups and the researcher's commands to the application."""
+    server.register(app)
+    fleet.register(app)
+    app.root.command()(demo.demo)
+    release.register(app)
+    research.register(app)
+    app.root.command()(compare.compare)
+    report.register(app)

@@ -1,0 +1,75 @@
+"""`edge-fl fleet list` and `edge-fl fleet admit`: the devices of a fleet and their quarantine."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
+from server.cli.connection import connect_to
+from server.cli.options import (
+    HOME,
+    DatabaseOption,
+    FleetOption,
+    HomeOption,
+    HostOption,
+    PortOption,
+)
+
+
+def register(app: App) -> None:
+    """Add the server's part of the group `fleet`."""
+    group = app.group("fleet", help="The devices that exist.")
+    group.command("list")(list_devices)
+    group.command()(admit)
+
+
+def list_devices(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
+    identity: IdentityOption = None,
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the devices that the broker knows of, with what each said about itself last, and when a server heard of it."""
+    from server.mqtt.devices import device_list
+    from server.registry import Database, devices
+    from server.registry.database import place
+
+    heard: dict[str, str] = {}
+    if database or Path(place(database, home)).exists():
+        with closing(Database.open(place(database, home))) as db:
+            heard = {record.device: record.seen_at for record in devices.known(db, fleet)}
+    found = device_list.devices(connect_to(host, port or 0, identity), fleet, heard)
+    show_table(found.rows, device_list.COLUMNS, format)
+    if not found.online:
+        say(
+            f"fleet {fleet!r}: no server is online, so nobody has asked whether these devices are still there"
+        )
+
+
+def admit(
+    device: Annotated[str, typer.Argument(help="A device in quarantine.")],
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """End the quarantine of a device: its reports count again, and its refused ones are counted from 0."""
+    from edge_fl.errors import InputError, nearest
+    from server.registry import Database, devices
+    from server.registry.database import place
+
+    db = Database.open(place(database, home))
+    known = {record.device: record for record in devices.known(db, fleet)}
+    if device not in known:
+        raise InputError(
+            f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}; nothing was changed"
+        )
+    devices.let_in(db, fleet, device)
+    was = known[device].quarantine
+    say(f"{device}: was in quarantine ({was}), counts again" if was else f"{device}: was in no quarantine")

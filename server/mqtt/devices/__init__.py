@@ -1,0 +1,1 @@
+"""Devices as the server sees them: roster, assignments, detection of duplicate ids."""

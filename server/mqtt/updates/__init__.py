@@ -1,0 +1,1 @@
+"""Round requests and the updates that answer them: inbox, validation, head updates, workers."""

@@ -1,0 +1,1 @@
+"""From a recipe to its results, simulated or with a fleet."""

@@ -1,0 +1,1 @@
+"""Roll-out of a release: stages, gates, pause, abort, roll back."""

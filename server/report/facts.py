@@ -1,0 +1,257 @@
+"""What a report says, as one value from a run's folder alone. Every figure is a `Figure`: its value, and the lines it was taken from.
+
+Accuracies are what their names say (`edge_fl.metrics`): "last" is the last line that has the metric, the closing step's where that measured
+it; "best_by_validation" is the round whose validation accuracy was highest, and there is no best on test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl import metrics
+from edge_fl.config import Recipe
+from edge_fl.metrics import Summary
+from edge_fl.wire.egress import Egress
+from server.runs import round_metrics
+from server.runs.results import Results
+from server.runs.round_metrics import RoundLine
+
+WORST = 10
+FIELDS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
+VALIDATION = (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION)
+PER_DEVICE = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.LOCAL_ONLY)
+
+
+class Figure(Struct, frozen=True):
+    """A number: `field` of `metric` on `lines` of round_metrics.jsonl ("7", or "1-12" where it is the sum over them)."""
+
+    value: float | int | None
+    lines: str
+    field: str
+    metric: str = ""
+    client: str = ""
+
+
+Points = tuple[tuple[int, Figure, Figure], ...]
+"""Where something was measured (a round, or labels per class), and the mean and std over clients there."""
+
+
+class Accuracy(Struct, frozen=True):
+    """One row of the accuracy table."""
+
+    metric: str
+    which: str
+    round: int
+    figures: tuple[Figure, ...]
+
+
+class SentMessage(Struct, frozen=True):
+    """One kind of message that devices send, and what is in it."""
+
+    message: str
+    content: str
+
+
+class RunReport(Struct, frozen=True):
+    """Everything that a report says."""
+
+    run: str
+    created: str
+    state: str
+    reason: str
+    source: str
+    method: str
+    dataset: str
+    settings: dict[str, str]
+    egress: tuple[SentMessage, ...]
+    kept: str
+    accuracy: tuple[Accuracy, ...]
+    curves: dict[str, Points]
+    labels: dict[str, Points]
+    devices_by: str
+    devices: dict[str, Figure]
+    worst: tuple[str, ...]
+    totals: dict[str, Figure]
+    versions: dict[str, str]
+
+
+def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
+    """The report of a run; `egress` are its method's manifests, `personal` its personal parts.
+
+    Raises InputError for a folder that is no run's.
+    """
+    manifest, state, recipe = results.manifest(), results.state(), results.recipe()
+    found = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
+    metric, devices = _devices(found)
+    ranked = sorted(devices, key=lambda name: (devices[name].value or 0.0, name))
+    made = manifest.provenance
+    versions = {"edge-fl": made.edge_fl, "Python": made.python, "machine": made.machine, **made.libraries}
+    if made.commit:
+        versions["commit"] = made.commit.sha[:12] + (", with changes" if made.commit.dirty else "")
+    if manifest.data_hash:
+        versions["data"] = manifest.data_hash
+    return RunReport(
+        manifest.run,
+        manifest.created,
+        state.state,
+        state.reason,
+        manifest.source,
+        recipe.method.name,
+        recipe.data.dataset,
+        settings(recipe),
+        leaving(manifest.source, egress),
+        ", ".join(personal) or "none: the method keeps no part on the client",
+        _accuracy(found),
+        _curves(found),
+        _by_labels(found),
+        metric,
+        devices,
+        tuple(ranked[:WORST]),
+        _totals(found),
+        {name: version for name, version in versions.items() if version},
+    )
+
+
+def settings(recipe: Recipe) -> dict[str, str]:
+    """Every setting by its dotted name."""
+    return dict(_flat(msgspec.to_builtins(recipe)))
+
+
+def leaving(source: str, egress: Sequence[Egress]) -> tuple[SentMessage, ...]:
+    """What left the devices: what the egress manifest of each tier lets go."""
+    if source == "simulated":
+        return ()
+    parts = (
+        SentMessage(f"{kind} report, of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
+        for one in egress
+        for kind, names in one.parts.items()
+    )
+    form = (
+        SentMessage(f"in what form, of {one.tier} devices", form_of(one))
+        for one in egress
+        if one.tier == "full"
+    )
+    said = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
+    numbers = dict.fromkeys(number for one in egress for number in one.numbers)
+    return (
+        *parts,
+        *form,
+        *(SentMessage(*one) for one in said.items()),
+        SentMessage("numbers in a report", ", ".join(numbers)),
+    )
+
+
+def form_of(egress: Egress) -> str:
+    """How the parts of a tier travel: their compression, and the noise on them."""
+    compression, privacy = egress.compression, egress.privacy
+    share = f" of {compression.keep:g} of the values" if compression.kind == "topk" else ""
+    if not privacy.noise_multiplier:
+        return f"compression {compression.kind}{share}; no noise"
+    budget = f"epsilon {privacy.budget:g}" if privacy.budget else "no limit"
+    return (
+        f"compression {compression.kind}{share}; clipped to {privacy.clip:g}, noise multiplier"
+        f" {privacy.noise_multiplier:g}, budget per device {budget} at delta {privacy.delta:g}"
+    )
+
+
+def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]:
+    found = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{before}{name}.")
+        elif value not in ("", None):
+            found.append((before + name, str(value)))
+    return found
+
+
+def _accuracy(found: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
+    rows = [
+        _row(name, metrics.LAST, next(line for line in reversed(found) if name in line.summaries))
+        for name in dict.fromkeys(name for line in found for name in line.summaries)
+        if "_acc" in name and not metrics.by_labels({name: name})
+    ]
+    best = _best(found)
+    if best is not None:
+        rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.summaries if "test" in name]
+    return tuple(rows)
+
+
+def _best(found: Sequence[RoundLine]) -> RoundLine | None:
+    measured_lines = [line for line in found if any(name in line.summaries for name in VALIDATION)]
+    values = [
+        next(line.summaries[name].mean for name in VALIDATION if name in line.summaries)
+        for line in measured_lines
+    ]
+    place = metrics.best_round(values)
+    return None if place is None else measured_lines[place]
+
+
+def _row(name: str, which: str, line: RoundLine) -> Accuracy:
+    summary = line.summaries[name]
+    figures = tuple(_figure(summary, line, field, name) for field in FIELDS)
+    return Accuracy(name, which, line.round, figures)
+
+
+def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> Figure:
+    value = getattr(summary, field)
+    return Figure(value if isfinite(value) else None, str(line.line), field, metric)
+
+
+def _curves(found: Sequence[RoundLine]) -> dict[str, Points]:
+    names = dict.fromkeys(
+        name for line in found for name in line.summaries if "test_acc" in name and not line.closing
+    )
+    return {
+        name: tuple(
+            _point(line.round, line, name) for line in found if not line.closing and name in line.summaries
+        )
+        for name in names
+    }
+
+
+def _by_labels(found: Sequence[RoundLine]) -> dict[str, Points]:
+    """How many labels each kind of head needs, as the devices whose head is `auto` measured it last."""
+    for line in reversed(found):
+        if curves := metrics.by_labels({name: name for name in line.summaries}):
+            return {
+                kind: tuple(_point(labels, line, name) for labels, name in sorted(names.items()))
+                for kind, names in curves.items()
+            }
+    return {}
+
+
+def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure]:
+    summary = line.summaries[metric]
+    return at, _figure(summary, line, "mean", metric), _figure(summary, line, "std", metric)
+
+
+def _devices(found: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
+    """The metric that says most about single devices, and each one's newest value."""
+    for metric in PER_DEVICE:
+        for line in reversed(found):
+            values = {client: report[metric] for client, report in line.clients.items() if metric in report}
+            if values:
+                return metric, {
+                    client: Figure(value, str(line.line), "value", metric, client)
+                    for client, value in sorted(values.items())
+                    if isfinite(value)
+                }
+    return "", {}
+
+
+def _totals(found: Sequence[RoundLine]) -> dict[str, Figure]:
+    rounds = [line for line in found if not line.closing]
+    lines = ",".join(str(line.line) for line in rounds)
+    totals = {"rounds": Figure(len(rounds), lines, "round")}
+    for field in ("seconds", "bytes_down", "bytes_up", "asked", "answered"):
+        values = [value for line in rounds if (value := getattr(line, field)) is not None]
+        if values:
+            totals[field] = Figure(sum(values), lines, field)
+    for line in reversed(found):
+        if told := [report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report]:
+            return {**totals, "largest_epsilon": Figure(max(told), str(line.line), "max", metrics.EPSILON)}
+    return totals

@@ -1,0 +1,181 @@
+"""Which pictures a run and a comparison get, from what they left in their folders: RUN/plots/ and FOLDER/plots/, as SVG and PNG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from edge_fl import metrics
+from edge_fl.data import partition
+from edge_fl.errors import ArtefactError, InputError
+from edge_fl.metrics import summarise_reports
+from server.compare import cell as cells_of
+from server.compare.cell import Measured
+from server.compare.grid import Cell, blocks
+from server.compare.summary import mean_std
+from server.report import plots, style
+from server.report.plots import Curve, Points
+from server.runs import trained
+from server.runs.results import Results
+from server.runs.trained import TrainedRun
+from server.training import features
+from server.training import study as studies
+from server.training.features import Probe
+
+CURVES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
+AFTER = metrics.PERSONAL_AFTER
+COMMON_IMAGES = 300  # that every client's network is shown, to compare them
+
+
+def of_run(results: Results) -> list[Path]:
+    """Every picture that a run's folder has the numbers for: accuracy always, the others where its data and checkpoint are at hand."""
+    drawn: dict[str, Figure] = {}
+    if curves := _curves_of_run(results):
+        drawn["accuracy"] = plots.accuracy(curves, "mean accuracy over clients")
+    try:
+        run = trained.load(results)
+    except (ArtefactError, InputError):  # devices have their data, and an early end leaves no checkpoint
+        if not drawn:
+            raise
+    else:
+        drawn |= _of_trained(run)
+    return [path for name, picture in drawn.items() for path in style.save(picture, results.plots, name)]
+
+
+def of_comparison(cells: Sequence[Cell], found: Mapping[str, Measured], folder: Path) -> list[Path]:
+    """Every picture of a comparison, per dataset and partition; features and labels are those of the first seed."""
+    paths = []
+    for block, inside in blocks(cells):
+        runs = [
+            (cell, found[cell.key]) for cell in inside if cell.key in found and not found[cell.key].failure
+        ]
+        name = re.sub(r"[^a-z0-9.]+", "-", " ".join(block))
+        for what, picture in _of_block(runs, folder):
+            paths += style.save(picture, folder / "plots", f"{name}-{what}")
+    return paths
+
+
+def _of_trained(run: TrainedRun) -> dict[str, Figure]:
+    dataset, data = run.study.dataset, run.study.data()
+    drawn = {"labels": _labels(run.study)}
+    own = [(id, parts) for id, parts in run.personal.items() if id in data] or [(id, {}) for id in data]
+    seen = features.probe(run.method, run.shared, own, data)
+    spaces = {"features": seen.z}
+    if seen.projected is not None:
+        spaces = {"features before the projector": seen.z, "and behind it": seen.projected}
+    panels = {}
+    for name, z in spaces.items():
+        at = features.tsne(z)
+        panels[f"{name}, by class"] = Points(at, seen.y, dataset.classes)
+        panels[f"{name}, by client"] = Points(at, seen.client, seen.clients)
+    drawn["features"] = plots.embedding(panels)
+    by_client = {client: (value, 0.0) for client, value in seen.separation().items()}
+    drawn["separation"] = plots.separation(by_client, "client")
+    images = np.concatenate([data[id].test.x for id in sorted(data)])
+    some = images[np.linspace(0, len(images) - 1, min(COMMON_IMAGES, len(images))).astype(int)]
+    found = features.representations(run.method, run.shared, own, torch.from_numpy(some))
+    if len(found) > 1:
+        drawn["likeness"] = plots.likeness(_likeness(list(found.values())), list(found), "client")
+    return drawn
+
+
+def _of_block(runs: Sequence[tuple[Cell, Measured]], folder: Path) -> Iterator[tuple[str, Figure]]:
+    if not runs:
+        return
+    study = studies.prepare(runs[0][0].recipe)
+    yield "labels", _labels(study)
+    if curves := _curves_of_cells(runs):
+        yield "accuracy", plots.accuracy(curves, "mean accuracy over clients")
+    seen: dict[str, list[Probe]] = {}
+    for cell, _ in runs:
+        if one := cells_of.read_probe(cell.key, folder):
+            seen.setdefault(cell.label, []).append(one)
+    if not seen:
+        return
+    values = {
+        label: [mean_std(one.separation().values()).mean for one in every] for label, every in seen.items()
+    }
+    summed = {label: (float(np.mean(each)), float(np.std(each))) for label, each in values.items()}
+    yield "separation", plots.separation(summed, "method, mean over clients")
+    first = {label: every[0] for label, every in seen.items()}
+    if len(first) > 1:
+        outermost = [one.outermost for one in first.values()]
+        yield "likeness", plots.likeness(_likeness(outermost), list(first), "method")
+    at = {label: features.tsne(one.outermost) for label, one in first.items()}
+    by_class = {label: Points(at[label], one.y, study.dataset.classes) for label, one in first.items()}
+    yield "features-by-class", plots.embedding(by_class)
+    by_client = {label: Points(at[label], one.client, one.clients) for label, one in first.items()}
+    yield "features-by-client", plots.embedding(by_client)
+
+
+def _labels(study: studies.Study) -> Figure:
+    counts = partition.histogram(study.dataset, study.split)
+    return plots.labels(counts, study.split.clients, study.dataset.classes)
+
+
+def _curves_of_run(results: Results) -> dict[str, Curve]:
+    means: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    for record in results.rounds():
+        if not record.get("closing"):
+            for name, value in _means(record).items():
+                if name in means:
+                    means[name][record["round"]] = value
+    summary = results.summary()
+    after = summary[AFTER].mean if AFTER in summary else None
+    return {
+        name: Curve(
+            list(by_round),
+            np.array(list(by_round.values())),
+            np.zeros(len(by_round)),
+            after if name == metrics.PERSONAL_BEFORE else None,
+        )
+        for name, by_round in means.items()
+        if by_round or (name == metrics.PERSONAL_BEFORE and after is not None)
+    }
+
+
+def _means(record: Mapping[str, Any]) -> dict[str, float]:
+    """A round's means over clients: of the metrics by client, or as they were summed up already."""
+    reports = record.get("metrics") or {}
+    summed = {name: summary.mean for name, summary in summarise_reports(list(reports.values())).items()}
+    given = {
+        name: value["mean"] for name, value in record.items() if isinstance(value, dict) and "mean" in value
+    }
+    return summed | {name: float(mean) for name, mean in given.items() if mean is not None}
+
+
+def _curves_of_cells(runs: Sequence[tuple[Cell, Measured]]) -> dict[str, Curve]:
+    """What each method predicts with, by round, over the rounds that all its seeds were evaluated in."""
+    curves = {}
+    for label in dict.fromkeys(cell.label for cell, _ in runs):
+        seeds = [
+            {p.round: value for p in one.curve if (value := _predicting(p.means)) is not None}
+            for cell, one in runs
+            if cell.label == label
+        ]
+        rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
+        values = np.array([[seed[number] for number in rounds] for seed in seeds])
+        after = [one.last[AFTER].mean for cell, one in runs if cell.label == label and AFTER in one.last]
+        curves[label] = Curve(
+            rounds, values.mean(axis=0), values.std(axis=0), float(np.mean(after)) if after else None
+        )
+    return curves
+
+
+def _predicting(means: Mapping[str, float]) -> float | None:
+    return next((means[name] for name in CURVES if name in means), None)
+
+
+def _likeness(seen: Sequence[features.Features]) -> NDArray[np.float64]:
+    matrix = np.eye(len(seen))
+    for a, b in combinations(range(len(seen)), 2):
+        matrix[a, b] = matrix[b, a] = features.linear_cka(seen[a], seen[b])
+    return matrix

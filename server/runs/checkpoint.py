@@ -1,0 +1,118 @@
+"""Checkpoints: everything a run needs to go on after a round, written so that a crash at any moment leaves a whole one behind.
+
+    FOLDER/round-00012.safetensors    shared parts, and the personal parts of the clients simulated here
+    FOLDER/round-00012.json           round, plan, the other file's sha256; written last: it is the commit
+
+The one before stays until the next is complete. A torn or damaged one is passed over, and said. Devices keep their personal parts
+themselves; the server never has them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl.files import atomic
+from edge_fl.errors import ArtefactError, EdgeFLError, RunError
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import digest
+from server.training.rounds import Plan
+
+log = logging.getLogger(__name__)
+
+KEPT = 2
+LIMITS = tensors.Limits(max_bytes=64 * 2**30, max_header_bytes=256 * 2**20, max_tensors=10**7)
+SHARED, OWN = "shared", "own"
+
+
+class Index(Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON file. Personal parts are named by their client's place in `clients`, since a part's name allows fewer signs."""
+
+    round: int
+    sha256: str
+    clients: list[str]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after `round`: go on with `rounds.run(method, fleet, plan, shared, first=round + 1)` once the fleet has `own` back."""
+
+    round: int
+    plan: Plan
+    shared: Parts
+    own: dict[str, Parts] = field(default_factory=dict)
+
+    def states(self) -> Iterator[tuple[str, Parts]]:
+        """What `Fleet.restore` takes."""
+        return iter(self.own.items())
+
+
+def save(folder: Path, round: int, plan: Plan, shared: Parts, own: Iterable[tuple[str, Parts]] = ()) -> None:
+    """Writes one checkpoint and removes those before the previous. Raises RunError when the disk does not take it."""
+    states = dict(own)
+    arrays = {f"{SHARED}.{name}": params for name, params in to_arrays(shared).items()}
+    for place, parts in enumerate(states.values()):
+        arrays |= {f"{OWN}.{place}.{name}": params for name, params in to_arrays(parts).items()}
+    payload = tensors.pack(arrays, LIMITS)
+    index = Index(round, digest(payload), list(states), plan)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write(folder / f"{_stem(round)}.safetensors", payload)
+        atomic.write(folder / f"{_stem(round)}.json", msgspec.json.format(msgspec.json.encode(index)))
+        for stem in _stems(folder)[KEPT:]:
+            (folder / f"{stem}.json").unlink(missing_ok=True)
+            (folder / f"{stem}.safetensors").unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: checkpoint of round {round} cannot be written ({error.strerror}); the one before stands"
+        ) from error
+
+
+def load(folder: Path) -> Checkpoint:
+    """The newest whole checkpoint; damaged ones before it are named in the log. Raises ArtefactError when there is none."""
+    for stem in _stems(folder):
+        try:
+            return _read(folder, stem)
+        except (EdgeFLError, OSError, msgspec.DecodeError, KeyError, ValueError) as error:
+            log.warning("%s: not whole (%s); going back to the one before", folder / stem, error)
+    raise ArtefactError(
+        f"{folder}: no whole checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors; nothing was resumed"
+    )
+
+
+def begun(folder: Path) -> bool:
+    """Whether a checkpoint has ever been written here, whole or not."""
+    return bool(_stems(folder))
+
+
+def _read(folder: Path, stem: str) -> Checkpoint:
+    index = msgspec.json.decode((folder / f"{stem}.json").read_bytes(), type=Index)
+    payload = (folder / f"{stem}.safetensors").read_bytes()
+    if (found := digest(payload)) != index.sha256:
+        raise ArtefactError(f"sha256 {found[:8]}, expected {index.sha256[:8]}")
+    shared: Parts = {}
+    own: dict[str, Parts] = {client: {} for client in index.clients}
+    for name, params in from_arrays(tensors.unpack(payload, LIMITS)).items():
+        where, _, rest = name.partition(".")
+        if where == SHARED:
+            shared[rest] = params
+        else:
+            place, _, part = rest.partition(".")
+            own[index.clients[int(place)]][part] = params
+    return Checkpoint(index.round, index.plan, shared, own)
+
+
+def _stem(round: int) -> str:
+    return f"round-{round:05d}"
+
+
+def _stems(folder: Path) -> list[str]:
+    """Checkpoints whose commit was written, newest first."""
+    return sorted((path.stem for path in folder.glob("round-*.json")), reverse=True)

@@ -1,0 +1,341 @@
+"""A run's results folder: everything a run leaves behind, readable while it goes on, and honest about how it ended.
+
+    RUN/config.toml             the recipe, every value written out
+    RUN/manifest.json           what it ran on: versions, seed, commit, data hash, source
+    RUN/state.json              running, completed, failed, stopped or spent (the privacy budget), and why
+    RUN/round_metrics.jsonl     one JSON object per round (NaN is null), and one for the closing step
+    RUN/metrics_summary.json    metric name -> mean, weighted_mean, std, bottom_decile, clients; and the source
+    RUN/devices.csv             one line per device
+    RUN/report.html             all of it to look at, once the run is over
+    RUN/checkpoints/, artefacts/, plots/
+    RUN/tensorboard/, mlflow/   the rounds once more, for those who ask for it (`server.runs.tracking`)
+
+A run that writes holds a lock on its round metrics, so that one whose process died is not shown as running.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl.files import atomic
+from edge_fl import config
+from edge_fl.config import Recipe, Source
+from edge_fl.errors import InputError, RunError, StoppedError, nearest
+from edge_fl.metrics import Summary
+from server.runs.provenance import Provenance, provenance
+from server.runs import round_metrics
+from server.runs.tracking import Opener, Tracking
+
+FOLDERS = ("checkpoints", "artefacts", "plots")
+Outcome = Literal["completed", "failed", "stopped", "spent"]
+
+
+class RunState(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a run stands. `reason` is empty for one that goes on or has completed."""
+
+    state: Literal["running", "completed", "failed", "stopped", "spent"]
+    reason: str = ""
+
+
+class RunManifest(Struct, frozen=True):
+    """What made these results. `created` is UTC; it names the run and orders lists for people, nothing else depends on it."""
+
+    run: str
+    created: str
+    source: Source
+    seed: int
+    data_hash: str
+    provenance: Provenance
+
+
+class RunInfo(Struct, frozen=True):
+    """A run as a list shows it."""
+
+    run: str
+    created: str
+    method: str
+    dataset: str
+    source: Source
+    state: str
+    reason: str
+
+
+class Results:
+    """One run's folder. `create` and `resume` write and hold its lock until `close`; `open` reads.
+
+    As a context manager a writer ends as it leaves the block: completed, stopped by the keyboard, or failed with the error as reason.
+    """
+
+    def __init__(self, path: Path, rounds: BinaryIO | None = None) -> None:
+        self.path = path
+        self._rounds = rounds
+        self._tracking = Tracking({}, path)
+
+    @classmethod
+    def create(cls, root: Path, recipe: Recipe, *, data_hash: str = "") -> Results:
+        """A new folder below `root`, with its recipe and manifest. Raises InputError when the folder cannot be made."""
+        created = datetime.now(UTC)
+        name = run_id(recipe.name, created)
+        path = root / name
+        manifest = RunManifest(
+            name,
+            created.isoformat(timespec="seconds"),
+            recipe.source,
+            recipe.seed,
+            data_hash,
+            provenance(),
+        )
+        try:
+            for folder in FOLDERS:
+                (path / folder).mkdir(parents=True)
+            atomic.write(path / "config.toml", config.dump(recipe))
+            atomic.write(path / "manifest.json", _json(manifest))
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be made ({error.strerror}); expected a folder to write results to; nothing ran"
+            ) from error
+        return cls.resume(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Results:
+        """The folder of a run, to read. Raises InputError, which names the runs that are there."""
+        if not (path / "manifest.json").is_file():
+            there = [run.run for run in list_runs(path.parent)]
+            raise InputError(f"{path}: no run there{nearest(path.name, there)}; nothing was read")
+        return cls(path)
+
+    @classmethod
+    def resume(cls, path: Path, *, after: int | None = None) -> Results:
+        """The folder of a run, to write on, and running again; what came after round `after` is dropped: it comes again.
+
+        Raises InputError when there is none or another process has it.
+        """
+        results = cls.open(path)
+        try:
+            rounds = (path / "round_metrics.jsonl").open("ab", buffering=0)
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be written to ({error.strerror}); nothing was started"
+            ) from error
+        try:
+            fcntl.flock(rounds, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            rounds.close()
+            raise InputError(f"{path}: another process writes to this run; nothing was started") from error
+        if rounds.tell() and not (path / "round_metrics.jsonl").read_bytes().endswith(b"\n"):
+            rounds.write(b"\n")  # a line cut short stays alone and is skipped by readers
+        if after is not None:
+            lines = (path / "round_metrics.jsonl").read_bytes().splitlines(keepends=True)
+            rounds.truncate(0)
+            rounds.write(b"".join(line for line in lines if _stays(_record(line), after)))
+        results._rounds = rounds
+        results._write("state.json", _json(RunState("running")))
+        return results
+
+    @property
+    def id(self) -> str:
+        """The run's id, which is the folder's name."""
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def artefacts(self) -> Path:
+        return self.path / "artefacts"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    def track(self, openers: Mapping[str, Opener], *, after: int | None = None) -> None:
+        """From here on these trackers have every line of the round metrics, too; `after` as in `resume`. Raises RunError."""
+        self._tracking = Tracking(openers, self.path, after)
+
+    def append_round(self, record: Mapping[str, object]) -> None:
+        """Adds one line to the round metrics, there for every reader at once. Raises RunError when the disk does not take it."""
+        if self._rounds is None:
+            raise RunError(f"{self.path}: opened to read; use Results.resume to write")
+        text = msgspec.json.encode(record)
+        with _reporting(self.path):
+            self._rounds.write(text + b"\n")
+        if line := round_metrics.read(0, text):
+            self._tracking.note(line)
+
+    def write_summary(self, source: Source, summaries: Mapping[str, Summary]) -> None:
+        """Replaces metrics_summary.json. Raises RunError when the disk does not take it."""
+        self._write("metrics_summary.json", _json({"source": source, **summaries}))
+
+    def write_devices(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replaces devices.csv; its columns are the rows' keys in the order of their first appearance."""
+        text = io.StringIO()
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self._write("devices.csv", text.getvalue())
+
+    def finish(self, state: Outcome, reason: str = "") -> None:
+        """Writes how the run ended and lets go of it."""
+        self._write("state.json", _json(RunState(state, reason)))
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the lock; a run not finished then counts as stopped."""
+        self._tracking.close()
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._rounds is None:
+            return
+        if error is None:
+            self.finish("completed")
+        elif isinstance(error, KeyboardInterrupt):
+            self.finish("stopped", "interrupted at the keyboard")
+        elif isinstance(error, StoppedError):
+            self.finish("stopped", str(error))
+        else:
+            self.finish("failed", str(error) or type(error).__name__)
+
+    def recipe(self) -> Recipe:
+        """The recipe it ran. Raises ConfigError."""
+        return config.load(self.path / "config.toml")
+
+    def manifest(self) -> RunManifest:
+        """What made the results. Raises InputError."""
+        return _decoded(self.path / "manifest.json", RunManifest)
+
+    def state(self) -> RunState:
+        """How the run stands; one that says it is running while nobody holds it has been stopped. Raises InputError."""
+        state = _decoded(self.path / "state.json", RunState)
+        if (
+            state.state == "running"
+            and self._rounds is None
+            and not _is_held(self.path / "round_metrics.jsonl")
+        ):
+            return RunState("stopped", "its process ended without a word")
+        return state
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds so far, in order, without the closing step's line; a line cut short by a crash is left out."""
+        try:
+            lines = (self.path / "round_metrics.jsonl").read_bytes().splitlines()
+        except OSError:
+            return []
+        return [record for record in map(_record, lines) if record is not None and not record.get("closing")]
+
+    @property
+    def reached(self) -> int:
+        """The last round that is over; 0 for none."""
+        return max((int(record.get("round", 0)) for record in self.rounds()), default=0)
+
+    def summary(self) -> dict[str, Summary]:
+        """metrics_summary.json without its source; empty before it is written. Raises InputError."""
+        path = self.path / "metrics_summary.json"
+        if not path.is_file():
+            return {}
+        found = _decoded(path, dict[str, str | dict[str, int | float | None]])
+        return {name: _summary(values, path) for name, values in found.items() if isinstance(values, dict)}
+
+    def _write(self, name: str, content: bytes | str) -> None:
+        with _reporting(self.path):
+            atomic.write(self.path / name, content)
+
+
+def list_runs(root: Path) -> list[RunInfo]:
+    """The runs below `root`, the newest first; folders that are no runs are passed over, and so are damaged ones."""
+    runs = []
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        try:
+            results = Results(path)
+            manifest, state, recipe = results.manifest(), results.state(), results.recipe()
+        except InputError:
+            continue
+        names = (recipe.method.name, recipe.data.dataset)
+        runs.append(
+            RunInfo(manifest.run, manifest.created, *names, manifest.source, state.state, state.reason)
+        )
+    return sorted(runs, key=lambda run: (run.created, run.run), reverse=True)
+
+
+def run_id(name: str, created: datetime) -> str:
+    """A new id of at most 32 of a-z, 0-9 and '-': the start of `name`, the time to the second, and two random bytes."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower())[:13].strip("-") or "run"
+    return f"{slug}-{created:%y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _stays(record: dict[str, Any] | None, after: int) -> bool:
+    return record is not None and record.get("round", 0) <= after and not record.get("closing")
+
+
+def _json(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def _decoded(path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); expected what a run wrote there; not used"
+        ) from error
+
+
+def _summary(values: Mapping[str, float | None], path: Path) -> Summary:
+    try:
+        return msgspec.convert(
+            {name: float("nan") if v is None else v for name, v in values.items()}, Summary
+        )
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); expected what a run wrote there; not used"
+        ) from error
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path}: results cannot be written ({error.strerror}); the run ends here") from error

@@ -1,0 +1,159 @@
+"""The vectorised fleet: chunks of clients as one batched computation by torch.func.vmap; for GPUs, heads and small networks.
+
+Where a client's step runs: `_chunk`, once for all clients of a chunk. Clients of similar size share a chunk, so that padding stays
+small; how many fit is found by `ClientCapacity`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.network.precision import computing_in
+from edge_fl.learn.stacked import Stacked, stack
+from edge_fl.learn.tree import Parts, first_not_finite
+from edge_fl.methods.contract import steps, update_codec
+from edge_fl.methods.contract.client import Client
+from edge_fl.methods.contract.method import Method
+from server.training.engines import capacity, schedule
+from server.training.engines.capacity import ClientCapacity
+from server.training.engines.sequential import SequentialFleet
+from server.training.engines.simulated import SimulatedFleet
+from server.training.fleet import ClientId, Downs, Step
+
+log = logging.getLogger(__name__)
+
+
+class VectorFleet(SimulatedFleet):
+    """Simulated clients as in the sequential fleet; `train` is vectorised where the method allows, the rest is the reference's own.
+
+    `chunk` is the most clients that are trained as one, 0 for what `ClientCapacity` finds.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[ClientId, Client],
+        method: Method,
+        folder: Path | None = None,
+        *,
+        chunk: int = 0,
+    ) -> None:
+        self._reference = SequentialFleet(clients, method, folder)
+        super().__init__(self._reference.clients(), self._reference.personal)
+        self._clients = clients
+        self.capacity = ClientCapacity(next(iter(clients.values())).device, chunk)
+        self.fallback = ""
+        if reason := unable(method):
+            self._give_up(method, reason)
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        if step != "train" or self.fallback:
+            yield from self._reference.each(step, round, method, downs)
+            return
+        for window in schedule.windows(downs):
+            chunks, planned_for = [list(window)], 0
+            while chunks:
+                if self.capacity.clients != planned_for:
+                    planned_for = self.capacity.clients
+                    chunks = schedule.alike(
+                        list(chain(*chunks)), self._batches, planned_for, self.capacity.overhead
+                    )
+                try:
+                    with self.capacity.measured(len(chunks[-1])):
+                        updates = self._chunk(round, method, chunks[-1], downs)
+                except Exception as error:
+                    if capacity.is_full(error):
+                        self.capacity.halve(len(chunks[-1]), error)
+                        continue
+                    if not refused(error):
+                        raise
+                    self._give_up(method, str(error).splitlines()[0])
+                    left = sorted(chain(*chunks))
+                    yield from self._reference.train(round, method, {id: downs[id] for id in left})
+                    break
+                chunks.pop()
+                yield from updates
+                del updates  # before the next chunk needs the memory
+
+    def _give_up(self, method: Method, reason: str) -> None:
+        self.fallback = reason
+        log.warning("%s is trained client by client: %s", method.title, reason)
+
+    def _batches(self, id: ClientId) -> int:
+        return -(-len(self._clients[id].data.train) // self._clients[id].batch_size)
+
+    def _chunk(self, round: int, method: Method, chunk: Sequence[ClientId], downs: Downs) -> list[Update]:
+        """The local updates of a chunk in one computation; personal parts are replaced only when all of it went well."""
+        members = [self._clients[id].batches(round) for id in chunk]
+        down = stacked([downs[id] for id in chunk])
+        own = stacked([tree.to_device(self.personal.get(id), self._clients[id].device) for id in chunk])
+        x, y, real = stack(members)
+        first = members[0]
+
+        def step(
+            place: Tensor, x: Tensor, y: Tensor, real: Tensor, down: Parts, own: Parts
+        ) -> tuple[Parts, Parts]:
+            data = Stacked(
+                x,
+                y,
+                first.classes,
+                first.batch_size,
+                first.run,
+                round,
+                members=tuple(members),
+                place=place,
+                real=real,
+            )
+            return steps.local_update(method, down, own, data)
+
+        places = torch.arange(len(chunk), device=x.device)
+        with computing_in(self._clients[chunk[0]].precision):
+            up, new = vmap(step)(places, x, y, real, down, own)
+        fine = first_not_finite(up) is first_not_finite(new) is None  # in nearly every chunk
+        updates = []
+        for place, id in enumerate(chunk):
+            parts, mine, member = at(up, place), tree.clone(at(new, place)), members[place]
+            if not fine:
+                steps.require_finite(method, id, round, parts, mine)
+            parts, mine = steps.sent(method, "train", downs[id], parts, mine, member)
+            updates.append((Update(id, len(member), parts, update_codec.told(method, mine)), mine))
+        for update, mine in updates:
+            self.personal.put(update.client, mine)
+        return [update for update, _ in updates]
+
+
+def unable(method: Method) -> str:
+    """Why a method cannot be vectorised over clients, or nothing."""
+    return "" if method.vectorises else "its local update depends on values, not only on shapes"
+
+
+def refused(error: Exception) -> bool:
+    """Whether torch says that something in a local update cannot be vectorised, as a user's own network may find out."""
+    return isinstance(error, RuntimeError) and any(
+        word in str(error) for word in ("vmap", "functorch", "atching rule")
+    )
+
+
+def stacked(trees: Sequence[Parts]) -> Parts:
+    """Equal trees with a leading dimension of clients; the very same tensor is a view, not a copy."""
+
+    def join(*leaves: Tensor) -> Tensor:
+        if all(leaf is leaves[0] for leaf in leaves):
+            return leaves[0].expand(len(leaves), *leaves[0].shape)
+        return torch.stack(leaves)
+
+    return tree.map(join, *trees)
+
+
+def at(trees: Any, place: int) -> Any:
+    """One client's tree out of a stacked one; its tensors are views."""
+    return tree.map(lambda leaf: leaf[place], trees)

@@ -1,0 +1,156 @@
+"""What clients' networks make of their images, measured: features of test images, class separation, and likeness of two networks.
+
+A client's representation is what its own head sees: its personal or tuned extractor where it has one, else the shared one, and a
+personal projector on top where the method has that (DualFed's post-projection features).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn.batches import in_batches
+from edge_fl.learn.tree import Parts, merge, to_device
+from edge_fl.methods.contract import norm, steps
+from edge_fl.methods.contract.method import PERSONAL, Method
+from edge_fl.seeds import generator
+
+Features = NDArray[np.float32]
+MAX_IMAGES = 600
+# instead of the shared one, where a client has it
+OWN_EXTRACTORS = ("tuned_extractor", f"{PERSONAL}extractor")
+PROJECTOR = "projector"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Features z [n, d] of clients' test images, each by its own client; `projected` [n, p] behind a personal projector, or None.
+
+    y [n] is the class, `client` [n] the client's place in `clients`.
+    """
+
+    z: Features
+    y: NDArray[np.int64]
+    client: NDArray[np.int64]
+    clients: tuple[str, ...]
+    projected: Features | None = None
+
+    @property
+    def outermost(self) -> Features:
+        """What the clients' own heads see."""
+        return self.z if self.projected is None else self.projected
+
+    def separation(self) -> dict[str, float]:
+        """Class separation within each client's own images: across clients it would measure that their networks differ."""
+        return {
+            client: separation(self.outermost[self.client == place], self.y[self.client == place])
+            for place, client in enumerate(self.clients)
+        }
+
+
+def probe(
+    method: Method,
+    shared: Parts,
+    personal: Iterable[tuple[str, Parts]],
+    data: Mapping[str, ClientData],
+    device: str = "cpu",
+    images: int = MAX_IMAGES,
+) -> Probe:
+    """Up to `images` test images, equally many of every client as far as it has them, by every client's own network."""
+    share = max(images // max(len(data), 1), 1)
+    rows: list[tuple[Tensor, Tensor | None, NDArray[np.int64], int]] = []
+    clients = tuple(sorted(data))
+    for id, own in personal:
+        if id in data:
+            some = _some(data[id].test, share, id)
+            x = torch.from_numpy(some.x).to(device)
+            z, projected = represent(method, _parts(method, shared, id, to_device(own, device)), x)
+            rows.append((z, projected, some.y, clients.index(id)))
+    rows.sort(key=lambda row: row[3])
+    zs, projections, ys, places = zip(*rows, strict=True)
+    return Probe(
+        _joined(zs),
+        np.concatenate(ys),
+        np.repeat(places, [len(y) for y in ys]),
+        clients,
+        None if projections[0] is None else _joined(projections),
+    )
+
+
+def representations(
+    method: Method, shared: Parts, personal: Iterable[tuple[str, Parts]], x: Tensor
+) -> dict[str, Features]:
+    """Features [n, d] of the same images x by every client's own network (behind its projector where it has one)."""
+    found = {}
+    for id, own in personal:
+        z, projected = represent(method, _parts(method, shared, id, to_device(own, x.device)), x)
+        found[id] = _joined([z if projected is None else projected])
+    return found
+
+
+def represent(method: Method, parts: Parts, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(features, features behind the personal projector or None) of pixels x, by a client's shared and personal parts."""
+    extractor = next((parts[name] for name in OWN_EXTRACTORS if name in parts), parts.get("extractor"))
+    seen: Parts = parts if extractor is None else {**parts, "extractor": extractor}
+    z = in_batches(lambda batch: method.features(seen, batch), x)
+    if PROJECTOR not in parts or method.parts[PROJECTOR].travels:
+        return z, None
+    return z, in_batches(lambda batch: method.net.parts[PROJECTOR].frozen(parts[PROJECTOR], batch), z)
+
+
+def separation(z: Features, y: NDArray[np.int64]) -> float:
+    """Class separation R^2 = 1 - (mean cosine distance within classes) / (mean over all pairs of classes), at most 1.
+
+    Kornblith et al., "Why Do Better Loss Functions Lead to Less Transferable Features?", NeurIPS 2021; used in DualFed, Figure 5.
+    NaN when fewer than two classes occur.
+    """
+    unit = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    means = np.stack([unit[y == label].mean(axis=0, dtype=np.float64) for label in np.unique(y)])
+    if len(means) < 2:
+        return float("nan")
+    within = 1 - np.mean(np.sum(means**2, axis=1))
+    total = 1 - np.sum(means.mean(axis=0) ** 2)
+    return float(1 - within / total) if total > 1e-12 else float("nan")
+
+
+def linear_cka(a: Features, b: Features) -> float:
+    """Linear centred kernel alignment of features a [n, d], b [n, e] of the same images: 0 unrelated, 1 equal up to rotation and scale.
+
+    Kornblith et al., "Similarity of Neural Network Representations Revisited", ICML 2019; used in DualFed, Figure 6.
+    """
+    a, b = (m.astype(np.float64) - m.mean(axis=0, dtype=np.float64) for m in (a, b))
+    scale = np.linalg.norm(a.T @ a) * np.linalg.norm(b.T @ b)
+    return float(np.linalg.norm(a.T @ b) ** 2 / scale) if scale > 0 else float("nan")
+
+
+def tsne(z: Features) -> NDArray[np.float32]:
+    """Features [n, d] as points [n, 2] by t-SNE, from a fixed seed; fewer than five images are laid out by their first two features."""
+    if len(z) < 5:
+        return np.pad(z, ((0, 0), (0, 2)))[:, :2].astype(np.float32)
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(z) - 1) / 3)
+    embedding = TSNE(perplexity=perplexity, init="pca", random_state=0, method="barnes_hut", n_jobs=1)
+    points: NDArray[np.float32] = embedding.fit_transform(np.ascontiguousarray(z, np.float32))
+    return points
+
+
+def _parts(method: Method, shared: Parts, client: str, own: Parts) -> Parts:
+    down = steps.broadcast(method, shared, client)
+    return merge(norm.restored(down, own), own)
+
+
+def _some(samples: Samples, count: int, client: str) -> Samples:
+    """Up to `count` samples, the same whatever method looks at them."""
+    return samples.take(np.sort(generator(0, "probe", client=client).permutation(len(samples))[:count]))
+
+
+def _joined(rows: Iterable[Tensor]) -> Features:
+    joined: Features = torch.cat(list(rows)).cpu().numpy().astype(np.float32)
+    return joined

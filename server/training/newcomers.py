@@ -1,0 +1,180 @@
+"""The papers' protocols for clients that come late: what is it worth to somebody who was not there?
+
+FedCRC, Table II: some clients never train, and the global model meets them as it is (`meet`). Where heads are personal, the paper takes
+their mean for a global one; only a simulation can do that, because no server ever holds a head. RepPer, Figure 6: the extractor stays
+frozen, and every client of another task fits a new head to it, batch after batch (`learn_task`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl import metrics
+from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import DataError, MethodError, nearest
+from edge_fl.learn.aggregation.mean import Mean
+from edge_fl.learn.batches import Batch, Batches, in_batches
+from edge_fl.learn.fit import descend, scan
+from edge_fl.learn.losses import cross_entropy
+from edge_fl.learn.network.part import Part
+from edge_fl.learn.optimiser import Optimiser, Sgd
+from edge_fl.learn.tree import Params, Parts, parameters
+from edge_fl.methods.contract import norm, steps
+from edge_fl.methods.contract.method import BatchNorm, Method
+from edge_fl.seeds import generator
+
+Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classes]
+# a newcomer's training pixels, uint8, without their labels -> what it predicts with
+Model = Callable[[Tensor], Predict]
+Reports = dict[str, dict[str, float]]
+HIDDEN = 256  # METHODS.md section 5
+HEADS: dict[str, Callable[[int, int], nn.Module]] = {
+    "linear": nn.Linear,
+    "mlp": lambda dim, classes: nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)),
+}
+
+
+def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
+    """`count` of the clients, ascending, that never train. Raises DataError when nobody would be left."""
+    if not count:
+        return ()
+    if count >= len(clients):
+        raise DataError(
+            f"[data] unseen = {count} of {len(clients)} clients, expected fewer; nothing was started"
+        )
+    chosen = generator(seed, "unseen").choice(len(clients), size=count, replace=False)
+    return tuple(sorted(clients[row] for row in chosen))
+
+
+def newcomers_model(
+    method: Method, shared: Parts, own: Iterable[tuple[str, Parts]], samples: Mapping[str, int]
+) -> Model | None:
+    """What a newcomer can use: the method's global model, or its shared extractor under the mean of the personal heads, or nothing.
+
+    `own` are the clients' personal parts; those in `samples` count, by their training samples. Where only BatchNorm is personal, the
+    newcomer measures its own.
+    """
+    if method.has_global:
+        return lambda _: lambda x: _given(steps.predict_global(method, shared, x))
+    if method.batch_norm is BatchNorm.LOCAL_BN:
+        return lambda seen: partial(method.predict, norm.newcomer(method, shared, seen))
+    mean = Mean()
+    if "extractor" in method.travelling() and "head" in method.parts and "head" in method.net.parts:
+        for client, parts in own:
+            if client in samples:
+                mean.add(parts["head"], samples[client])
+    if (head := mean.value()) is None:
+        return None
+    return lambda _: partial(method.classify, {**norm.for_export(shared), "head": head})
+
+
+def meet(model: Model, clients: Mapping[str, ClientData], device: str = "cpu") -> Reports:
+    """The accuracy of a model, without any adaptation, on the test sets of clients that never trained."""
+    reports = {}
+    for id, data in clients.items():
+        predict = model(torch.from_numpy(data.train.x).to(device))
+        logits = in_batches(predict, torch.from_numpy(data.test.x).to(device))
+        accuracy = metrics.accuracy(logits.argmax(1).cpu().numpy(), data.test.y)
+        reports[id] = {metrics.UNSEEN_TEST: accuracy, metrics.TEST_SAMPLES: float(len(data.test))}
+    return reports
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """How a head learns a new task: `iterations` batches, its accuracy noted before the first and after `every` of them."""
+
+    iterations: int = 100
+    every: int = 10
+    batch_size: int = 256
+    head: str = "mlp"
+    optimiser: Optimiser = Sgd(0.1, momentum=0.9)
+
+
+def learn_task(
+    method: Method,
+    shared: Parts,
+    clients: Mapping[str, ClientData],
+    classes: int,
+    training: HeadTraining,
+    seed: int = 0,
+    device: str = "cpu",
+    watch: Watch = unwatched,
+) -> dict[int, Reports]:
+    """Iterations so far -> test accuracy of every client's new head on the frozen extractor; the task may have other classes.
+
+    `watch` is told how many heads are fitted.
+
+    Raises MethodError for a method that shares no extractor or an unknown head, DataError for images of another shape.
+    """
+    part = _head(method, classes, training)
+
+    def loss(head: Params, batch: Batch) -> Tensor:
+        return cross_entropy(part(head, batch.x), batch.y, batch.mask)
+
+    def step(carry: tuple[Params, Any], batch: Batch) -> tuple[Params, Any]:
+        return descend(loss, *carry, batch, training.optimiser)
+
+    found: dict[int, Reports] = {}
+    for fitted, (id, data) in enumerate(clients.items()):
+        watch(Count("heads", fitted, len(clients)))
+        train = _features(method, shared, data.train, device)
+        test = _features(method, shared, data.test, device)
+        if not method.unit_norm:
+            train, test = _scaled(train, train), _scaled(test, train)
+        y = torch.from_numpy(data.train.y).to(device)
+        batches = Batches(train, y, classes, training.batch_size, seed, 0, id)
+        head = part.init()
+        carry = (head, training.optimiser.init(parameters(head)))
+        for done in range(0, training.iterations + 1, training.every):
+            if done:
+                stage = {"stage": f"task.{done}", "epochs": training.every, "limit": training.every}
+                carry = scan(step, carry, batches, **stage)  # type: ignore[arg-type]
+            predicted = part.frozen(carry[0], test).argmax(1).cpu().numpy()
+            found.setdefault(done, {})[id] = {
+                metrics.PERSONAL_AFTER: metrics.accuracy(predicted, data.test.y),
+                metrics.TEST_SAMPLES: float(len(data.test)),
+            }
+    watch(Count("heads", len(clients), len(clients)))
+    return found
+
+
+def _head(method: Method, classes: int, training: HeadTraining) -> Part:
+    if not method.exports:
+        raise MethodError(
+            f"{method.title}: shares no extractor, so no new task can use it; nothing was started"
+        )
+    if training.head not in HEADS:
+        raise MethodError(
+            f"head {training.head!r}: unknown{nearest(training.head, HEADS)}; nothing was started"
+        )
+    build = HEADS[training.head]
+    net = replace(method.net, classes=classes).with_part(
+        "task", lambda: build(method.net.feature_dim, classes)
+    )
+    return net.task
+
+
+def _features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
+    if samples.shape != method.net.input.shape:
+        raise DataError(
+            f"the new task's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}; nothing was started"
+        )
+    x = torch.from_numpy(samples.x).to(device)
+    return in_batches(lambda batch: steps.exported_features(method, shared, batch), x)
+
+
+def _scaled(z: Tensor, train: Tensor) -> Tensor:
+    """Features standardised by a client's training data, of length about 1, as the step size expects (`edge_fl.heads.mlp`)."""
+    return (z - train.mean(0)) / (train.std(0, correction=0).clamp(min=1e-6) * z.shape[1] ** 0.5)
+
+
+def _given(logits: Tensor | None) -> Tensor:
+    assert logits is not None
+    return logits

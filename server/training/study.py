@@ -1,0 +1,63 @@
+"""What methods are compared on: a recipe with its dataset and the split of that over clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from edge_fl.config import Recipe, TaskSpec
+from edge_fl.data import datasets, partition
+from edge_fl.data.samples import ClientData, Dataset
+from server.training import newcomers
+
+
+@dataclass(frozen=True)
+class Study:
+    """What several methods can be compared on: a recipe, its dataset, and which images each client has."""
+
+    recipe: Recipe
+    dataset: Dataset = field(repr=False)
+    split: partition.Split = field(repr=False)
+
+    @property
+    def spec(self) -> TaskSpec:
+        """The task of the recipe's method on this dataset."""
+        return task_spec(self.recipe, self.dataset)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """The clients that never train; usually none."""
+        return newcomers.draw(self.split.clients, self.recipe.data.unseen, self.recipe.seed)
+
+    def data(self) -> dict[str, ClientData]:
+        """The images of every client that trains."""
+        return self._of(set(self.split.clients) - set(self.unseen))
+
+    def unseen_data(self) -> dict[str, ClientData]:
+        """The images of the clients that never train."""
+        return self._of(set(self.unseen))
+
+    def _of(self, clients: set[str]) -> dict[str, ClientData]:
+        return {id: self.split.client(self.dataset, id) for id in self.split.clients if id in clients}
+
+    def histogram(self) -> str:
+        """Samples per client and class, as text."""
+        return partition.histogram_text(self.dataset, self.split)
+
+    def with_method(self, method: msgspec.Struct) -> Study:
+        """The same clients under another method."""
+        return Study(msgspec.structs.replace(self.recipe, method=method), self.dataset, self.split)
+
+
+def prepare(recipe: Recipe) -> Study:
+    """Loads the dataset and draws the split. Raises DataError."""
+    dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+    return Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
+
+
+def task_spec(recipe: Recipe, dataset: Dataset) -> TaskSpec:
+    """All that rebuilds the recipe's method for a dataset."""
+    task = recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed
+    return TaskSpec(*task, recipe.compression, recipe.privacy)

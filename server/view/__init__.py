@@ -1,1 +1,0 @@
-"""What a person sees: pictures of data, of learning and of features."""

@@ -1,0 +1,264 @@
+"""What a device refuses to believe, with the reason; after each refusal the honest server is believed again."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import timedelta
+
+import pytest
+
+from devices.install.trust import Trust
+from edge_fl.errors import DeadlineError, TrustError
+from server.release.repository import Lifetimes, Repository, now
+
+VERSIONED = ["3.targets.json", "3.snapshot.json"]
+
+
+def numbers(manifests) -> list[int]:
+    return [manifest.release for manifest in manifests]
+
+
+class Broker(dict):
+    """What is retained, by file name; counts what was asked for."""
+
+    def __init__(self, files=()):
+        super().__init__(files)
+        self.asked = []
+
+    def fetch(self, name):
+        self.asked.append(name)
+        return self[name]
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return Repository(tmp_path / "server")
+
+
+@pytest.fixture
+def trust(tmp_path, repository):
+    return Trust(tmp_path / "device", repository.root_bytes)
+
+
+@pytest.fixture
+def broker(repository, make_release):
+    """Releases 1 and 2 published, in metadata version 3 (1 was empty)."""
+    broker = Broker(repository.files())
+    for number in (1, 2):
+        broker.update(repository.publish(make_release(number)[0]))
+    return broker
+
+
+def refusal(trust, broker) -> TrustError:
+    with pytest.raises(TrustError) as caught:
+        trust.refresh(broker.fetch)
+    assert "the installed release keeps serving" in str(caught.value)
+    return caught.value
+
+
+def test_a_device_believes_what_the_server_signed(trust, broker, make_release):
+    assert trust.refresh(broker.fetch) == [make_release(1)[0], make_release(2)[0]]
+
+
+def test_before_the_first_release_there_is_nothing_to_run(trust, repository):
+    assert trust.refresh(Broker(repository.files()).fetch) == []
+
+
+def test_a_second_refresh_asks_for_little(trust, broker):
+    trust.refresh(broker.fetch)
+    broker.asked.clear()
+    assert numbers(trust.refresh(broker.fetch)) == [1, 2]
+    assert broker.asked == ["2.root.json", "timestamp.json"]
+
+
+def test_an_older_timestamp_is_a_rollback(trust, broker, repository, make_release):
+    old = dict(broker)
+    broker.update(repository.publish(make_release(3)[0]))
+    trust.refresh(broker.fetch)
+    assert refusal(trust, Broker(old)).why == "rollback"
+    assert numbers(trust.refresh(broker.fetch)) == [1, 2, 3]
+
+
+def test_rollback_is_refused_by_a_new_process_too(tmp_path, broker, repository, make_release):
+    old = dict(broker)
+    broker.update(repository.publish(make_release(3)[0]))
+    Trust(tmp_path / "device", repository.root_bytes).refresh(broker.fetch)
+    assert refusal(Trust(tmp_path / "device", repository.root_bytes), Broker(old)).why == "rollback"
+
+
+@pytest.mark.parametrize("role", ["timestamp", "snapshot", "targets", "root"])
+def test_expired_metadata_is_a_freeze(tmp_path, make_release, role):
+    lifetimes = Lifetimes(**{f"{role}_days": 1})
+    repository = Repository(tmp_path / "server", lifetimes=lifetimes, clock=lambda: now() - timedelta(days=2))
+    trust = Trust(tmp_path / "device", repository.root_bytes)
+    broker = Broker(repository.files())
+    error = refusal(trust, broker)
+    assert error.why == "expired"
+    assert f"{role}" in str(error)
+    broker.update(Repository(tmp_path / "server").refresh())
+    assert trust.refresh(broker.fetch) == []
+
+
+def test_a_clock_set_back_does_not_revive_expired_metadata(tmp_path, make_release):
+    repository = Repository(tmp_path / "server")
+    six_days_on = Trust(tmp_path / "device", repository.root_bytes, clock=lambda: now() + timedelta(days=6))
+    six_days_on.refresh(Broker(repository.files()).fetch)
+    short = Repository(tmp_path / "server", lifetimes=Lifetimes(timestamp_days=1))
+    short.publish(make_release(1)[0])
+    set_back = Trust(tmp_path / "device", repository.root_bytes)
+    error = refusal(set_back, Broker(short.files()))
+    assert error.why == "expired"
+    assert "a time this device has seen" in str(error)
+
+
+def test_a_clock_that_ran_ahead_does_not_lock_the_device_out(tmp_path, broker, repository):
+    ahead = Trust(tmp_path / "device", repository.root_bytes, clock=lambda: now() + timedelta(days=700))
+    assert refusal(ahead, broker).why == "expired"
+    assert numbers(Trust(tmp_path / "device", repository.root_bytes).refresh(broker.fetch)) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED])
+def test_a_file_signed_by_somebody_else_is_refused(tmp_path, trust, broker, make_release, name):
+    thief = Repository(tmp_path / "thief")
+    for number in (1, 2):
+        thief.publish(make_release(number)[0])
+    honest = dict(broker)
+    broker[name] = dict(thief.files())[name]
+    assert refusal(trust, broker).why == ("wrong_key" if name == "timestamp.json" else "mix_and_match")
+    assert numbers(trust.refresh(Broker(honest).fetch)) == [1, 2]
+
+
+def test_all_of_another_servers_metadata_is_refused(tmp_path, trust):
+    assert refusal(trust, Broker(Repository(tmp_path / "thief").files())).why == "wrong_key"
+
+
+@pytest.mark.parametrize("name", VERSIONED)
+def test_old_content_under_a_new_name_is_mix_and_match(trust, broker, name):
+    broker[name] = broker["2" + name[1:]]
+    error = refusal(trust, broker)
+    assert error.why == "mix_and_match"
+    assert f"tuf/{name}" in str(error)
+
+
+@pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED])
+def test_a_truncated_file_is_refused_as_such(trust, broker, name):
+    honest = dict(broker)
+    broker[name] = broker[name][:-20]
+    error = refusal(trust, broker)
+    assert error.why == "truncated"
+    assert f"tuf/{name}" in str(error)
+    assert numbers(trust.refresh(Broker(honest).fetch)) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED])
+def test_a_missing_file_is_named(trust, broker, name):
+    del broker[name]
+    error = refusal(trust, broker)
+    assert error.why == "missing"
+    assert f"tuf/{name}" in str(error)
+
+
+def test_a_cleared_file_counts_as_missing(trust, broker):
+    broker["timestamp.json"] = b""
+    assert refusal(trust, broker).why == "missing"
+
+
+@pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED, "2.root.json"])
+def test_endless_data_is_cut_off(trust, broker, name):
+    broker[name] = broker.get(name, b"{}") + b" " * 300_000
+    assert refusal(trust, broker).why == "endless"
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"{}", b"[]", b"null", b"\xff\xfe", b'{"signed": {"_type": "timestamp"}, "signatures": []}']
+)
+def test_garbage_is_refused_and_raises_nothing_else(trust, broker, garbage):
+    broker["timestamp.json"] = garbage
+    assert refusal(trust, broker).why in ("truncated", "invalid")
+
+
+def test_a_timestamp_in_the_place_of_a_root_is_refused(trust, broker):
+    broker["2.root.json"] = broker["timestamp.json"]
+    assert refusal(trust, broker).why == "invalid"
+
+
+def test_no_root_is_believed_unless_that_was_allowed(tmp_path, broker):
+    with pytest.raises(TrustError) as caught:
+        Trust(tmp_path / "bare").refresh(broker.fetch)
+    assert caught.value.why == "no_root"
+    assert broker.asked == []
+
+
+def test_the_root_of_first_use_stays_the_root(tmp_path, broker, make_release):
+    allowed = Trust(tmp_path / "bare", trust_on_first_use=True)
+    assert numbers(allowed.refresh(broker.fetch)) == [1, 2]
+    thief = Repository(tmp_path / "thief")
+    for number in (1, 2, 3, 4):
+        thief.publish(make_release(number, seed=100)[0])
+    again = Trust(tmp_path / "bare", trust_on_first_use=True)
+    assert refusal(again, Broker(thief.files())).why == "wrong_key"
+    assert numbers(Trust(tmp_path / "bare").refresh(broker.fetch)) == [1, 2]
+
+
+def test_a_garbled_first_root_is_not_kept(tmp_path, broker):
+    honest = dict(broker)
+    broker["1.root.json"] = broker["1.root.json"][:-5]
+    trust = Trust(tmp_path / "bare", trust_on_first_use=True)
+    assert refusal(trust, broker).why == "truncated"
+    assert numbers(trust.refresh(Broker(honest).fetch)) == [1, 2]
+
+
+@pytest.mark.parametrize("role", ["root", "timestamp", "snapshot", "targets"])
+def test_devices_follow_a_key_rotation_and_the_old_key_is_worthless(
+    tmp_path, trust, broker, repository, make_release, role
+):
+    trust.refresh(broker.fetch)
+    shutil.copytree(tmp_path / "server", tmp_path / "stolen")
+    broker.update(repository.rotate(role))
+    assert numbers(trust.refresh(broker.fetch)) == [1, 2]
+    stolen = Repository(tmp_path / "stolen")
+    for number in (7, 8, 9):
+        broker.update(stolen.publish(make_release(number)[0]))
+    if role == "root":  # the stolen folder still holds the keys of the other roles
+        return
+    assert refusal(trust, broker).why in ("wrong_key", "mix_and_match")
+
+
+def test_a_device_recovers_from_versions_that_a_thief_ran_ahead(
+    tmp_path, trust, broker, repository, make_release
+):
+    shutil.copytree(tmp_path / "server", tmp_path / "stolen")
+    stolen = Repository(tmp_path / "stolen")
+    ahead = Broker(broker)
+    for number in (7, 8, 9, 10):
+        ahead.update(stolen.publish(make_release(number)[0]))
+    assert numbers(trust.refresh(ahead.fetch)) == [8, 9, 10]
+    assert refusal(trust, broker).why == "rollback"
+    for role in ("targets", "snapshot", "timestamp"):
+        repository.rotate(role)
+    assert numbers(trust.refresh(Broker(repository.files()).fetch)) == [1, 2]
+
+
+def test_a_device_that_slept_through_rotations_catches_up(trust, broker, repository, make_release):
+    for role in ("timestamp", "root", "targets"):
+        repository.rotate(role)
+    repository.publish(make_release(3)[0])
+    assert numbers(trust.refresh(Broker(repository.files()).fetch)) == [1, 2, 3]
+
+
+def test_metadata_that_a_power_cut_garbled_on_the_device_is_fetched_again(tmp_path, trust, broker):
+    trust.refresh(broker.fetch)
+    for name in ("timestamp.json", "snapshot.json", "targets.json"):
+        (tmp_path / "device" / "metadata" / name).write_bytes(b"")
+        assert numbers(trust.refresh(broker.fetch)) == [1, 2]
+    (tmp_path / "device" / "last_seen.txt").write_bytes(b"")
+    (tmp_path / "device" / "metadata" / "root.json").unlink()
+    assert numbers(trust.refresh(broker.fetch)) == [1, 2]
+
+
+def test_a_deadline_of_the_callback_passes_through(trust):
+    def fetch(name):
+        raise DeadlineError(f"tuf/{name}: nothing came within 5 s")
+
+    with pytest.raises(DeadlineError, match="within 5 s"):
+        trust.refresh(fetch)

@@ -1,0 +1,182 @@
+"""A claim becomes a certificate on a key that never travels, once; and the next certificate comes without a message lost."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from broker.provision import register_sync
+from broker.provision.authority import Authority
+from broker.provision.register_sync import RegisterSync
+from broker.provision.registrar import Registrar
+from devices.runtime.certificates import Renewal, enrol
+from devices.runtime.connector import connector, own_connector
+from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.wire import identity
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.identity import Identity
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
+
+pytestmark = pytest.mark.broker
+WAIT_S = 20.0
+FLEET = Topics("mill")
+
+
+@dataclass
+class Site:
+    """A closed broker with its registrar."""
+
+    broker: Mosquitto
+    authority: Authority
+    sync: RegisterSync
+    ids: Path
+
+    def claim(self, device: str) -> Identity:
+        (found,) = self.authority.claim({device: self.ids / device})
+        self.sync.update()
+        return found
+
+    def endpoint(self, found: Identity) -> Endpoint:
+        return found.endpoint("127.0.0.1", self.broker.settings.port)
+
+    def enrol(self, claim: Identity) -> Identity:
+        endpoint = self.endpoint(claim)
+        return enrol(claim, endpoint, "mill", connector(endpoint), WAIT_S)
+
+
+@pytest.fixture(scope="module")
+def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("enrol")
+    authority = Authority.make(folder / "home")
+    certificates = register_sync.certificates(authority, "127.0.0.1")
+    settings = register_sync.with_register(
+        Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
+    )
+    with (
+        Mosquitto(settings, mosquitto_program) as broker,
+        Registrar(authority, "127.0.0.1", broker.settings.port, "mill"),
+    ):
+        yield Site(broker, authority, RegisterSync(broker, authority), folder / "ids")
+
+
+def test_a_claim_becomes_a_certificate_and_is_gone(site: Site) -> None:
+    claim = site.claim("pi-1")
+    sent: queue.SimpleQueue[Packet] = queue.SimpleQueue()
+    endpoint = site.endpoint(claim)
+
+    class Watched(MqttTransport):
+        def publish(self, packet: Packet) -> None:
+            sent.put(packet)
+            super().publish(packet)
+
+    found = enrol(claim, endpoint, "mill", partial(Watched, endpoint), WAIT_S)
+    assert (found.name, found.role, found.token) == ("pi-1", "device", None)
+    assert {path.name for path in found.folder.iterdir()} == {"ca.crt", "client.crt", "client.key"}
+    packet = sent.get_nowait()
+    assert packet.topic == FLEET.enrol_request(claim.name)
+    assert b"CERTIFICATE REQUEST" in packet.payload and b"PRIVATE" not in packet.payload
+    client = MqttTransport(site.endpoint(found), "pi-1", None, lambda event: None, session_expiry_s=0)
+    client.wait_connected(WAIT_S)
+    client.close()
+
+
+def test_a_second_card_with_the_same_claim_gets_nothing(site: Site) -> None:
+    claim = site.claim("pi-2")
+    copy = shutil.copytree(claim.folder, site.ids / "copy")
+    site.enrol(claim)
+    with pytest.raises(ConnectError, match=r"pi-2: .* gives no certificate \(used\)"):
+        site.enrol(identity.read(copy))
+    assert identity.read(copy).role == "claim"
+
+
+def test_an_answer_that_was_lost_to_a_cut_is_asked_for_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = site.claim("pi-3")
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(identity, "replace", cut)
+        site.enrol(claim)
+    assert site.enrol(identity.read(claim.folder)).name == "pi-3"
+
+
+def test_a_wrong_secret_is_refused(site: Site) -> None:
+    claim = site.claim("pi-4")
+    assert claim.token
+    guess = replace(claim, token=type(claim.token)("pi-4", "guess", claim.token.expires))
+    with pytest.raises(ConnectError, match="wrong_token"):
+        site.enrol(guess)
+
+
+def test_without_a_registrar_the_wait_has_an_end(site: Site) -> None:
+    claim = site.claim("pi-5")
+    endpoint = site.endpoint(claim)
+    with pytest.raises(DeadlineError, match="no answer to the claim"):
+        enrol(claim, endpoint, "another", connector(endpoint), 1.0)  # a fleet that has none
+
+
+def test_device_run_turns_a_claim_into_an_identity_first(site: Site) -> None:
+    claim, said = site.claim("pi-6"), []
+    connect, renewal = own_connector(
+        "127.0.0.1", site.broker.settings.port, claim.folder, "mill", said.append
+    )
+    assert renewal.current.name == "pi-6"
+    assert said and said[0].startswith("pi-6: enrolled")
+    client = connect("pi-6", None, lambda event: None)
+    client.wait_connected(WAIT_S)
+    client.close()
+
+
+def test_rotation_loses_no_message_and_the_new_certificate_serves_from_then_on(site: Site) -> None:
+    """A certificate that holds three seconds more: renewed after one, while messages flow; then the broker restarts without it."""
+    (old,) = site.authority.bake({"pi-7": site.ids / "pi-7"}, timedelta(seconds=4))
+    site.authority.bake({"watcher": site.ids / "watcher"})
+    endpoint = site.endpoint(old)
+    heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    renewal = Renewal(old, "mill")
+    connect = renewal.through(partial(MqttTransport, endpoint))
+    device = connect("pi-7", None, heard.put)
+    device.wait_connected(WAIT_S)
+    device.subscribe(FLEET.down("pi-7"))
+    device.drain(WAIT_S)
+    server_id = identity.read(site.authority.home / "server")
+    server = MqttTransport(site.endpoint(server_id), "server", None, lambda event: None, session_expiry_s=0)
+    server.wait_connected(WAIT_S)
+    sent, until = 0, time.monotonic() + WAIT_S
+    while renewal.current.serial == old.serial and time.monotonic() < until:
+        renewal.tick()
+        server.publish(Packet(FLEET.want("pi-7"), b"%d" % sent))
+        sent += 1
+        time.sleep(0.05)
+    assert renewal.current.serial != old.serial
+    server.publish(Packet(FLEET.want("pi-7"), b"last"))
+    events: list[Event] = []
+    while not events or not (isinstance(events[-1], Packet) and events[-1].payload == b"last"):
+        events.append(heard.get(timeout=WAIT_S))
+    assert not [event for event in events if isinstance(event, Disconnected)]
+    payloads = [event.payload for event in events if isinstance(event, Packet)]
+    assert payloads == [*(b"%d" % number for number in range(sent)), b"last"]
+    server.close()
+
+    time.sleep(max(0.0, old.expires.timestamp() - time.time()) + 0.1)
+    site.broker.stop()
+    site.broker.start()
+    while not isinstance(heard.get(timeout=WAIT_S), Connected):
+        pass
+    device.close()

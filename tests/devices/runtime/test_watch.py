@@ -1,0 +1,134 @@
+"""A device notices new images, a board that is not well, drift and a budget that is used up; and it says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from devices.agent import events
+from devices.agent.state import AgentState
+from devices.agent.step import step
+from devices.board.health import CALM_S, Readings
+from devices.board.usage import Budget, Meter
+from devices.config import DeviceConfig
+from devices.features import drift
+from devices.runtime.device import Device
+from devices.runtime.watch import Watch
+from devices.serving.predict import Predictor
+from devices.storage.store import Store
+from devices.workers.base import Worker
+from devices.workers.combined import EitherWorker
+from edge_fl.wire.messages import Capability
+from tests.devices.agent.agents import TOPICS
+from tests.devices.images import X, picture
+
+UNLIMITED, WELL = Budget(), Readings()
+
+
+@dataclass
+class Board:
+    """A device with its watch, a clock and a board that the test sets."""
+
+    home: Path
+    tier: str = "full"
+    budget: Budget = UNLIMITED
+    now_s: float = 1000.0
+    readings: Readings = WELL
+    bytes: int = 0
+    cpu_s: float = 0.0
+    heard: list[events.Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        can = Capability(self.tier, "test", "3", notes=["full: torch"])  # type: ignore[arg-type]
+        worker = EitherWorker.__new__(EitherWorker)
+        Worker.__init__(worker, "pi-01", Store(self.home))
+        self.device = Device(AgentState("pi-01", "boot", TOPICS, can), worker)
+        config = DeviceConfig(
+            "pi-01", str(self.home / "images"), folder=str(self.home), budget=self.budget, refit_every_s=100
+        )
+        meter = Meter(self.home, lambda: self.bytes, lambda: "2026-01-01", lambda: self.cpu_s)
+        self.watch = Watch(
+            config,
+            self.device,
+            self.take,
+            meter,
+            lambda: self.now_s,
+            lambda: self.readings,
+            lambda: self.device.state.capability,
+        )
+
+    def take(self, event: events.Event) -> None:
+        self.heard.append(event)
+        self.device.state, _ = step(self.device.state, event, self.now_s)
+
+    def look(self, after_s: float = 10.0) -> list[events.Event]:
+        """What one more look leads to."""
+        self.now_s += after_s
+        before = len(self.heard)
+        self.watch.look()
+        return self.heard[before:]
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    picture(tmp_path / "images" / "a" / "0.png")
+    return Board(tmp_path)
+
+
+def test_new_images_are_noticed_once_they_have_settled_and_at_most_so_often(board: Board) -> None:
+    assert board.look() == []
+    picture(board.home / "images" / "a" / "1.png")
+    assert board.look() == []  # it may still be written
+    (changed,) = board.look()
+    assert isinstance(changed, events.DataChanged) and board.device.state.refit
+    picture(board.home / "images" / "a" / "2.png")
+    assert board.look() == [] and board.look() == []  # within refit_every_s
+    assert [type(event) for event in board.look(after_s=100)] == [events.DataChanged]
+
+
+def test_a_full_device_is_demoted_at_once_and_promoted_after_a_calm_while(board: Board) -> None:
+    board.readings = Readings(throttled=0x1)
+    (demoted,) = board.look()
+    assert isinstance(demoted, events.TierChanged) and demoted.capability.tier == "head"
+    assert board.device.state.reason == "under-voltage"
+    board.readings = Readings()
+    assert board.look() == []
+    (promoted,) = board.look(after_s=CALM_S)
+    assert isinstance(promoted, events.TierChanged) and promoted.capability.tier == "full"
+    assert board.device.state.reason == ""
+
+
+def test_a_head_only_device_is_not_demoted(tmp_path: Path) -> None:
+    board = Board(tmp_path, tier="head", readings=Readings(throttled=0x1))
+    assert board.look() == []
+
+
+def test_a_used_up_budget_is_told_once_and_its_end_too(tmp_path: Path) -> None:
+    board = Board(tmp_path, tier="head", budget=Budget(cpu_s=10))
+    board.cpu_s = 11.0
+    assert [type(event) for event in board.look()] == [events.Rationed]
+    assert board.look() == [] and "processor" in board.device.state.reason
+
+
+RNG = np.random.default_rng(5)
+Z = RNG.normal(size=(200, 8)).astype(np.float32) * 3 + 1
+
+
+def test_what_is_predicted_shows_drift_and_a_new_fit_ends_it(folder: Path) -> None:
+    predictor, sha = Predictor(folder, remember=True), Store(folder).heads()[0].head.extractor
+    z = predictor._extractor.features(X)
+    drift.remember_fit(folder, drift.moments(sha, z))
+    for _ in range(4):
+        predictor.predict(X)
+    assert drift.measured(folder) == 0.0
+    for _ in range(20):
+        predictor.predict(np.full_like(X, 255))
+    board = Board(folder, tier="head")
+    (drifted,) = board.look()
+    assert isinstance(drifted, events.Drifted) and drifted.score > drift.THRESHOLD
+    assert board.device.state.reason == "drift" and board.device.state.capability.drift == drifted.score
+    drift.remember_fit(folder, drift.moments(sha, z + 1))
+    assert board.look() == [events.Drifted(0.0)] and board.device.state.reason == ""

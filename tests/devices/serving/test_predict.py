@@ -1,0 +1,194 @@
+"""A device predicts, and a head-only device does all it ever does, in a process that can import neither torch nor scikit-learn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broker.mosquitto import Mosquitto
+from devices.serving.predict import Predictor
+from devices.storage.store import Store, StoredHead
+from edge_fl import heads
+from edge_fl.cli import main
+from edge_fl.errors import DataError, InputError
+from edge_fl.wire.mqtt.transport import MqttTransport
+from server.release.repository import Repository
+from tests.devices import graphs
+from tests.devices.images import X, Y
+from tests.devices.scripted import TOPICS, ScriptedServer
+
+
+def test_the_pair_predicts_names_and_probabilities(folder: Path) -> None:
+    predictor = Predictor(folder)
+    found = predictor.predict(X)
+    assert [name for name, _ in found] == ["ab"[y] for y in Y] and all(0.5 < share <= 1 for _, share in found)
+    assert np.allclose(predictor.probabilities(X).sum(axis=1), 1, atol=1e-5)
+
+
+def test_a_head_is_not_used_with_another_extractor(folder: Path) -> None:
+    (file,) = (folder / "heads").iterdir()
+    (stored,) = Store(folder).heads()
+    other = heads.from_arrays(stored.head.to_arrays(), {**stored.head.describe(), "extractor": "f" * 64})
+    Store(folder).keep_head(StoredHead(other, 1, stored.parcel))
+    (folder / "heads" / f"{'f' * 64}.safetensors").rename(file)
+    with pytest.raises(InputError, match="no personal model"):
+        Predictor(folder)
+
+
+def test_images_of_another_shape_are_refused(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"\[12, 1, 5, 5\]"):
+        Predictor(folder).predict(np.zeros((12, 1, 5, 5), np.uint8))
+
+
+def pictures(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(3):
+        Image.fromarray(X[number, 0]).save(folder / f"{number}.png")
+    (folder / "notes.txt").write_text("no picture")
+    (folder / "broken.png").write_bytes(b"half")
+    return folder
+
+
+def test_the_command_predicts_a_picture_a_folder_and_an_archive(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "some.npz", x=X)
+    album = pictures(tmp_path / "album")
+    for source, names, expected in (
+        (album / "1.png", [str(album / "1.png")], Y[1:2]),
+        (album, [str(album / f"{number}.png") for number in range(3)], Y[:3]),
+        (tmp_path / "some.npz", [f"some.npz[{row}]" for row in range(12)], Y),
+    ):
+        assert main(["device", "predict", str(source), "--dir", str(folder), "--format", "json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["name"] for row in rows] == names and [row["label"] for row in rows] == [
+            "ab"[y] for y in expected
+        ]
+
+
+def test_the_command_shows_how_the_device_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["device", "status", "--dir", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "release 1" in shown and "logistic" in shown and "1.000" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["predict", "missing.png", "--dir", "HERE"], "no such file"),
+        (["predict", "missing.png", "--dir", "nowhere"], "no personal model"),
+        (["predict", "HERE", "--dir", "HERE"], "no picture"),
+        (["predict", "--dir", "HERE"], "expected a picture, a folder of pictures"),
+        (["status", "--dir", "nowhere"], "no such folder"),
+        (["run"], "id"),
+        (["run", "--id", "Pi 1", "--data", "x"], "id = 'Pi 1': expected 1 to 32"),
+        (["run", "--id", "pi-1", "--data", "HERE", "--head", "logistics"], "did you mean 'logistic'"),
+        (["run", "--config", "nowhere.toml"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_4(
+    arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["device", *(str(folder) if word == "HERE" else word for word in arguments)]) == 4
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_an_unknown_setting_names_the_nearest_known_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "device.toml").write_text('id = "pi-1"\ndata = "x"\nheads = "svm"\n')
+    assert main(["device", "run", "--config", str(tmp_path / "device.toml")]) == 4
+    assert "unknown key 'heads' (did you mean 'head'?)" in capsys.readouterr().err
+
+
+BANNED = """
+import sys
+class Ban:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "torchvision", "onnx", "sklearn", "scipy"}:
+            raise ModuleNotFoundError(f"{name} is banned here", name=name)
+sys.meta_path.insert(0, Ban())
+from edge_fl.cli import main
+code = main(sys.argv[1:])
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+heavy = [name for name in ("torch", "sklearn", "scipy", "onnx") if name in sys.modules]
+print(*(status[name].strip() for name in ("VmRSS", "VmHWM")), heavy)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def server(mosquitto: Mosquitto) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(partial(MqttTransport, mosquitto.endpoint, session_expiry_s=0))
+    server.online()
+    yield server
+    server.leave()
+
+
+@pytest.mark.broker
+def test_the_whole_head_path_runs_where_torch_and_scikit_learn_cannot_be_imported(
+    server: ScriptedServer, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "images.npz", x=np.repeat(X, 4, axis=0), y=np.repeat(Y, 4))
+    payload = graphs.graph()
+    manifest = graphs.manifest_for(payload)
+    server.release(Repository(tmp_path / "server"), manifest, payload)
+    where = [
+        "--host",
+        mosquitto.endpoint.host,
+        "--port",
+        str(mosquitto.endpoint.port),
+        "--fleet",
+        TOPICS.fleet,
+    ]
+    what = [
+        "--id",
+        "pi-09",
+        "--data",
+        str(tmp_path / "images.npz"),
+        "--dir",
+        str(tmp_path / "pi"),
+        "--head",
+        "svm",
+    ]
+    command = [sys.executable, "-c", BANNED, "device", "run", *what, *where]
+    started_s = time.monotonic()
+    device = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        born = server.wait_for("pi-09", "meta")
+        assert born.tier == "head" and sum(born.samples_per_class) == 48 and born.max_opset >= 17
+        server.want("pi-09", "serve", task="toy", round=1, id="rel-1", release=1)
+        report = server.wait_for("pi-09", "rpt")
+        took_s = time.monotonic() - started_s
+        assert not report.error, report
+        assert report.head == "svm" and report.metrics["personal.test_acc.after"] > 0.9
+        server.ack("pi-09", "rel-1")
+        server.wait_for("pi-09", "state", lambda s: s.activity == "idle" and s.release == 1)
+    finally:
+        device.terminate()
+        said, complained = device.communicate(timeout=20)
+    assert device.returncode == 0 and said.rstrip().endswith("[]"), complained
+    assert server.messages("pi-09", "state")[-1].status == "disconnected"
+    sys.stdout.write(f"start to report {took_s:.2f} s; agent at its end and at its peak {said.strip()}\n")
+    predict = [
+        sys.executable,
+        "-c",
+        BANNED,
+        "device",
+        "predict",
+        str(tmp_path / "images.npz"),
+        "--dir",
+        str(tmp_path / "pi"),
+    ]
+    found = subprocess.run(predict, capture_output=True, text=True, check=True)
+    assert "images.npz[47]" in found.stdout and found.stdout.rstrip().endswith("[]")

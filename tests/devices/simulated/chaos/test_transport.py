@@ -1,0 +1,166 @@
+"""A bad link does what its profile says, and the same again from the same seed; what is cut comes back."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+
+from devices.simulated.chaos.transport import NONE, Faults, FaultyTransport, fate_of, spoil
+from edge_fl.errors import DeadlineError
+from edge_fl.wire.mqtt.loop import MqttLoop
+from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
+
+BORN, BACK = Connected(session_present=False), Connected(session_present=True)
+WILD = Faults(drop=0.2, duplicate=0.2, reorder=0.2, corrupt=0.2, delay_s=0.02, reorder_s=0.05)
+
+
+class Pair:
+    """A client behind a link, and one with a good connection, who writes down what comes through; "end" ends what is sent."""
+
+    def __init__(self, broker: InMemoryBroker, loop: MqttLoop, faults: Faults, seed: int = 1) -> None:
+        self.events: list[Event] = []
+        self.arrived: list[bytes] = []
+        connect = partial(InMemoryTransport, broker)
+        self.good = connect("good", None, self._hear)
+        self.good.subscribe("up/#")
+        self.link = FaultyTransport(
+            connect, faults, seed, loop, "bad", Packet("will", b"bye"), self.events.append
+        )
+        self.link.wait_connected(5)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Packet):
+            self.arrived.append(event.payload)
+
+    def send(self, count: int) -> list[bytes]:
+        """Sends so many, and says what had arrived once all that will has."""
+        sent = [b"%04d" % number for number in range(count)]
+        for payload in sent:
+            self.link.publish(Packet("up/x", payload))
+        self.link.drain(10)
+        self.good.drain(10)
+        return sent
+
+
+@pytest.fixture
+def broker() -> Iterator[InMemoryBroker]:
+    broker = InMemoryBroker()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def loop() -> Iterator[MqttLoop]:
+    loop = MqttLoop()
+    yield loop
+    loop.close()
+
+
+def until(claim, deadline_s: float = 5.0) -> None:  # type: ignore[no-untyped-def]
+    end_s = time.monotonic() + deadline_s
+    while not claim():
+        assert time.monotonic() < end_s, "did not happen"
+        time.sleep(0.005)
+
+
+def test_a_fate_follows_from_the_seed_and_is_each_packets_own() -> None:
+    fates = [fate_of(WILD, 1, "d1", "up", "rpt", number) for number in range(2000)]
+    assert fates == [fate_of(WILD, 1, "d1", "up", "rpt", number) for number in range(2000)]
+    others = [
+        (2, "d1", "up", "rpt"),
+        (1, "d2", "up", "rpt"),
+        (1, "d1", "down", "rpt"),
+        (1, "d1", "up", "want"),
+    ]
+    for seed, client, direction, kind in others:
+        assert fates != [fate_of(WILD, seed, client, direction, kind, n) for n in range(2000)]  # type: ignore[arg-type]
+    copies = Counter(fate.copies for fate in fates)
+    assert 300 < copies[0] < 500 and 250 < copies[2] < 400
+    assert 300 < sum(fate.spoilt is not None for fate in fates) < 500
+    assert all(0 <= fate.delay_s <= WILD.delay_s for fate in fates)
+
+
+@pytest.mark.parametrize(
+    ("faults", "claim"),
+    [
+        (NONE, lambda sent, got: got == sent),
+        (Faults(drop=0.5), lambda sent, got: 10 < len(got) < 50 and got == sorted(got)),
+        (Faults(duplicate=0.5), lambda sent, got: set(got) == set(sent) and 70 < len(got) < 110),
+        (Faults(delay_s=0.05), lambda sent, got: got == sent),
+        (Faults(reorder=0.3, reorder_s=0.1), lambda sent, got: got != sent and sorted(got) == sent),
+        (Faults(corrupt=0.5), lambda sent, got: len(got) == 60 and 10 < len(set(got) & set(sent)) < 50),
+    ],
+    ids=["nothing", "drop", "duplicate", "delay", "reorder", "corrupt"],
+)
+def test_each_fault_does_what_it_is_called(broker, loop, faults: Faults, claim) -> None:  # type: ignore[no-untyped-def]
+    pair = Pair(broker, loop, faults)
+    sent = pair.send(60)
+    assert claim(sent, pair.arrived)
+
+
+def test_the_same_seed_gives_the_same_faults(broker: InMemoryBroker, loop: MqttLoop) -> None:
+    faults = replace(WILD, delay_s=0.0, reorder=0.0)
+    runs = []
+    for seed in (1, 1, 2):
+        pair = Pair(broker, loop, faults, seed)
+        pair.send(80)
+        runs.append(pair.arrived)
+        pair.link.close(), pair.good.close()
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_faults_hit_what_comes_down_too(broker: InMemoryBroker, loop: MqttLoop) -> None:
+    pair = Pair(broker, loop, Faults(drop=0.5))
+    pair.link.subscribe("down/#")
+    pair.send(1)  # the subscription stands
+    for number in range(60):
+        pair.good.publish(Packet("down/x", b"%d" % number))
+    pair.good.drain(5)
+    time.sleep(0.1)
+    assert 10 < sum(isinstance(event, Packet) for event in pair.events) < 50
+
+
+def test_a_slow_link_takes_its_time(broker: InMemoryBroker, loop: MqttLoop) -> None:
+    pair = Pair(broker, loop, Faults(bytes_per_s=10_000))
+    began_s = time.monotonic()
+    for _ in range(3):
+        pair.link.publish(Packet("up/x", b"x" * 1000))
+    until(lambda: len(pair.arrived) == 3)
+    assert time.monotonic() - began_s >= 0.3
+
+
+def test_a_cut_link_publishes_the_will_and_comes_back_with_what_was_said_meanwhile(
+    broker: InMemoryBroker, loop: MqttLoop
+) -> None:
+    pair = Pair(broker, loop, NONE)
+    pair.good.subscribe("will")
+    until(lambda: any(isinstance(event, Connected) for event in pair.events))
+    pair.link.cut(0.3)
+    until(lambda: any(isinstance(event, Disconnected) and not event.final for event in pair.events))
+    until(lambda: b"bye" in pair.arrived)
+    pair.link.publish(Packet("up/x", b"meanwhile"))
+    until(lambda: b"meanwhile" in pair.arrived)
+    until(lambda: [event for event in pair.events if isinstance(event, Connected)] == [BORN, BACK])
+    pair.link.close()
+
+
+def test_a_link_that_is_cut_for_good_says_so_and_waits_for_nothing(
+    broker: InMemoryBroker, loop: MqttLoop
+) -> None:
+    pair = Pair(broker, loop, NONE)
+    pair.link.cut(float("inf"))
+    until(lambda: any(isinstance(event, Disconnected) and event.final for event in pair.events))
+    with pytest.raises(DeadlineError, match="bad link"):
+        pair.link.drain(3600)
+
+
+def test_one_byte_is_spoilt_and_no_more() -> None:
+    packet = Packet("t", bytes(100))
+    assert spoil(packet, 0.5).payload == bytes(50) + b"\x55" + bytes(49)
+    assert spoil(Packet("t", b""), 0.5).payload == b""

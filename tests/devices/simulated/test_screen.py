@@ -1,0 +1,44 @@
+"""The living table of a simulated fleet: failures first, and never more rows than the terminal has."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from devices.runtime import device
+from devices.simulated.outcome import progress
+from devices.simulated.screen import Screen, rows
+from devices.storage.store import Store
+from devices.workers.base import Worker
+from edge_fl.wire.messages import Capability
+from edge_fl.wire.topics import Topics
+
+
+class Idle(Worker):
+    """Is never asked for anything."""
+
+    def perform(self, *work: object) -> None:
+        raise AssertionError
+
+    def revoke(self, *work: object) -> None:
+        raise AssertionError
+
+
+def fleet(folder: Path, count: int) -> list[device.Device]:
+    can = Capability("head", "test", "3", samples=5, head="svm")
+    names = [f"d{number:02d}" for number in range(count)]
+    return [device.start(n, Topics("main"), can, Idle(n, Store(folder / n))) for n in names]
+
+
+def test_failures_come_first_and_the_rest_is_counted(tmp_path: Path) -> None:
+    devices = fleet(tmp_path, 12)
+    devices[7].state = replace(devices[7].state, why="canary_failed")
+    assert [row[0] for row in rows(devices, 4)] == ["d07", "d00", "d01", "d02"]
+    drawn = io.StringIO()
+    with Screen(Console(file=drawn, width=140, height=14, force_terminal=True)) as screen:
+        screen.devices = devices
+        screen(progress(devices))
+    assert "canary_failed" in drawn.getvalue() and "and 5 more" in drawn.getvalue()

@@ -1,0 +1,119 @@
+"""Run by test_artefact.py: installs release 3 over 2 and 1 in children that die before their n-th change to the disk.
+
+After each death the folder must hold a whole release, 2 or 3, its way back must be an older whole one, and a new process must be able
+to finish. Prints the number of deaths.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from devices.storage.slots import Slots, _intact
+from edge_fl.config import InputSpec
+from edge_fl.release.manifest import Canary, Manifest, blobs
+from edge_fl.wire.blob import describe, split
+
+CHANGES = ("replace", "unlink", "mkdir", "fsync", "open")
+
+
+# a kill loses nothing that was written, so only the place counts, not the wait
+os.fsync = lambda descriptor: None
+
+
+def release(number: int) -> tuple[Manifest, dict[str, bytes]]:
+    payloads = [np.random.default_rng([number, part]).bytes(size) for part, size in enumerate((3000, 100))]
+    extractor, extra = (describe(payload, 1024) for payload in payloads)
+    canary = Canary(seed=1, images=1, features=[[0.0]])
+    spec = InputSpec(1, 8, 8)
+    manifest = Manifest(
+        number,
+        "t",
+        "fedavg",
+        1,
+        extractor,
+        4,
+        ["a"],
+        spec,
+        False,
+        "none",
+        17,
+        8,
+        canary,
+        extras={"head": extra},
+    )
+    return manifest, {extractor.sha256: payloads[0], extra.sha256: payloads[1]}
+
+
+def install(slots: Slots, number: int) -> None:
+    manifest, payloads = release(number)
+    slots.boot()
+    slots.prepare(manifest)
+    for blob in blobs(manifest):
+        for index in slots.missing(blob):
+            slots.add_chunk(blob, index, bytes(split(payloads[blob.sha256], blob.chunk_bytes)[index]))
+    slots.install(manifest)
+    slots.mark_good()
+
+
+def die_before(step: int) -> None:
+    """From now on the process kills itself when it is about to make its `step`-th change."""
+    counter = itertools.count()
+
+    def deadly(call):
+        def wrapper(*args, **kwargs):
+            if next(counter) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return wrapper
+
+    for name in CHANGES:
+        setattr(os, name, deadly(getattr(os, name)))
+
+
+def survives(folder: Path, step: int) -> bool:
+    """Whether a child that dies before `step` got through; checks what the dead one left."""
+    child = os.fork()
+    if child == 0:
+        die_before(step)
+        install(Slots(folder), 3)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+        return True
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"step {step}: {status}"
+    left = Slots(folder)
+    assert _intact(left.current()), f"step {step}: no whole release after the kill"
+    assert (serving := left.current().manifest.release) in (2, 3), f"step {step}: serves {serving}"
+    if behind := left.previous():
+        assert _intact(behind) and behind.manifest.release < serving, f"step {step}: no way back"
+    install(Slots(folder), 3)
+    after = Slots(folder)
+    assert _intact(after.current()) and after.current().manifest.release == 3, f"step {step}"
+    assert _intact(after.previous()) and after.previous().manifest.release == 2, f"step {step}"
+    assert not list(folder.rglob(".*.part")) and not list((folder / "chunks").iterdir()), (
+        f"step {step}: leftovers"
+    )
+    return False
+
+
+def main(root: Path) -> None:
+    first = root / "first"
+    first.mkdir()
+    install(Slots(first), 1)
+    install(Slots(first), 2)
+    for step in itertools.count():
+        shutil.copytree(first, root / str(step))
+        if survives(root / str(step), step):
+            sys.stdout.write(f"{step}\n")
+            return
+
+
+main(Path(sys.argv[1]))

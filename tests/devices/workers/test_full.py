@@ -1,0 +1,278 @@
+"""A full device trains over the wire exactly as the simulation does, and keeps to itself what is personal."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from devices.agent.effects import Train
+from devices.agent.events import Failed, Finished
+from devices.runtime.device import Device, start
+from devices.storage.store import Store
+from devices.workers.base import attempt
+from devices.workers.full import FullWorker
+from edge_fl import metrics
+from edge_fl.config import (
+    CompressionConfig,
+    InputSpec,
+    MethodConfig,
+    ModelConfig,
+    OptimiserConfig,
+    PrivacyConfig,
+    TaskSpec,
+)
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn import tree
+from edge_fl.learn.codec.privacy import cost, epsilon
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.client import Client
+from edge_fl.metrics import EPSILON
+from edge_fl.wire.blob import describe
+from edge_fl.wire.messages import PRIVACY_SPENT, Capability, Round, Want
+from edge_fl.wire.tensors import pack, unpack
+from tests.devices.scripted import TOPICS, ScriptedServer, running
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
+
+NO_NOISE = PrivacyConfig()
+
+
+def spec_for(method: str, kind: Any = "none", privacy: PrivacyConfig = NO_NOISE) -> TaskSpec:
+    model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
+    return TaskSpec(
+        model,
+        InputSpec(1, 8, 8),
+        ["a", "b", "c"],
+        MethodConfig(method, 1, 4, OptimiserConfig(lr=0.1)),
+        seed=3,
+        compression=CompressionConfig(kind, keep=0.2),
+        privacy=privacy,
+    )
+
+
+def samples(count: int, seed: int) -> Samples:
+    rng = np.random.default_rng(seed)
+    return Samples(rng.integers(0, 256, (count, 1, 8, 8), np.uint8), rng.integers(0, 3, count))
+
+
+DATA = ClientData(samples(11, 0), samples(3, 1), samples(6, 2))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def worker(folder: Path, data: ClientData = DATA) -> FullWorker:
+    return FullWorker("pi-01", Store(folder), lambda classes, input: data)
+
+
+def ask(mode: Any, round: int, down: bytes, attempt: int = 0) -> Want:
+    return Want(round, mode, "t", round, f"t-{round}-{attempt}", describe(down))
+
+
+def perform(worker: FullWorker, want: Want, spec: TaskSpec, down: bytes) -> Finished:
+    done = worker.perform(Train(want, spec, "boot-1", 5), down)
+    assert isinstance(done, Finished)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *[(method, "none") for method in ("fedavg", "fedrep", "repper")],
+        *[("fedrep", kind) for kind in ("fp16", "int8", "topk")],
+    ],
+)
+def test_rounds_over_the_wire_equal_the_loop_bit_for_bit(method: str, kind: str, tmp_path: Path) -> None:
+    spec = spec_for(method, kind)
+    reference, device = build_method(spec), worker(tmp_path)
+    client = Client("pi-01", DATA, 3, 4, spec.seed)
+    shared, own = steps.start(reference), steps.start_own(reference, "pi-01")
+    for round in (1, 2, 3):
+        now = reference.at(round)
+        down = steps.broadcast(now, shared, "pi-01")
+        payload = pack(tree.to_arrays(down))
+        update, own = client.train(now, round, down, own)
+        report = perform(device, ask("train", round, payload), spec, payload).report
+        blob = device.store.blob(report.id)
+        assert blob is not None and report.blob == describe(blob)
+        assert tree.same(tree.from_arrays(unpack(blob)), update.parts)
+        assert report.samples == 11 and report.bytes_down == 5 and report.bytes_up > len(blob)
+        assert report.compression == kind
+        if kind == "topk" and round < 3:  # what was kept back is found again by the next process
+            device = worker(tmp_path)
+        shared = steps.aggregate(now, shared, steps.received(now, [update], {"pi-01": down}))
+        assert perform(
+            device, ask("evaluate", round, payload, 9), spec, payload
+        ).report.metrics == client.evaluate(now, down, own)
+    last = pack(tree.to_arrays(steps.broadcast(now, shared, "pi-01")))
+    closing, _ = client.personalise(now, 3, steps.broadcast(now, shared, "pi-01"), own)
+    assert perform(device, ask("personalise", 3, last), spec, last).report.metrics == closing.metrics
+
+
+def test_a_second_attempt_at_a_round_starts_from_the_same_personal_parts(tmp_path: Path) -> None:
+    spec, device = spec_for("fedrep"), worker(tmp_path)
+    payload = pack(
+        tree.to_arrays(steps.broadcast(build_method(spec), steps.start(build_method(spec)), "pi-01"))
+    )
+    blobs = [
+        device.store.blob(perform(device, ask("train", 1, payload, n), spec, payload).report.id)
+        for n in (0, 1)
+    ]
+    assert blobs[0] == blobs[1]
+
+
+def private_task(updates: float) -> tuple[TaskSpec, bytes]:
+    """A task whose budget is worth so many updates, and its broadcast."""
+    privacy = PrivacyConfig(noise_multiplier=1.0, clip=1.0)
+    budget = epsilon(updates * cost(privacy), privacy.delta)
+    spec = spec_for("fedavg", privacy=PrivacyConfig(1.0, 1.0, budget))
+    spec = replace(spec, model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2, "norm": False}))
+    return spec, pack(tree.to_arrays(steps.start(build_method(spec))))
+
+
+def test_a_device_whose_budget_is_spent_trains_no_more_whatever_process_task_or_attempt(
+    tmp_path: Path,
+) -> None:
+    spec, payload = private_task(2.5)
+    told = []
+    for attempt_number in (0, 1):  # of one round, the second by another process: both have left
+        report = perform(worker(tmp_path), ask("train", 1, payload, attempt_number), spec, payload).report
+        told.append(report.metrics[EPSILON])
+    assert told == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
+    want = replace(ask("train", 1, payload, 2), task="another", id="another-1-0")
+    failed = attempt(partial(worker(tmp_path).perform, Train(want, spec, "b", 0), payload))
+    assert isinstance(failed, Failed) and (failed.reason, failed.final) == (PRIVACY_SPENT, True)
+    assert not Store(tmp_path).blob(want.id)
+    evaluated = perform(worker(tmp_path), ask("evaluate", 1, payload, 3), spec, payload).report
+    assert metrics.GLOBAL_TEST in evaluated.metrics
+
+
+def test_a_device_s_noise_is_not_what_the_server_could_draw(tmp_path: Path) -> None:
+    spec, payload = private_task(9)
+    method = build_method(spec)
+    down = steps.start(method)
+    update, _ = Client("pi-01", DATA, 3, 4, spec.seed).train(
+        method, 1, down, steps.start_own(method, "pi-01")
+    )
+    sent = []
+    for number in (0, 1):
+        report = perform(worker(tmp_path), ask("train", 1, payload, number), spec, payload).report
+        sent.append(tree.from_arrays(unpack(worker(tmp_path).store.blob(report.id) or b"")))
+    for one, other in ((sent[0], sent[1]), (sent[0], update.parts)):
+        apart = torch.cat([(one[p][n] - other[p][n]).flatten() for p, n in tree.leaves(one)])
+        assert apart.std().item() == pytest.approx(2**0.5, rel=0.2)  # two noises of std 1, nothing in common
+
+
+def test_the_owner_s_limit_holds_whatever_the_task_allows(tmp_path: Path) -> None:
+    spec, payload = private_task(100)
+
+    def tried(spec: TaskSpec, epsilon: float) -> Any:
+        limited = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, epsilon=epsilon)
+        return attempt(partial(limited.perform, Train(ask("train", 1, payload), spec, "b", 0), payload))
+
+    assert tried(spec, 5.0).reason == PRIVACY_SPENT  # one update tells 10
+    assert isinstance(tried(spec, 11.0), Finished)
+    refused = tried(replace(spec, privacy=NO_NOISE), 1e6)
+    assert refused.reason == PRIVACY_SPENT and "updates without noise" in refused.detail
+
+
+@pytest.mark.parametrize("torn", [b"", b"torn", pack({"other": {}})])
+def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(torn: bytes, tmp_path: Path) -> None:
+    spec, payload = private_task(9)
+    perform(worker(tmp_path), ask("train", 1, payload), spec, payload)
+    (tmp_path / "privacy.safetensors").write_bytes(torn)
+    failed = attempt(
+        partial(worker(tmp_path).perform, Train(ask("train", 2, payload), spec, "b", 0), payload)
+    )
+    assert isinstance(failed, Failed) and failed.reason == PRIVACY_SPENT
+    assert "privacy.safetensors: what this device's updates have told cannot be read" in failed.detail
+
+
+def test_a_task_of_other_images_is_refused_by_name(tmp_path: Path) -> None:
+    other = Samples(np.zeros((4, 1, 9, 9), np.uint8), np.arange(4) % 3)
+    device, spec = worker(tmp_path, ClientData(other, other, other)), spec_for("fedavg")
+    failed = attempt(partial(device.perform, Train(ask("train", 1, b"x"), spec, "b", 0), None))
+    assert (
+        isinstance(failed, Failed)
+        and failed.reason == "no_data"
+        and failed.final
+        and "[1, 9, 9]" in failed.detail
+    )
+
+
+def test_a_device_without_samples_says_so(tmp_path: Path) -> None:
+    none = DATA.train.take(np.empty(0, np.int64))
+    failed = attempt(
+        partial(
+            worker(tmp_path, ClientData(none, none, none)).perform,
+            Train(ask("train", 1, b"x"), spec_for("fedavg"), "b", 0),
+            None,
+        )
+    )
+    assert isinstance(failed, Failed) and failed.reason == "no_data"
+
+
+def full_device(folder: Path) -> Device:
+    return start("pi-01", TOPICS, Capability("full", "x86_64", "3.12", samples=11), worker(folder))
+
+
+def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path: Path) -> None:
+    broker, spec = InMemoryBroker(), spec_for("fedrep")
+    connect = partial(InMemoryTransport, broker)
+    server, method = ScriptedServer(connect), build_method(spec)
+    server.online()
+    shared = steps.start(method)
+
+    def idle(times: int) -> None:
+        server.wait_for("pi-01", "state", lambda s: s.status == "ready" and s.activity == "idle", times)
+
+    with running(full_device(tmp_path), connect=connect):
+        idle(1)
+        for round in (1, 2):
+            payload = pack(tree.to_arrays(steps.broadcast(method, shared, "pi-01")))
+            server.round(Round("t", round, 60, spec))
+            server.want(
+                "pi-01", "train", task="t", round=round, id=f"t-{round}-0", down=server.chunks(payload)
+            )
+            report = server.wait_for("pi-01", "rpt", number=round)
+            assert report.id == f"t-{round}-0"
+            sent = unpack(server.blob("pi-01", report))
+            assert set(sent) == {"extractor"} and report.bytes_down == len(payload) and not report.error
+            server.ack("pi-01", report.id)
+            idle(round + 1)
+    said = [state.status for state in server.messages("pi-01", "state")]
+    assert said[0] == "init" and said[-1] == "disconnected" and "alert" not in said
+    assert Store(tmp_path).memory().done == ("t-1-0", "t-2-0") and Store(tmp_path).outbox() == []
+    broker.close()
+
+
+def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(tmp_path: Path) -> None:
+    broker, spec = InMemoryBroker(), spec_for("fedavg")
+    connect = partial(InMemoryTransport, broker)
+    server = ScriptedServer(connect)
+    server.online()
+    payload = pack(tree.to_arrays(steps.start(build_method(spec))))
+    server.round(Round("t", 1, 60, spec))
+    server.want("pi-01", "train", task="t", round=1, id="t-1-0", down=server.chunks(payload))
+    with running(full_device(tmp_path), connect=connect):
+        first = server.wait_for("pi-01", "rpt")
+    device = full_device(tmp_path)
+    with running(device, connect=connect):
+        again = server.wait_for("pi-01", "rpt", number=2)
+        assert again == first and again.boot != device.state.boot
+        server.ack("pi-01", "t-1-0")
+        server.wait_for(
+            "pi-01",
+            "state",
+            lambda s: s.boot == device.state.boot and s.activity == "idle" and s.status == "ready",
+        )
+    assert Store(tmp_path).outbox() == []
+    broker.close()

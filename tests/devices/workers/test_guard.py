@@ -1,0 +1,136 @@
+"""A new pair serves only when it is not worse than the old one, and a head is fitted again only when something is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from devices.agent.events import DataChanged
+from devices.features.extractor import runtime
+from devices.features.loader import ClientFeatures, FeatureSet, LoadedFeatures, pack, unpack
+from devices.features.local import LocalFeatureLoader
+from devices.runtime.device import Device, start
+from devices.serving.comparison import is_worse
+from devices.serving.predict import Predictor
+from devices.storage.store import Store
+from devices.workers.fitting import FitData, FitSpec, fit_here
+from devices.workers.head import HeadWorker
+from edge_fl.data.samples import ClientData
+from edge_fl.heads.auto import Choice
+from edge_fl.heads.constant import Constant
+from edge_fl.heads.linear import Nearest
+from edge_fl.wire.messages import Capability
+from tests.devices import graphs
+from tests.devices.scripted import TOPICS, running
+from tests.devices.site import FAST, QUICK, Site, big, samples, site_over
+from tests.memory_broker import InMemoryBroker, InMemoryTransport
+
+FIRST = ClientData(samples(20, 0), samples(12, 1), samples(10, 2))
+MORE = ClientData(samples(30, 3), samples(12, 1), samples(10, 2))
+
+
+class Counting:
+    """Fits as this process does, and counts."""
+
+    def __init__(self) -> None:
+        self.fits: list[str] = []
+
+    def __call__(self, spec: FitSpec, data: FitData) -> Choice:
+        self.fits.append(spec.extractor)
+        return fit_here(spec, data)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    broker = InMemoryBroker()
+    with site_over(partial(InMemoryTransport, broker), tmp_path) as site:
+        yield site
+    broker.close()
+
+
+def guarded(folder: Path, fitter: Counting, holding: list[ClientData]) -> Device:
+    loader = LocalFeatureLoader(lambda classes, input: holding[0], folder)
+    worker = HeadWorker(
+        "pi-01",
+        Store(folder),
+        loader,
+        "nearest",
+        fitter,
+        runtime(),
+        guard=True,
+        check=lambda installed: None,
+        limits=QUICK,
+    )
+    return start("pi-01", TOPICS, Capability("head", "t", "3"), worker, limits=QUICK, fetching=FAST)
+
+
+def blind() -> bytes:
+    """An extractor whose features say nothing."""
+    return big(np.zeros_like(graphs.WEIGHTS))
+
+
+def test_a_pair_that_is_worse_does_not_serve_and_is_reported(site: Site) -> None:
+    server, fitter = site.server, Counting()
+    site.serve(site.publish())
+    with running(guarded(site.home, fitter, [FIRST]), connect=site.connect):
+        server.wait_for("pi-01", "rpt")
+        server.ack("pi-01", "rel-1")
+        site.serve(site.publish(blind(), expected=np.zeros((2, graphs.DIM))))
+        report = server.wait_for("pi-01", "rpt", number=2)
+        assert (report.release, report.error) == (2, "worse")
+        server.ack("pi-01", "rel-2")
+        server.wait_for("pi-01", "state", lambda s: (s.release, s.why, s.activity) == (1, "worse", "idle"))
+    assert Predictor(site.home).manifest.release == 1 and len(fitter.fits) == 2
+
+
+def test_a_head_is_fitted_again_only_when_images_or_extractor_are_new(site: Site) -> None:
+    server, fitter, holding = site.server, Counting(), [FIRST]
+    site.serve(site.publish())
+    device = guarded(site.home, fitter, holding)
+    with running(device, connect=site.connect) as runner:
+        server.wait_for("pi-01", "rpt")
+        server.ack("pi-01", "rel-1")
+        runner.deliver(device, DataChanged(device.state.capability))  # so it is said, but they are the same
+        again = server.wait_for("pi-01", "rpt", lambda report: report.id != "rel-1")
+        assert not again.error and len(fitter.fits) == 1
+        server.ack("pi-01", again.id)
+        holding[0] = MORE
+        runner.deliver(device, DataChanged(device.state.capability))
+        last = server.wait_for("pi-01", "rpt", lambda report: report.id not in ("rel-1", again.id))
+        assert last.samples == 30 and len(fitter.fits) == 2
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "worse"),
+    [(0, 0, False), (1, 0, False), (2, 0, True), (3, 2, False), (9, 2, True), (2, 9, False)],
+)
+def test_one_image_never_decides_and_many_do(lost: int, won: int, worse: bool) -> None:
+    same = Constant(2, "e", np.array([0]))
+    y = np.zeros(lost + won + 4, np.int64)
+    z = np.zeros((len(y), 1), np.float32)
+    z[:lost] = 1  # only the old head is right here
+    z[lost : lost + won] = -1  # only the new one
+    old = Nearest(2, "e", np.array([[1.0], [0.0]], np.float32), np.array([0.5, 0], np.float32), *_raw())
+    new = Nearest(2, "e", np.array([[-1.0], [0.0]], np.float32), np.array([0.5, 0], np.float32), *_raw())
+    nothing = FeatureSet(z[:0], y[:0])
+    seen = ClientFeatures(nothing, FeatureSet(z, y), nothing)
+    assert (old.predict(z) == y).sum() == lost + 4 and (new.predict(z) == y).sum() == won + 4
+    assert is_worse(old, seen, new, seen) is worse and not is_worse(same, seen, same, seen)
+
+
+def _raw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.zeros(1, np.float32), np.ones(1, np.float32), np.array([0, 1])
+
+
+def test_what_a_child_computed_comes_back_as_it_was() -> None:
+    seen = FeatureSet(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0, 1, 1]))
+    found = unpack(
+        pack(LoadedFeatures((ClientFeatures(seen, seen, FeatureSet(seen.z[:0], seen.y[:0])), None), "print"))
+    )
+    assert found.fingerprint == "print" and found.by_extractor[1] is None and found.by_extractor[0]
+    np.testing.assert_array_equal(found.by_extractor[0].train.z, seen.z)
+    assert len(found.by_extractor[0].test) == 0

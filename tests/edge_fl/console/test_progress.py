@@ -1,0 +1,161 @@
+"""A job says how far it is; a person sees bars on a terminal, a line now and then elsewhere, and nothing when asked for quiet."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_fl import cli
+from edge_fl.cli import QUIET
+from edge_fl.console import units
+from edge_fl.console.progress import Count, Progress
+
+TERMINAL = """
+from edge_fl.console.progress import Count, Progress
+with Progress() as progress:
+    for done in range(6):
+        progress(Count("rounds", done, 5))
+        progress(Count("release 3", done << 20, 8 << 20, bytes=True))
+        progress.say(f"round [{done}]")
+"""
+
+
+class Clock:
+    """Goes on by what the test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock: Clock) -> Iterator[Progress]:
+    with Progress(live=False, clock=clock) as progress:
+        yield progress
+
+
+def told(progress: Progress, clock: Clock, *counts: tuple[float, Count]) -> None:
+    for after_s, count in counts:
+        clock.now_s += after_s
+        progress(count)
+
+
+def test_a_long_stage_is_told_of_now_and_then_with_its_rate_and_what_is_left(
+    progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(progress, clock, (0, Count("clients", 0, 100)), (5, Count("clients", 20, 100)))
+    assert capsys.readouterr().err == ""
+    told(progress, clock, (5, Count("clients", 40, 100)), (9, Count("clients", 76, 100)))
+    assert capsys.readouterr().err == "clients: 40 of 100, 4.0/s, about 15 s left\n"
+
+
+def test_a_stage_that_begins_anew_forgets_its_pace(
+    progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(progress, clock, (0, Count("clients", 0, 10)), (9, Count("clients", 9, 10)))
+    told(progress, clock, (1, Count("clients", 0, 10)), (9, Count("clients", 1, 10)))
+    assert capsys.readouterr().err == ""
+    told(progress, clock, (3, Count("clients", 1, 10)))
+    assert capsys.readouterr().err == "clients: 1 of 10, 5.0/min, about 2 min left\n"
+
+
+def test_nobody_guesses_while_nothing_is_done(
+    progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(progress, clock, (0, Count("heads", 0, 8)), (20, Count("heads", 0, 8)))
+    assert capsys.readouterr().err == "heads: 0 of 8\n"
+
+
+def test_bytes_are_said_as_bytes(
+    progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(progress, clock, (0, Count("release 3", 0, 4 << 20, bytes=True)))
+    told(progress, clock, (10, Count("release 3", 1 << 20, 4 << 20, bytes=True)))
+    assert capsys.readouterr().err == "release 3: 1.0 MiB of 4.0 MiB, 102 KiB/s, about 30 s left\n"
+
+
+def test_quiet_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(QUIET, "1")
+    with Progress(live=True, clock=clock) as progress:
+        told(progress, clock, (0, Count("clients", 0, 9)), (60, Count("clients", 3, 9)))
+        progress.say("round 1")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_has_bars_and_keeps_the_lines_above_them() -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"} | {QUIET: ""}
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINAL], stderr=theirs, stdout=subprocess.PIPE, env=environment, check=True
+    )
+    os.close(theirs)
+    with os.fdopen(ours, "rb", closefd=True) as terminal:
+        seen = _read(terminal.fileno())
+    assert done.stdout == b""
+    assert "release 3" in seen and "5.0 MiB of 8.0 MiB" in seen and "rounds" in seen
+    assert all(f"round [{number}]" in seen for number in range(6))
+
+
+def _read(terminal: int) -> str:
+    """All that was written; a terminal whose other end is closed gives an error instead of an end."""
+    seen = b""
+    while True:
+        try:
+            if not (more := os.read(terminal, 65536)):
+                break
+        except OSError:
+            break
+        seen += more
+    return seen.decode()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.44, "0.4 s"), (99, "99.0 s"), (100, "2 min"), (9000, "2.5 h")]
+)
+def test_durations_are_as_long_as_they_need_to_be(seconds: float, said: str) -> None:
+    assert units.seconds(seconds) == said
+
+
+def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path) -> None:
+    from edge_fl import config
+    from edge_fl.config import Recipe
+    from server.orchestrate import simulate
+    from server.recipes.changes import with_method
+    from server.training import study as studies
+
+    recipe = config.with_settings(
+        with_method(Recipe(name="tiny", rounds=2), "fedavg"),
+        ["data.clients=3", 'model.name="cnn-tiny"', 'data.dataset="digits"', 'engine="sequential"'],
+    )
+    counts: list[Count] = []
+    simulate.run(studies.prepare(recipe), watch=counts.append)
+    assert [count.done for count in counts if count.stage == "rounds"] == [0, 1, 2]
+    assert [count.done for count in counts if count.stage == "clients"] == [0, 1, 2, 3, 3] * 2
+    assert [count.done for count in counts if count.stage == "closing steps"] == [0, 1, 2, 3, 3]
+
+
+def test_stdout_is_for_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--runs", str(tmp_path)]
+    command = ["simulate", "--method", "fedavg", *small, "--format", "json"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr()
+    assert {row["clients"] for row in json.loads(shown.out)} == {3} and "round 1/1" in shown.err
+    assert cli.main(["--quiet", *command]) == 0
+    quiet = capsys.readouterr()
+    assert json.loads(quiet.out) and quiet.err == ""

@@ -1,0 +1,157 @@
+"""A broker that refuses, is busy, lies or hangs up: what it says is believed where it can be, and it is tried again with patience."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_fl.errors import ConnectError
+from edge_fl.wire.mqtt.loop import MqttLoop
+from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
+from edge_fl.wire.transport import Connected, Disconnected, Limits, Packet
+from tests.edge_fl.wire.brokers import FAST, broker_that
+
+MakeRecorder = Callable[[], Any]
+Issue = Callable[[str], tuple[Path, Path, Path]]
+
+
+@pytest.mark.parametrize("reason", [0x87, 0x86, 0x8A])
+def test_a_refusal_is_final(recorder: MakeRecorder, reason: int) -> None:
+    attempts = []
+
+    def refuse(connection: socket.socket) -> None:
+        attempts.append(connection.recv(1000))
+        connection.sendall(bytes([0x20, 3, 0, reason, 0]))
+
+    with broker_that(refuse) as endpoint:
+        client = MqttTransport(endpoint, "stranger", None, heard := recorder(), limits=FAST)
+        event = heard.next(Disconnected)
+        assert event.final
+        assert event.reason.startswith("refused: ")
+        with pytest.raises(ConnectError, match=r"refused: .*lets 'stranger' in"):
+            client.wait_connected(5)
+        time.sleep(0.5)  # three times the longest pause
+        assert len(attempts) == 1
+        client.close()
+
+
+def test_a_busy_broker_is_asked_again(recorder: MakeRecorder) -> None:
+    attempts = []
+
+    def refuse(connection: socket.socket) -> None:
+        attempts.append(connection.recv(1000))
+        connection.sendall(bytes([0x20, 3, 0, 0x89, 0]))
+
+    with broker_that(refuse) as endpoint:
+        client = MqttTransport(endpoint, "patient", None, recorder(), limits=FAST)
+        with pytest.raises(ConnectError, match="refused: Server busy"):
+            client.wait_connected(1.5)
+        assert len(attempts) >= 3
+        client.close()
+
+
+CONNACK = bytes([0x20, 3, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", id="http"),
+        pytest.param(b"\x20\x03\x00\x00\xff", id="properties cut off"),
+        pytest.param(CONNACK + b"\x30\x05\x00\x09abc", id="topic longer than the packet"),
+        pytest.param(CONNACK + b"\x30\x06\x00\x01a\x02\x7f\x00", id="unknown property"),
+        pytest.param(CONNACK + b"\x30\x05\x00\x02\xff\xff\x00", id="topic that is no text"),
+        pytest.param(CONNACK + b"\x90\x03\x00\x01\x00", id="an answer nobody asked for"),
+        pytest.param(CONNACK + b"\x40\x02\xff\xff", id="an acknowledgement of nothing"),
+        pytest.param(CONNACK + b"\x30\xff\xff\xff\xff\x01", id="endless length"),
+    ],
+)
+def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
+    recorder: MakeRecorder, lie: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, attempts, twice = MqttLoop(), [], threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        attempts.append(connection.recv(1000))
+        connection.sendall(lie)
+        if len(attempts) >= 3:
+            twice.set()
+
+    with broker_that(talk) as endpoint:
+        client = MqttTransport(endpoint, "listener", None, recorder(), loop=loop, limits=FAST)
+        assert twice.wait(10)
+        client.close()
+    done = threading.Event()
+    loop.call(done.set)
+    assert done.wait(5), "the loop's thread is dead"
+    loop.close()
+
+
+def test_packets_that_share_a_tls_record_all_arrive(recorder: MakeRecorder, issue: Issue) -> None:
+    """What TLS has decrypted already makes no socket readable again."""
+    ca, cert, key = issue("broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    over = threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(1000)
+            secured.sendall(CONNACK + b"".join(b"\x30\x05\x00\x01a\x00%d" % number for number in range(5)))
+            over.wait(30)  # longer than anybody listens
+
+    with broker_that(talk) as plain:
+        client = MqttTransport(
+            Endpoint(plain.host, plain.port, ca), "client", None, heard := recorder(), limits=FAST
+        )
+        assert heard.payloads(5) == [b"0", b"1", b"2", b"3", b"4"]
+        client.close()
+        over.set()
+
+
+def test_the_brokers_receive_maximum_is_the_window(recorder: MakeRecorder) -> None:
+    received, seen = bytearray(), threading.Event()
+
+    def never_acknowledge(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(bytes([0x20, 6, 0, 0, 3, 0x21, 0, 3]))  # CONNACK, receive maximum 3
+        connection.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            while data := connection.recv(1000):
+                received.extend(data)
+        seen.set()
+
+    with broker_that(never_acknowledge) as endpoint:
+        client = MqttTransport(endpoint, "eager", None, heard := recorder(), limits=FAST)
+        heard.next(Connected)
+        for _ in range(10):
+            client.publish(Packet("topic", b"payload"))
+        assert seen.wait(5)
+        client.close()
+    assert received.count(b"payload") == 3
+
+
+def test_the_pause_grows_to_a_bound_and_is_jittered(recorder: MakeRecorder) -> None:
+    begun: list[float] = []
+
+    def hang_up(connection: socket.socket) -> None:
+        begun.append(time.monotonic())
+
+    with broker_that(hang_up) as endpoint:
+        client = MqttTransport(
+            endpoint, "retrying", None, recorder(), limits=Limits(min_retry_s=0.01, max_retry_s=0.05)
+        )
+        time.sleep(1.0)
+        client.close()
+    pauses = [after - before for before, after in itertools.pairwise(begun)]
+    assert 10 <= len(pauses) <= 100, "about 25 ms on average, never in a tight circle"
+    assert max(pauses) < 0.5

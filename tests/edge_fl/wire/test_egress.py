@@ -1,0 +1,93 @@
+"""The egress manifest names what may leave a device, and everything else stays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from edge_fl import metrics
+from edge_fl.cli import main
+from edge_fl.config import CompressionConfig, PrivacyConfig
+from edge_fl.errors import ArtefactError
+from edge_fl.methods import METHODS
+from edge_fl.methods.contract.egress import of_full, of_method
+from edge_fl.methods.contract.tiers import head_plan
+from edge_fl.wire import tensors
+from edge_fl.wire.egress import Egress, of_head
+from edge_fl.wire.messages import Report
+from server.catalogue import sample
+
+ALLOWED = Egress("full", {"update": ["extractor"]})
+
+
+def report(kind: str = "update", **numbers: float) -> Report:
+    return Report("r1", kind, "b1", 10, numbers)  # type: ignore[arg-type]
+
+
+def parts(*names: str) -> bytes:
+    return tensors.pack({name: {"w": np.zeros(3, np.float32)} for name in names})
+
+
+def test_what_is_listed_may_leave() -> None:
+    ALLOWED.require(report(**{metrics.PERSONAL_AFTER: 0.5}), parts("extractor"))
+    ALLOWED.require(report(), None)
+
+
+@pytest.mark.parametrize(
+    ("said", "blob", "named"),
+    [
+        (report(), parts("extractor", "head"), "part 'head'"),
+        (report("personal"), parts("extractor"), "part 'extractor'"),
+        (report(**{"mean.brightness": 0.5}), None, "number 'mean.brightness'"),
+    ],
+)
+def test_what_is_in_no_list_stays(said: Report, blob: bytes | None, named: str) -> None:
+    with pytest.raises(ArtefactError, match=f"{named} may not leave this device") as refused:
+        ALLOWED.require(said, blob)
+    assert refused.value.why == "refused"
+
+
+def test_parts_leave_in_the_form_that_was_asked_for_alone() -> None:
+    form = CompressionConfig("int8"), PrivacyConfig(noise_multiplier=1.0)
+    asked = of_full(replace(sample("fedper"), compression=form[0], privacy=form[1]))
+    assert (asked.compression, asked.privacy) == form
+    told = msgspec.structs.replace(report(**{metrics.EPSILON: 9.9}), compression="int8")
+    asked.require(told, parts("extractor"))
+    with pytest.raises(ArtefactError, match="compression 'none' may not leave"):
+        asked.require(msgspec.structs.replace(told, compression="none"), parts("extractor"))
+    with pytest.raises(ArtefactError, match=r"an update without privacy\.epsilon"):
+        asked.require(msgspec.structs.replace(told, metrics={}), parts("extractor"))
+
+
+def test_under_privacy_head_only_devices_send_no_parts() -> None:
+    method = replace(sample("fedcrl"), privacy=PrivacyConfig(noise_multiplier=1.0))
+    assert sample("fedcrl").uploads() and not head_plan(method, 8).uploads
+    assert of_method(method)[1].parts == {"head": []}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_no_personal_part_of_any_method_may_leave(name: str) -> None:
+    method = sample(name)
+    personal = {part for part, spec in method.parts.items() if not spec.travels}
+    for egress in of_method(method):
+        for listed in egress.parts.values():
+            assert not personal & set(listed)
+        assert {"images", "labels", "features"}.isdisjoint(egress.numbers)
+        assert set(egress.messages) == {"state", "meta", "rpt", "req", "log", "echo"}
+    assert set(head_plan(method, 8).uploads) <= set(of_head(method.head_tier.uploads).parts["head"])
+    assert of_full(method).parts["update"] == of_full(method).parts["personal"]
+
+
+def test_methods_show_prints_it_for_people_and_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "show", "fedper"]) == 0
+    shown = capsys.readouterr().out
+    assert "leaves a full device with its update report: extractor" in shown
+    assert "leaves a head device with its head report: nothing" in shown
+    assert main(["methods", "show", "fedcrl", "--egress"]) == 0
+    found = msgspec.convert(json.loads(capsys.readouterr().out), list[Egress])
+    assert [egress.tier for egress in found] == ["full", "head"]
+    assert found[1].parts == {"head": ["prototypes"]}

@@ -1,0 +1,162 @@
+"""The server's commands as somebody types them: one line and an exit code for whatever is wrong, and an orderly end on a signal."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+
+import pytest
+
+from edge_fl.capability import Tier
+from edge_fl.cli import main
+from edge_fl.wire.messages import Capability, DeviceState, Report, encode
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
+from server import demo
+from server.children import Children
+from server.mqtt.devices import device_list
+from server.mqtt.devices.roster import Device
+from server.mqtt.retained import Limits
+from server.registry import Database, devices
+from server.registry.records import DeviceRecord
+from server.runs.results import Results
+from server.runs.totals import Ledger
+
+
+def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys, tmp_path):
+    for arguments, said in (
+        (["nosuch"], "recipe 'nosuch': unknown"),
+        (["demo", "--set", "method.epoch=3"], "did you mean 'epochs'"),
+        (["demo", "--set", "data.dataset=digitz"], "digitz"),
+        (["demo", "--set", "method.name=repperr"], "did you mean 'repper'"),
+        (["--resume", str(tmp_path / "norun")], "no run there"),
+    ):
+        assert main(["server", "run", *arguments, "--runs", str(tmp_path / "runs")]) == 4
+        said_so = capsys.readouterr().err
+        assert said in said_so
+        assert said_so.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_broker_is_one_line_and_exit_code_2(capsys):
+    assert main(["fleet", "list", "--port", str(demo._free_port())]) == 2
+    assert "edge-fl broker up" in capsys.readouterr().err
+
+
+@pytest.mark.broker
+def test_fleet_list_says_that_no_server_listens_and_when_one_last_did(own_mosquitto, tmp_path, capsys):
+    topics, endpoint = Topics("main"), own_mosquitto.endpoint
+    device = MqttTransport(endpoint, "pi-1", None, lambda event: None)
+    device.publish(Packet(topics.state("pi-1"), encode(DeviceState("ready", "b1")), retain=True))
+    device.drain(10)
+    with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
+        devices.heard(db, [DeviceRecord("main", "pi-1", "ready")])
+        (known,) = devices.known(db, "main")
+    where = ["--port", str(endpoint.port), "--home", str(tmp_path / "releases"), "--format", "json"]
+    assert main(["fleet", "list", *where]) == 0
+    said = capsys.readouterr()
+    (row,) = json.loads(said.out)
+    assert (row["status"], row["heard"]) == ("ready", known.seen_at[:19].replace("T", " "))
+    assert "no server is online" in said.err
+    device.close()
+
+
+@pytest.mark.broker
+def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp_path):
+    lines = []
+    port = str(own_mosquitto.endpoint.port)
+    with Children(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
+        folders = ["--runs", str(tmp_path / "runs"), "--home", str(tmp_path / "home")]
+        child = children.start("server", "server", "run", "demo", "--port", port, *folders)
+        until = time.monotonic() + 60
+        while not any("waiting for 4 full devices" in line for line in lines) and time.monotonic() < until:
+            time.sleep(0.05)
+    assert child.code == 130
+    (path,) = (tmp_path / "runs").iterdir()
+    assert Results.open(path).state().state == "stopped"
+
+
+def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
+    stage.head("h1", tmp_path)
+    going, quick, rows = stage.device("d1"), Limits(settle_s=0.2), []
+    assert stage.eventually(lambda: "d/d1/up/meta" in stage.retained())  # it has to be born before it goes
+    going.crash()
+
+    def complete() -> bool:
+        rows[:] = device_list.devices(
+            stage.connect, "main", {"d1": "2026-11-20T14:03:59.123+00:00"}, quick
+        ).rows
+        return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
+
+    assert stage.eventually(complete), rows
+    lost, there = rows
+    assert (lost["device"], lost["tier"], lost["status"]) == ("d1", "full", "lost")
+    assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)
+    assert (lost["heard"], there["heard"]) == ("2026-11-20 14:03:59", "")
+    assert (lost["measured"], there["measured"]) == ("", "")
+    assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
+
+
+def test_the_list_shows_what_a_device_measured_and_whether_somebody_listens(bench):
+    able = Capability("head", "aarch64", "3.11", notes=["no torch", "512 MB"])
+    transport = bench.connect("d1", None, lambda event: None)
+    transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
+    transport.drain(5)
+    online, (row,) = device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2))
+    assert online
+    assert (row["status"], row["measured"]) == ("silent", "no torch; 512 MB")
+    bench.link.close()
+    assert not device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2)).online
+    transport.close()
+
+
+def device(id, tier):
+    return Device(
+        id,
+        DeviceState("ready", "b1"),
+        Capability(tier, "arm", "3", samples=7, head="mlp" if tier == "head" else ""),
+    )
+
+
+def report(kind="head", **fields):
+    return Report("id", kind, "b1", 6, seconds=1.5, bytes_down=10, bytes_up=1, **fields)
+
+
+def test_the_ledger_adds_bytes_and_seconds_and_keeps_the_last_measurement():
+    ledger = Ledger()
+    devices = {"d1": device("d1", "full"), "h1": device("h1", "head"), "h2": device("h2", "head")}
+    ledger.note("h1", report(metrics={"personal.test_acc.after": 0.5}, release=1))
+    ledger.note(
+        "h1", report(metrics={"personal.test_acc.before": 0.5, "personal.test_acc.after": 0.75}, release=2)
+    )
+    ledger.note("h1", report(error="enospc", release=3))
+    ledger.note("d1", report("update"))
+    ledger.measure({"d1": {"personal.test_acc.after": 0.25}})
+    ledger.enter("c000", 4)
+    ledger.measure({"c000": {"personal.test_acc.after": 1.0}})
+    rows = {row.device: row for row in ledger.rows(devices)}
+    assert (rows["h1"].before, rows["h1"].after, rows["h1"].release) == (0.5, 0.75, 2)
+    assert (rows["h1"].bytes_down, rows["h1"].bytes_up, rows["h1"].seconds) == (30, 3, 4.5)
+    assert (rows["h2"].samples, rows["h2"].after) == (7, None)
+    assert [rows[id].tier for id in ("c000", "d1", "h1")] == ["simulated", Tier.FULL, Tier.HEAD]
+    summaries = ledger.summaries(devices)
+    means = {
+        name: (summary.mean, summary.clients) for name, summary in summaries.items() if name.endswith("after")
+    }
+    assert means == {
+        "personal.test_acc.after": (pytest.approx(2 / 3), 3),
+        "head.personal.test_acc.after": (0.75, 1),
+        "full.personal.test_acc.after": (0.625, 2),
+    }
+    assert json.dumps({name: summary.mean for name, summary in summaries.items()})
+
+
+def test_a_device_is_let_in_again_by_name(tmp_path):
+    db = Database.open(tmp_path / "registry.sqlite")
+    devices.quarantine(db, "main", "pi-01", "3 reports refused")
+    options = ["--database", str(tmp_path / "registry.sqlite")]
+    assert main(["fleet", "admit", "pi-10", *options]) == 4
+    assert main(["fleet", "admit", "pi-01", *options]) == 0
+    assert devices.barred(db, "main") == {}

@@ -1,0 +1,205 @@
+"""Nothing that a device sends can spoil a round's aggregate, fill the server's memory or go uncounted."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from edge_fl.config import CohortConfig
+from edge_fl.learn.aggregation.robust import Robust
+from edge_fl.learn.tree import same
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import describe, split
+from edge_fl.wire.messages import Report, encode
+from edge_fl.wire.transport import SAFETENSORS
+from server.registry import reports
+from server.training import rounds
+from server.training.rounds import Plan
+from tests.server.single_round import one_round, simulated_round
+
+
+def changed(payload, change):
+    """The payload with one tensor, the first of the extractor, changed."""
+    parts = {part: dict(arrays) for part, arrays in tensors.unpack(payload).items()}
+    name = sorted(parts["extractor"])[-1]
+    parts["extractor"][name] = change(np.array(parts["extractor"][name]))
+    return tensors.pack(parts)
+
+
+def poisoned(array):
+    array.flat[0] = math.nan
+    return array
+
+
+def with_part(payload, name):
+    return tensors.pack({**tensors.unpack(payload), name: {"w": np.zeros(2, np.float32)}})
+
+
+def without(payload, name):
+    return tensors.pack({part: arrays for part, arrays in tensors.unpack(payload).items() if part != name})
+
+
+BAD_PAYLOADS = {
+    "nan": lambda payload: changed(payload, poisoned),
+    "shape": lambda payload: changed(payload, lambda array: array[:1]),
+    "dtype": lambda payload: changed(payload, lambda array: array.astype(np.float16)),
+    "foreign part": lambda payload: with_part(payload, "own"),
+    "no extractor": lambda payload: without(payload, "extractor"),
+    "pickle": lambda payload: b"\x80\x04\x95" + payload,
+    "cut": lambda payload: payload[:-1],
+    "huge": lambda payload: changed(payload, lambda array: array * np.float32(1e8)),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PAYLOADS)
+def test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_not_there(bench, bad):
+    bench.device("d1")
+
+    def tamper(mode, report, payload):
+        payload = BAD_PAYLOADS[bad](payload)
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    wrong = bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert bench.eventually(lambda: len(wrong.acks) == 1)
+    assert wrong.acks[0].status == "rejected"
+    assert wrong.acks[0].reason in ("tensors", "parts", "norm")
+    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d2")
+    assert (kept.id, kept.round, kept.reason) == (wrong.acks[0].id, 1, wrong.acks[0].reason)
+    assert kept.detail
+    assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
+
+
+BAD_REPORTS = {
+    "no samples": ({"samples": 0}, "samples"),
+    "more samples than it has": ({"samples": 21}, "samples"),
+    "another kind": ({"kind": "evaluation"}, "wrong_kind"),
+    "no blob": ({"blob": None}, "no_parts"),
+    "too large": ({"blob": describe(bytes(8 * 2**20))}, "too_large"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_REPORTS)
+def test_an_implausible_report_is_refused(bench, bad):
+    change, reason = BAD_REPORTS[bad]
+    bench.device("d1")
+    wrong = bench.device(
+        "d2", tamper=lambda mode, report, payload: [(msgspec.structs.replace(report, **change), payload)]
+    )
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert bench.eventually(lambda: [ack.reason for ack in wrong.acks] == [reason])
+
+
+def test_a_wrong_chunk_is_not_believed_and_the_right_one_mends_it(bench):
+    def poisoning(mode, report, payload):
+        right = [bytes(chunk) for chunk in split(payload, 1024)]
+        for chunk in (bytes(len(right[0])), right[0]):
+            device.send(bench.topics.report("d1", "t1", 1), encode(report))
+            device.send(bench.topics.blob("d1", report.id, 0), chunk, content_type=SAFETENSORS)
+        for index, chunk in enumerate(right[1:], 1):
+            device.send(bench.topics.blob("d1", report.id, index), chunk, content_type=SAFETENSORS)
+        return []
+
+    device = bench.device("d1", tamper=poisoning)
+    bench.wait_for(full=1)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+
+
+def test_malformed_packets_are_counted_by_sender_and_kind(bench):
+    def noisy(mode, report, payload):
+        topic = bench.topics.report("d1", "t1", 1)
+        for content in (b"{", b'{"id": NaN}', b"[" * 5000, b"\xff", encode(report)[:-1]):
+            device.send(topic, content)
+        device.send(bench.topics.blob("d1", report.id, 0), b"x", content_type="application/zip")
+        device.send(f"{bench.topics.root}/d/d1/up/nonsense", b"{}")
+        return [(report, payload)]
+
+    device = bench.device("d1", tamper=noisy)
+    bench.wait_for(full=1)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert bench.link.refused == {"d1 rpt": 5, "d1 blob": 1, "d1 nonsense": 1}
+
+
+def test_chunks_that_nobody_asked_for_take_no_memory(bench):
+    endless = bench.device("d1", tamper=lambda *_: [])
+    bench.wait_for(full=1)
+    method = build_method(bench.spec("fedavg"))
+    fleet = bench.fleet(bench.spec("fedavg"))
+    downs = rounds.Broadcasts(method, steps.start(method), ["d1"])
+    updates = fleet.train(1, method, downs)
+    (exchange,) = (opened.exchange for opened in fleet._open.values())
+    for index in range(64):
+        endless.send(bench.topics.blob("d1", exchange.id, index), bytes(200_000), content_type=SAFETENSORS)
+    bench.link.transport.drain(5)
+    assert bench.eventually(lambda: "d1" in exchange._uploads)
+    held = sum(map(len, exchange._uploads["d1"].early.values()))
+    assert held <= exchange._expected.max_bytes < 64 * 200_000
+    fleet.close()
+    assert list(updates) == []
+
+
+BAD_STATISTICS = {
+    "fedproto": ("prototypes", lambda part: {**part, "mean": part["mean"][:, :2]}),
+    "fedgh": ("prototypes", lambda part: {**part, "count": part["count"][:2]}),
+    "fedpac": ("spread", lambda part: {**part, "H": part["H"][0]}),
+    "fedkd": ("change", lambda part: {name: array for name, array in part.items() if "left" not in name}),
+}
+
+
+@pytest.mark.parametrize("method", BAD_STATISTICS)
+def test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate(bench, method):
+    part, spoil = BAD_STATISTICS[method]
+
+    def tamper(mode, report, payload):
+        parts = tensors.unpack(payload)
+        payload = tensors.pack({**parts, part: spoil(parts[part])})
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec(method))
+    assert result.answered == ("d1",)
+    assert [found.reason for found in reports.rejections_of(bench.inbox.journal.db, "main")] == ["parts"]
+
+
+def test_after_enough_bad_updates_nothing_of_a_device_counts(bench):
+    def tamper(mode, report, payload):
+        payload = changed(payload, poisoned)
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1")
+    wrong = bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    method = build_method(bench.spec("fedavg"))
+    plan = Plan(5, seed=1, cohort=CohortConfig(quorum=0.3))
+    asked = [result.asked for result in rounds.run(method, bench.fleet(bench.spec("fedavg")), plan)]
+    assert asked == [("d1", "d2")] * 3 + [("d1",)] * 2
+    assert bench.inbox.journal.barred("d2") == "quarantined"
+    wrong.report("t1", 5, Report("t1-5-x", "update", "b1", 20), b"")
+    assert bench.eventually(lambda: wrong.acks[-1].reason == "quarantined")
+    assert len(reports.rejections_of(bench.inbox.journal.db, "main")) == 3
+
+
+def test_the_median_over_devices_is_not_moved_by_one_of_them(bench):
+    def tamper(mode, report, payload):
+        payload = changed(payload, lambda array: array + np.float32(50))
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=tamper), bench.device("d3")
+    bench.wait_for(full=3)
+    method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
+    result = next(rounds.run(method, fleet, Plan(1, seed=1, robust=Robust("median"))))
+    assert result.answered == ("d1", "d2", "d3")
+    longest = max(float(t.abs().max()) for t in result.shared["extractor"].values() if t.is_floating_point())
+    assert longest < 5

@@ -1,0 +1,94 @@
+"""Training on a device that is not the CPU, for every method: nothing is left behind on the CPU, and the numbers are the CPU's.
+
+Of the real thing only the placement is seen (`tests.server.mqtt.elsewhere`); `make bench-gpu` compares engines on a real GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from msgspec.structs import replace as with_fields
+
+from edge_fl import config
+from edge_fl.config import Recipe
+from edge_fl.learn import tree
+from edge_fl.methods import names
+from server.orchestrate import simulate
+from server.orchestrate.simulate import SimulationResult
+from server.training import study
+from tests.server.mqtt.elsewhere import ELSEWHERE, There, elsewhere, held
+from tests.server.training.engines.test_engines import Build, outcome, sequential, store, vectorised
+
+TINY = config.with_settings(
+    Recipe(name="tiny"),
+    [
+        "data.clients=4",
+        "data.fraction=0.2",
+        "data.unseen=1",
+        "rounds=2",
+        "evaluate_every=1",
+        "model.options={feature_dim=8, width=4}",
+    ],
+)
+CLOSE = 0.02  # the layout of images in memory, and with it rounding, is a device's own
+
+
+def run(device: str, *settings: str) -> SimulationResult:
+    recipe = config.with_settings(TINY, list(settings))
+    return simulate.run(study.prepare(with_fields(recipe, device=device)))
+
+
+@pytest.mark.parametrize("build", [sequential, vectorised])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "fedcrc" else pytest.mark.slow) for name in names()]
+)
+def test_every_method_trains_elsewhere(name: str, build: Build) -> None:
+    at = store(name)
+    with elsewhere():
+        found, metrics = outcome(replace(at, device=ELSEWHERE), build)
+    expected, expected_metrics = outcome(at, build)
+    assert found.keys() == expected.keys() and metrics.keys() == expected_metrics.keys()
+    for path, tensor in found.items():
+        assert held(tensor).shape == expected[path].shape and held(tensor).isfinite().all()
+    shared = [path for path in found if path[0] == "shared"]
+    assert all(isinstance(found[path], There) for path in shared)
+    assert all(torch.allclose(held(found[path]), expected[path], atol=CLOSE) for path in shared)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["engine=vector"],
+        ["engine=auto"],
+        ["method.name=fedbabu"],
+        ["method.name=fedproto"],
+        ["method.optimiser.name=adam"],
+        ["compression.kind=int8"],
+        ["compression.kind=topk"],
+        ["privacy.clip=1.0", "privacy.noise_multiplier=0.5", "model.options={width=4, norm=false}"],
+        ["cohort.buffer_size=2"],
+        ["judge.centre=median"],
+        ["judge.clip=1.0"],
+        ["model.name=resnet18", "model.options={}"],
+    ],
+    ids=" ".join,
+)
+def test_whole_runs_elsewhere_reach_what_they_reach_here(settings: list[str]) -> None:
+    with elsewhere():
+        found = run(ELSEWHERE, *settings)
+    here = run("cpu", *settings)
+    assert found.last().keys() == here.last().keys()
+    assert all(isinstance(tensor, There) for tensor in tree.leaves(found.shared).values())
+
+
+def test_a_tensor_that_is_left_behind_is_noticed() -> None:
+    with elsewhere():
+        there, here = torch.ones(3, device=ELSEWHERE), torch.ones(3)
+        assert (there + there).sum().item() == 6 and torch.equal((2 * there).cpu(), 2 * here)
+        with pytest.raises(RuntimeError, match=r"tensors of shape \[\(3,\)\] are on the CPU"):
+            there + here
+        there.add_(1)
+        assert there.tolist() == [2.0] * 3

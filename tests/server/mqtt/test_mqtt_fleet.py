@@ -1,0 +1,281 @@
+"""The fleet of real devices: equal to simulation, bit for bit, and no device, link or broker that goes away stops a round."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+
+from edge_fl import metrics
+from edge_fl.config import CohortConfig
+from edge_fl.errors import RunError
+from edge_fl.learn.tree import same
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.wire.messages import Report, Request, Want, decode, encode
+from edge_fl.wire.transport import Packet
+from server.registry import runs
+from server.training import rounds
+from server.training.engines.sequential import SequentialFleet
+from server.training.rounds import Plan
+from tests.server.single_round import one_round, simulated_round
+
+IDS = ("d1", "d2", "d3")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "repper", "fedavg+ft", "local"])
+def test_devices_and_simulation_agree_to_the_bit(bench, name):
+    spec = bench.spec(name)
+    for id in IDS:
+        bench.device(id)
+    bench.wait_for(full=3)
+    simulated = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
+    results = {}
+    for kind, fleet in (("mqtt", bench.fleet(spec)), ("simulated", simulated)):
+        method = build_method(spec)
+        plan = Plan(2, seed=1, evaluate_every=1)
+        *_, last = rounds.run(method, fleet, plan)
+        results[kind] = (last, *rounds.close(method.at(2), fleet, last.shared, 2))
+    (ours, our_shared, our_closing), (theirs, their_shared, their_closing) = (
+        results["mqtt"],
+        results["simulated"],
+    )
+    assert same(our_shared, their_shared)
+    assert ours.metrics == theirs.metrics
+    assert our_closing == their_closing
+    assert any(metrics.PERSONAL_AFTER in found for found in our_closing.values())
+
+
+def test_equal_broadcasts_are_sent_once_and_nothing_stays_retained(bench):
+    sent = []
+    publish = bench.link.transport.publish
+    # a spy, everything goes through
+    bench.link.transport.publish = lambda packet: (sent.append(packet), publish(packet))
+    for id in IDS:
+        bench.device(id)
+    bench.wait_for(full=3)
+    fleet, _ = one_round(bench, bench.spec("fedavg"))
+    chunks = [packet.topic for packet in sent if "/art/" in packet.topic and packet.payload]
+    assert len(chunks) == len(set(chunks)) == 1
+    kept = bench.retained()
+    assert not [topic for topic in kept if topic.startswith("art/")]
+    assert {decode(kept[f"d/{id}/dn/want"], Want).mode for id in IDS} == {"rest"}
+    fleet.close()
+    kept = bench.retained()
+    assert not [topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("/want")]
+
+
+def test_a_straggler_is_not_waited_for_beyond_the_deadline(bench):
+    bench.device("d1"), bench.device("d2", delay_s=3)
+    bench.wait_for(full=2)
+    started = time.monotonic()
+    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=1)
+    assert result.asked == ("d1", "d2")
+    assert result.answered == ("d1",)
+    assert 0.9 < time.monotonic() - started < 2.5
+    late = bench.devices[1]
+    assert bench.eventually(lambda: [ack.reason for ack in late.acks] == ["stale_round"])
+    assert bench.inbox.counts["stale_round"] == 1
+    assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
+
+
+def test_a_round_below_its_quorum_says_how_many_answered(bench):
+    bench.device("d1"), bench.device("d2", tamper=lambda *_: [])
+    bench.wait_for(full=2)
+    with pytest.raises(RunError, match="1 of 2 clients answered, expected at least 2"):
+        one_round(bench, bench.spec("fedavg"), quorum=1.0, deadline_s=1)
+
+
+def test_a_lost_device_is_not_waited_for_until_the_deadline(bench):
+    bench.device("d1")
+    leaver = bench.device("d2", tamper=lambda *_: (leaver.crash(), [])[1])
+    bench.wait_for(full=2)
+    started = time.monotonic()
+    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=30, lost_s=0.2)
+    assert result.answered == ("d1",)
+    assert time.monotonic() - started < 5
+
+
+def test_a_device_that_is_reborn_in_mid_round_still_answers(bench):
+    bench.device("d1")
+    tries = []
+
+    def forgetful(mode, report, payload):
+        tries.append(report.id)
+        if len(tries) == 1:
+            reborn.send(bench.topics.want("d2"), b"", retain=True)  # the broker has lost it
+            reborn.reboot("b2")
+            return []
+        return [(report, payload)]
+
+    reborn = bench.device("d2", tamper=forgetful)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=20, lost_s=5)
+    assert result.answered == ("d1", "d2")
+    assert len(set(tries)) == 1
+
+
+def test_a_report_before_its_chunks_counts_as_well(bench):
+    bench.device("d1", chunks_first=False)
+    bench.wait_for(full=1)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+
+
+def test_a_report_sent_twice_counts_once_and_is_answered_twice(bench):
+    device = bench.device("d1", tamper=lambda mode, report, payload: [(report, payload)] * 2)
+    bench.wait_for(full=1)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert bench.eventually(lambda: [ack.status for ack in device.acks] == ["accepted", "duplicate"])
+
+
+def test_a_report_that_comes_again_after_its_round_is_a_duplicate_and_not_late(bench):
+    sent = []
+    device = bench.device(
+        "d1", tamper=lambda mode, report, payload: sent.append((report, payload)) or sent[-1:]
+    )
+    bench.wait_for(full=1)
+    one_round(bench, bench.spec("fedavg"))
+    device.report("t1", 1, *sent[0])
+    assert bench.eventually(lambda: [ack.status for ack in device.acks] == ["accepted", "duplicate"])
+
+
+def test_a_refused_report_that_comes_again_is_refused_again_and_counts_as_one_answer(bench):
+    bench.device("d1")
+
+    def twice(mode, report, payload):
+        wrong = msgspec.structs.replace(report, samples=0)
+        return [(wrong, payload), (wrong, payload)]
+
+    refused = bench.device("d2", tamper=twice)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert bench.eventually(lambda: [ack.status for ack in refused.acks] == ["rejected", "rejected"])
+
+
+def test_a_stranger_and_a_wrong_round_are_refused(bench):
+    stranger = bench.device("h1", tier="head")
+
+    def also_elsewhere(mode, report, payload):
+        stranger.report("t1", 1, report, payload)
+        stale.report("t1", 9, report, payload)
+        stale.report("t2", 1, report, payload)
+        return [(report, payload)]
+
+    stale = bench.device("d1", tamper=also_elsewhere)
+    bench.wait_for(full=1, heads=1)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert bench.eventually(lambda: [ack.reason for ack in stranger.acks] == ["not_in_cohort"])
+    assert bench.eventually(lambda: [ack.reason for ack in stale.acks][:2] == ["stale_round"] * 2)
+
+
+def test_a_device_that_gives_up_is_answered_and_not_waited_for(bench):
+    bench.device("d1")
+    failing = bench.device(
+        "d2",
+        tamper=lambda mode, report, payload: [(Report(report.id, "update", "b1", 20, error="enospc"), b"")],
+    )
+    bench.wait_for(full=2)
+    started = time.monotonic()
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.answered == ("d1",)
+    assert time.monotonic() - started < 10
+    assert bench.eventually(lambda: [ack.status for ack in failing.acks] == ["accepted"])
+
+
+def test_a_device_may_ask_for_chunks_and_for_its_want_again(bench):
+    silent = bench.device("d1", tamper=lambda *_: [])
+    bench.wait_for(full=1)
+    method = build_method(bench.spec("fedavg"))
+    fleet = bench.fleet(bench.spec("fedavg"))
+    fleet.train(1, method, rounds.Broadcasts(method, steps.start(method), ["d1"]))
+    want = decode(bench.retained()["d/d1/dn/want"], Want)
+    chunk = bench.topics.chunk(want.down.sha256, 0)
+    bench.link.transport.publish(Packet(chunk, b"", retain=True))
+    silent.send(bench.topics.request("d1"), encode(Request("r1", "chunks", want.down.sha256, [0])))
+    assert bench.eventually(lambda: chunk.removeprefix(bench.topics.root + "/") in bench.retained("art/#"))
+    before = len(silent.wants)
+    silent.send(bench.topics.request("d1"), encode(Request("r2", "want")))
+    assert bench.eventually(lambda: len(silent.wants) > before)
+    assert silent.wants[-1] == want
+    fleet.close()
+
+
+def two_rounds(bench, spec, ids):
+    """The last result of two rounds by devices, and by simulation."""
+    results = []
+    for fleet in (
+        bench.fleet(spec),
+        SequentialFleet({id: bench.client(id) for id in ids}, build_method(spec)),
+    ):
+        *_, last = rounds.run(build_method(spec), fleet, Plan(2, seed=1))
+        results.append(last)
+    return results
+
+
+@pytest.mark.broker
+def test_over_a_real_broker_the_result_is_the_simulation_s(real_bench):
+    for id in IDS:
+        real_bench.device(id)
+    real_bench.wait_for(full=3)
+    ours, theirs = two_rounds(real_bench, real_bench.spec("fedrep"), IDS)
+    assert ours.answered == theirs.answered == IDS
+    assert same(ours.shared, theirs.shared)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_a_broker_killed_in_mid_round_costs_no_update(real_bench, own_mosquitto, forgetful):
+    hit = []
+
+    def cut(mode, report, payload):
+        if not hit:
+            hit.append(mode)
+            own_mosquitto.kill()
+            if forgetful:
+                for file in own_mosquitto.settings.folder.rglob("mosquitto.db"):
+                    file.unlink()
+            own_mosquitto.start()
+        return [(report, payload)]
+
+    real_bench.device("d1", tamper=cut), real_bench.device("d2", delay_s=0.5)
+    real_bench.wait_for(full=2)
+    ours, theirs = two_rounds(real_bench, real_bench.spec("fedavg"), ("d1", "d2"))
+    assert hit
+    assert ours.answered == ("d1", "d2")
+    assert same(ours.shared, theirs.shared)
+    assert real_bench.inbox.counts["accepted"] == 4
+
+
+def test_a_round_ends_with_its_goal_and_puts_the_others_to_rest(bench):
+    """Of four, two are wanted and three asked: the straggler is not waited for."""
+    for id in ("d1", "d2", "d3", "d4"):
+        bench.device(id, delay_s=0.0 if id in ("d1", "d2") else 4.0)
+    bench.wait_for(full=4)
+    started = time.monotonic()
+    method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
+    plan = Plan(1, seed=2, cohort=CohortConfig(participation=0.5, over_select=2.0))
+    result = next(rounds.run(method, fleet, plan))
+    assert time.monotonic() - started < 3.5
+    assert (result.asked, result.answered) == (("d1", "d2", "d3", "d4"), ("d1", "d2"))
+    states = {given.device: given.state for given in runs.tasks_of(bench.inbox.journal.db, "t1")}
+    assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "removed", "d4": "removed"}
+
+
+def test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once(bench):
+    silent = []
+
+    def once(mode, report, payload):
+        silent.append(report.id)
+        return [] if len(silent) == 1 else [(report, payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=once)
+    bench.wait_for(full=2)
+    method, fleet = build_method(bench.spec("fedrep")), bench.fleet(bench.spec("fedrep"), deadline_s=1.5)
+    result = next(rounds.run(method, fleet, Plan(1, seed=1, cohort=CohortConfig(quorum=1.0))))
+    assert (result.answered, result.attempts) == (("d1", "d2"), 2)
+    assert len(set(silent)) == 2

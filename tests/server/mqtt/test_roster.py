@@ -1,0 +1,286 @@
+"""The server's connection and its roster: who is there, one server at a time, and nothing that a device says stops the rest."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.wire.messages import Capability, Command, DeviceState, ServerState, Want, decode, encode
+from edge_fl.wire.transport import Packet
+from server.mqtt import retained
+from server.mqtt.connection import Link
+from server.mqtt.devices.assignments import Wants, withdraw_leftovers
+from server.mqtt.devices.roster import Device, Roster, fold
+from server.mqtt.journal import Journal
+from server.registry import Database, devices
+from server.registry.records import DeviceRecord
+from tests.server.conftest import QUICK
+
+FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))
+
+
+def folded(*messages, before=None):
+    device = before or Device("d1")
+    for message in messages:
+        device = fold(device, "meta" if isinstance(message, Capability) else "state", message, 1.0)
+    return device
+
+
+def test_a_device_is_ready_once_its_capability_and_its_state_say_so():
+    assert not folded(FULL).ready
+    assert not folded(DeviceState("ready", "b1")).ready
+    assert not folded(FULL, DeviceState("init", "b1")).ready
+    assert folded(FULL, DeviceState("ready", "b1")).ready
+    assert folded(DeviceState("alert", "b1", why="deadline"), FULL).ready
+
+
+def test_a_lost_device_is_gone_and_a_late_will_of_an_older_boot_is_not_believed():
+    there = folded(FULL, DeviceState("ready", "b2"))
+    assert folded(DeviceState("lost", "b1"), before=there) is there
+    assert folded(DeviceState("lost", "b2"), before=there).gone
+
+
+def test_a_device_of_another_protocol_is_never_ready():
+    assert not folded(Capability("full", "test", "3", protocol="2.0"), DeviceState("ready", "b1")).ready
+
+
+def test_an_empty_retained_state_retires_a_device(bench):
+    device = bench.device("d1")
+    bench.wait_for(full=1)
+    device.send(bench.topics.state("d1"), b"", retain=True)
+    assert bench.eventually(lambda: not bench.roster.table)
+
+
+def test_the_tiers_are_told_apart_and_the_lost_leave(bench):
+    bench.device("d2"), bench.device("d1"), bench.device("h1", tier="head")
+    bench.wait_for(full=2, heads=1)
+    assert bench.roster.full_devices() == ["d1", "d2"]
+    assert bench.roster.head_devices() == ["h1"]
+    bench.devices[0].crash()
+    assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
+    assert bench.roster.gone_for("d1") == 0 < bench.roster.gone_for("d2")
+
+
+def test_waiting_in_vain_says_who_is_there(bench):
+    bench.device("h1", tier="head")
+    bench.wait_for(heads=1)
+    with pytest.raises(
+        DeadlineError,
+        match=r"0 full and 1 head-only devices after 0.1 s, expected 1 and 0; there are h1 \(head, ready\)",
+    ):
+        bench.roster.wait_for(full=1, deadline_s=0.1)
+
+
+def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_are(bench):
+    early = bench.device("d1")
+    bench.wait_for(full=1)
+    second = Link(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    heard = []
+    early._take = lambda packet: heard.append(packet)
+    roster = Roster(second)
+    second.open()
+    roster.wait_for(full=1, deadline_s=5)
+    command = bench.topics.command("d1")
+    assert bench.eventually(
+        lambda: [decode(p.payload, Command).do for p in heard if p.topic == command] == ["rebirth"]
+    )
+    assert not [packet for packet in heard if packet.topic == command and packet.retain]
+    second.close()
+
+
+def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
+    second = Link(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
+    with pytest.raises(
+        ConnectError, match=f"another server .boot {bench.link.boot}, epoch 1. is online"
+    ) as refused:
+        second.open()
+    assert refused.value.exit_code == 2
+    bench.link.check()
+    assert decode(bench.retained()["srv/state"], ServerState).boot == bench.link.boot
+
+
+def test_takeover_ends_the_first_server_which_says_so(bench):
+    second = Link(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    second.open()
+    assert second.epoch == bench.link.epoch + 1
+    with pytest.raises(ConnectError, match=r"another (client|server)"):
+        for _ in range(500):
+            bench.link.check()
+            bench.eventually(lambda: False, 0.01)
+    assert decode(bench.retained()["srv/state"], ServerState).boot == second.boot
+    second.close()
+
+
+def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
+    early = stage.connect("early", None, lambda event: None)
+    link = Link(stage.connect, "main", limits=retained.Limits(settle_s=0.05))
+    link.open()
+    old = ServerState(False, "old", 7)
+    early.publish(Packet(stage.topics.server_state(), encode(old), retain=True))
+    assert stage.eventually(lambda: decode(stage.retained()["srv/state"], ServerState).epoch == 8)
+    link.check()
+    link.close()
+    early.close()
+
+
+@pytest.mark.broker
+def test_takeover_over_a_real_broker_is_no_war_of_reconnects(real_bench):
+    second = Link(real_bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    second.open()
+
+    def is_over():
+        try:
+            real_bench.link.check()
+        except ConnectError as error:
+            return "took over" in str(error)
+        return False
+
+    assert real_bench.eventually(is_over, 20)
+    real_bench.device("d1")
+    assert real_bench.eventually(
+        lambda: decode(real_bench.retained()["srv/state"], ServerState).boot == second.boot
+    )
+    second.check()
+    second.close()
+
+
+def test_the_state_says_offline_after_a_goodbye_and_after_a_crash(bench):
+    def online():
+        return decode(bench.retained()["srv/state"], ServerState).online
+
+    assert online()
+    bench.link.transport.close(clean=False)
+    assert bench.eventually(lambda: not online())
+    second = Link(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
+    second.open()
+    assert online()
+    second.close()
+    assert not online()
+
+
+def test_after_a_dropped_connection_the_server_is_online_again(bench, broker):
+    broker.drop("server-main")
+    assert bench.eventually(lambda: decode(bench.retained()["srv/state"], ServerState).online)
+    bench.device("d1")
+    bench.wait_for(full=1)
+
+
+def test_a_handler_that_fails_does_not_stop_the_next_message(bench):
+    def fail(heard):
+        raise RuntimeError("a bug")
+
+    bench.link.on("state", fail)
+    bench.device("d1"), bench.device("d2")
+    bench.wait_for(full=2)
+
+
+def test_a_newer_server_numbers_its_wants_higher_and_withdraws_what_was_left_behind(bench):
+    bench.wants.ask("d1", "train", task="t1", round=3, id="t1-3")
+    bench.wants.ask("h1", "serve", release=2, id="rel-2")
+    left = decode(bench.retained()["d/d1/dn/want"], Want)
+    bench.link.transport.close(clean=False)
+    second = Link(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    wants = Wants(second)
+    second.open()
+    assert withdraw_leftovers(second, bench.connect) == 1
+    assert "d/d1/dn/want" not in bench.retained()
+    assert decode(bench.retained()["d/h1/dn/want"], Want).mode == "serve"
+    wants.ask("d1", "rest")
+    assert decode(bench.retained()["d/d1/dn/want"], Want).version > left.version
+    second.close()
+
+
+def test_another_fleet_on_the_same_broker_is_not_heard(bench):
+    foreign = bench.topics.root.replace("main", "other")
+    transport = bench.connect("x1", None, lambda event: None)
+    transport.publish(Packet(f"{foreign}/d/x1/up/state", encode(DeviceState("ready", "b1")), retain=True))
+    bench.device("d1")
+    bench.wait_for(full=1)
+    assert set(bench.roster.table) == {"d1"}
+    transport.close()
+
+
+def test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way(stage, caplog):
+    """Nobody shows that it is alive, so the lease is over; `--takeover` is not needed."""
+    early = stage.connect("early", None, lambda event: None)
+    early.publish(Packet(stage.topics.server_state(), encode(ServerState(True, "old", 7)), retain=True))
+    early.drain(5)
+    link = Link(stage.connect, "main", limits=retained.Limits(settle_s=0.05, lease_s=0.5))
+    link.open()
+    assert link.epoch == 8
+    assert "no sign of life for 0.5 s; going on in its place" in caplog.text
+    link.close()
+    early.close()
+
+
+def test_a_returning_broker_that_kept_an_old_database_is_told_everything_again(bench, broker):
+    """The session is there, so nothing says that what is retained is out of date."""
+    said = []
+    bench.link.on_return(said.append)
+    broker.drop("server-main")
+    assert bench.eventually(lambda: said == [False])
+
+
+@contextmanager
+def server_on(stage, db):
+    link = Link(stage.connect, "main", limits=QUICK)
+    with Journal(db) as journal:
+        Roster(link, journal)
+        link.open()
+        journal.begin(link.epoch)
+        yield
+        link.close()
+
+
+def statuses(db):
+    return {device.device: device.status for device in devices.known(db, "main")}
+
+
+def test_the_registry_does_not_go_on_saying_that_a_device_is_there_when_nobody_listens(stage):
+    db = Database.open()
+    stage.device("d1"), stage.device("d2")
+    with server_on(stage, db):
+        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "d2": "ready"})
+        stage.devices[1].crash()
+        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "d2": "lost"})
+    assert statuses(db) == {"d1": "silent", "d2": "lost"}
+
+
+def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage):
+    db, earlier = Database.open(), 5 * 2**32
+    left = DeviceRecord("main", "left", "alert", activity="training", why="drift", seen_sequence=earlier)
+    devices.heard(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
+    stage.device("d1")
+    with server_on(stage, db):
+        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "left": "silent"})
+        assert devices.get(db, "main", "left").activity == "idle"
+
+
+def test_a_server_whose_fleet_was_taken_over_silences_nobody(stage):
+    db = Database.open()
+    with server_on(stage, db):
+        devices.heard(db, [DeviceRecord("main", "d1", "ready", seen_sequence=9 * 2**32)])
+    assert statuses(db) == {"d1": "ready"}
+
+
+def test_a_large_fleet_is_told_to_spread_its_return(bench):
+    def return_s():
+        return decode(bench.retained()["srv/state"], ServerState).return_s
+
+    assert return_s() == 1.0
+    bench.link.expect(120)
+    assert return_s() == 1.0
+    bench.link.expect(2000)
+    assert bench.eventually(lambda: return_s() == 20.0)
+
+
+def test_a_device_that_is_revoked_elsewhere_is_in_no_cohort(bench):
+    bench.device("d1"), bench.device("d2")
+    bench.wait_for(full=2)
+    devices.revoke(bench.inbox.journal.db, "main", "d2")
+    assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
+    known = {device.device: device for device in devices.known(bench.inbox.journal.db, "main")}
+    assert known["d1"].capability["tier"] == "full"
+    assert 2**32 < known["d1"].seen_sequence < 2**33

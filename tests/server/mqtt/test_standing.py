@@ -1,0 +1,187 @@
+"""Whom the server hears: over a closed broker, not the revoked, not two machines of one name; and one server stays one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from broker.config import Settings
+from broker.find import Program
+from broker.mosquitto import Mosquitto
+from broker.provision import register_sync
+from broker.provision.authority import Authority
+from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.wire import identity
+from edge_fl.wire.messages import DeviceState, Report, encode
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.transport import Disconnected, Packet
+from server.mqtt.connection import Link
+from server.mqtt.connector import connector, denied
+from server.mqtt.devices import device_list
+from server.mqtt.devices.clones import Clones
+from server.mqtt.devices.roster import Roster
+from server.mqtt.journal import Journal
+from server.mqtt.retained import Limits, read_retained
+from server.mqtt.updates.inbox import Inbox
+from tests.server.conftest import QUICK, ScriptedDevice
+
+
+@pytest.mark.parametrize(
+    ("boots", "found"),
+    [
+        ("aaaa", False),
+        ("abcd", False),  # a device that restarts again and again
+        ("aba", False),  # a late word of the process that has ended
+        ("abab", True),
+        ("abcbcb", True),
+    ],
+)
+def test_boots_that_take_turns_are_two_machines(boots: str, found: bool) -> None:
+    clones = Clones()
+    assert any(clones.heard("pi-1", boot) for boot in boots) is found
+    assert clones.heard("pi-2", "a") is None
+
+
+@dataclass
+class Site:
+    """A closed broker, which reads neither access list nor revocations again: as one that is not ours, or is slow to."""
+
+    authority: Authority
+    port: int
+    folder: Path
+    link: Link
+    roster: Roster
+    inbox: Inbox
+    devices: list[ScriptedDevice]
+
+    def device(self, name: str, boot: str = "b1") -> ScriptedDevice:
+        """A device with its own certificate, or with a copy of it."""
+        if not (folder := self.folder / name).exists():
+            self.authority.bake({name: folder})
+        endpoint = identity.read(folder).endpoint("127.0.0.1", self.port)
+        self.devices.append(
+            ScriptedDevice(partial(MqttTransport, endpoint), self.link.topics, name, boot=boot)
+        )
+        return self.devices[-1]
+
+
+def eventually(so: Callable[[], object], wait_s: float = 30.0) -> bool:
+    until = time.monotonic() + wait_s
+    while not (found := so()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(found)
+
+
+@pytest.fixture
+def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
+    authority = Authority.make(tmp_path / "home")
+    settings = Settings(
+        tmp_path / "mosquitto", port=0, certificates=register_sync.certificates(authority, "127.0.0.1")
+    )
+    server = authority.home / "server"
+    with (
+        Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker,
+        Journal(denied=denied(server)) as journal,
+    ):
+        port = broker.settings.port
+        link = Link(connector("127.0.0.1", port, server), "main", limits=QUICK)
+        site = Site(authority, port, tmp_path, link, Roster(link, journal), Inbox(link, journal), [])
+        link.open()
+        yield site
+        link.close()
+        for device in site.devices:
+            device.close()
+
+
+@pytest.mark.broker
+def test_two_cards_with_one_certificate_are_put_in_quarantine(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = site.device("pi-1")
+    assert eventually(lambda: site.roster.full_devices() == ["pi-1"])
+    site.device("pi-2", "original"), site.device("pi-2", "copy")
+    assert eventually(lambda: site.inbox.journal.barred("pi-2"))
+    assert site.roster.full_devices() == ["pi-1"]
+    (alert,) = (record for record in caplog.records if record.levelno == logging.ERROR)
+    assert "pi-2: in quarantine" in alert.message and "two machines" in alert.message
+    assert not honest.failures
+
+
+@pytest.mark.broker
+def test_what_a_revoked_device_says_in_a_session_that_lives_on_does_not_count(site: Site) -> None:
+    thief = site.device("pi-3")
+    assert eventually(lambda: site.roster.full_devices() == ["pi-3"])
+    site.authority.revoke("pi-3")
+    assert eventually(lambda: not site.roster.full_devices())
+    thief.report("t1", 1, Report("r1", "update", "b1", 20), b"")
+    assert eventually(lambda: thief.acks)
+    assert [(ack.status, ack.reason) for ack in thief.acks] == [("rejected", "revoked")]
+    site.authority.bake({"pi-3": site.folder / "again"})
+    site.authority.publish()
+    assert eventually(lambda: site.roster.full_devices() == ["pi-3"]), (
+        "a name that is enrolled again is heard again"
+    )
+
+
+@pytest.mark.broker
+def test_a_second_server_finds_the_first_one_and_leaves_it_in_peace(site: Site) -> None:
+    second = connector("127.0.0.1", site.port, site.authority.home / "server")
+    with pytest.raises(ConnectError, match="another server"):
+        Link(second, "main", limits=QUICK).open()
+    site.device("pi-4")
+    assert eventually(lambda: site.roster.full_devices() == ["pi-4"])
+    site.link.check()
+
+
+@pytest.mark.broker
+def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None:
+    site.device("pi-5")
+    operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
+    assert eventually(
+        lambda: (
+            [row["device"] for row in device_list.devices(operator, "main", limits=Limits(settle_s=0.2)).rows]
+            == ["pi-5"]
+        )
+    )
+    site.link.check()
+
+
+@pytest.mark.broker
+def test_only_devices_are_heard_as_devices(site: Site) -> None:
+    will = Packet(site.link.topics.state("operator"), b"")
+    operator = connector("127.0.0.1", site.port, site.authority.home / "operator")(
+        "operator", will, lambda event: None
+    )
+    operator.wait_connected(10)
+    operator.publish(Packet(site.link.topics.state("operator"), encode(DeviceState("ready", "b1"))))
+    assert eventually(lambda: site.link.refused)
+    assert "operator" not in site.roster.table
+    operator.close()
+
+
+@pytest.mark.broker
+def test_a_device_is_not_thrown_out_by_somebody_who_looks_with_its_identity(site: Site, tmp_path) -> None:
+    site.authority.bake({"pi-1": tmp_path / "pi-1"})
+    with pytest.raises(ConfigError, match=r"the identity of 'pi-1' \(device\), expected that of the server"):
+        connector("127.0.0.1", site.port, tmp_path / "pi-1")
+
+
+@pytest.mark.broker
+def test_who_looks_as_the_operator_leaves_an_operator_at_work_alone(site: Site) -> None:
+    lost = threading.Event()
+    connect = connector("127.0.0.1", site.port, site.authority.home / "operator")
+    will = Packet(site.link.topics.state("operator"), b"")
+    at_work = connect("operator", will, lambda event: isinstance(event, Disconnected) and lost.set())
+    at_work.wait_connected(10)
+    assert read_retained(connect, [site.link.topics.server_state()])
+    at_work.publish(Packet(site.link.topics.server_state(), b""))
+    at_work.drain(10)
+    assert not lost.is_set() and not at_work.refused
+    at_work.close()

@@ -1,0 +1,247 @@
+"""Several processes take the reports of one fleet, sharing a database: each report counts once, and one of them may die."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from broker.config import Settings
+from broker.mosquitto import Mosquitto
+from broker.provision import register_sync
+from broker.provision.authority import Authority
+from edge_fl.config import CohortConfig
+from edge_fl.learn.tree import same
+from edge_fl.methods import build_method
+from edge_fl.wire import identity, tensors
+from edge_fl.wire.blob import describe
+from edge_fl.wire.messages import Report
+from edge_fl.wire.mqtt.transport import MqttTransport
+from server.mqtt.connection import Link
+from server.mqtt.connector import connector
+from server.mqtt.devices.assignments import Wants
+from server.mqtt.devices.roster import Roster
+from server.mqtt.journal import Journal
+from server.mqtt.updates.workers import SharedInbox, Worker
+from server.registry import Database, reports, runs
+from server.training import rounds
+from server.training.engines.sequential import SequentialFleet
+from server.training.rounds import Plan
+from tests.server.conftest import QUICK, Bench, ScriptedDevice
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+IDS = tuple(f"d{number}" for number in range(6))
+
+
+@pytest.fixture(params=["file", "postgresql"])
+def url(request, tmp_path):
+    if request.param == "file":
+        return str(tmp_path / "registry.sqlite")
+    return request.getfixturevalue("new_postgresql_database")()
+
+
+@pytest.fixture
+def crew(own_mosquitto, url):
+    """A coordinator, and two workers in this process; the first is connected before its transport is handed over."""
+    connect = partial(MqttTransport, own_mosquitto.endpoint)
+
+    def connect_first(*arguments, **options):
+        transport = connect(*arguments, **options)
+        transport.wait_connected(10)
+        time.sleep(0.1)
+        return transport
+
+    db = Database.open(url)
+    with Journal(db) as journal:
+        link = Link(connect, "main", workers=True, limits=QUICK)
+        inbox = SharedInbox(link, journal)
+        around = {"roster": Roster(link, journal), "inbox": inbox, "wants": Wants(link)}
+        bench = Bench(connect=connect, topics=link.topics, link=link, **around)
+        link.open()
+        journals = [Journal(Database.open(url)) for _ in range(2)]
+        with Worker(connect_first, journals[0]) as first, Worker(connect, journals[1]) as second:
+            yield bench, (first, second)
+        inbox.stop()
+        link.close()
+        bench.close()
+        for one in journals:
+            one.db.close()
+    db.close()
+
+
+def test_workers_share_a_round_that_ends_as_with_one_server(crew):
+    bench, workers = crew
+    spec, plan = bench.spec("fedrep"), Plan(2, seed=1)
+    for id in IDS:
+        bench.device(id)
+    bench.wait_for(full=len(IDS))
+    *_, ours = rounds.run(build_method(spec), bench.fleet(spec), plan)
+    alone = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
+    *_, theirs = rounds.run(build_method(spec), alone, plan)
+    assert ours.answered == IDS
+    assert same(ours.shared, theirs.shared)
+    assert sum(worker.taken for worker in workers) >= 2 * len(IDS)
+    assert all(worker.taken for worker in workers)
+    assert bench.eventually(lambda: all(len(device.acks) == 2 for device in bench.devices))
+    assert {task.state for task in runs.tasks_of(bench.inbox.journal.db, "t1")} == {"succeeded"}
+    assert len(reports.of_run(bench.inbox.journal.db, "t1")) == 2 * len(IDS)
+
+
+def test_a_bad_update_is_refused_by_whichever_worker_gets_it(crew):
+    bench, _ = crew
+
+    def tamper(mode, report, payload):
+        parts = tensors.unpack(payload)
+        name = next(iter(parts))
+        spoilt = {
+            key: np.full_like(array, np.nan) for key, array in parts[name].items() if array.dtype.kind == "f"
+        }
+        payload = tensors.pack({**parts, name: {**parts[name], **spoilt}})
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    plan = Plan(1, seed=1, cohort=CohortConfig(quorum=0.5))
+    result = next(rounds.run(build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg")), plan))
+    assert result.answered == ("d1",)
+    assert [one.reason for one in reports.rejections_of(bench.inbox.journal.db, "main")] == ["tensors"]
+    late = bench.devices[0]
+    late.report("t1", 1, Report("t1-1-old-1", "update", "b1", 20), b"")
+    assert bench.eventually(lambda: late.acks[-1].reason == "stale_round")
+
+
+def test_a_worker_killed_in_mid_round_costs_nothing(crew, own_mosquitto, url, tmp_path: Path):
+    """A third worker takes its share and acknowledges none of it: `kill -9` before it has written anything down."""
+    bench, _ = crew
+    script = tmp_path / "dying.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from functools import partial\n"
+        "from edge_fl.wire.endpoint import Endpoint\n"
+        "from edge_fl.wire.mqtt.transport import MqttTransport\n"
+        "from server.registry import Database\n"
+        "from server.mqtt import workers\n"
+        "from server.mqtt.journal import Journal\n"
+        "workers.Worker._take = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "connect = partial(MqttTransport, Endpoint('127.0.0.1', int(sys.argv[1])))\n"
+        "with workers.Worker(connect, Journal(Database.open(sys.argv[2]))):\n"
+        "    print('there', flush=True)\n"
+        "    signal.pause()\n"
+    )
+    command = [sys.executable, str(script), str(own_mosquitto.settings.port), url]
+    dying = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    try:
+        assert dying.stdout and dying.stdout.readline() == b"there\n"
+        resending = [bench.device(id) for id in IDS]
+        bench.wait_for(full=len(IDS))
+        spec = bench.spec("fedavg")
+        round = rounds.run(build_method(spec), bench.fleet(spec, deadline_s=40.0), Plan(1, seed=1))
+        stop = _resend(resending)
+        result = next(round)
+        stop()
+        assert dying.wait(10) == -9
+    finally:
+        dying.kill()
+        dying.wait()
+        dying.stdout.close()
+    assert (result.answered, result.attempts) == (IDS, 1)
+    assert len(reports.of_run(bench.inbox.journal.db, "t1", 1)) == len(IDS)
+
+
+def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
+    mosquitto_program, new_postgresql_database, tmp_path: Path
+):
+    """Every party by its own certificate and the broker's access list; the workers are the real command."""
+    authority, ids = Authority.make(tmp_path / "home"), tmp_path / "ids"
+    ids.mkdir()
+    names = (*IDS, "worker-1", "worker-2")
+    authority.bake({name: ids / name for name in names})
+    certificates = register_sync.certificates(authority, "127.0.0.1")
+    settings = register_sync.with_register(
+        Settings(tmp_path / "broker", port=0, fleet="main", certificates=certificates), authority
+    )
+    url = new_postgresql_database()
+    with Mosquitto(settings, mosquitto_program) as broker, ExitStack() as stack:
+        port, db = broker.settings.port, stack.enter_context(closing(Database.open(url)))
+        connect = connector("127.0.0.1", port, tmp_path / "home" / "server")
+        journal = stack.enter_context(Journal(db))
+        link = Link(connect, "main", workers=True, limits=QUICK)
+        inbox = SharedInbox(link, journal)
+        around = {"roster": Roster(link, journal), "inbox": inbox, "wants": Wants(link)}
+        bench = Bench(connect=connect, topics=link.topics, link=link, **around)
+        link.open()
+        stack.callback(link.close)
+        stack.callback(inbox.stop)
+        workers = [stack.enter_context(_worker(url, port, ids / name)) for name in ("worker-1", "worker-2")]
+        for number, id in enumerate(IDS):
+            endpoint = identity.read(ids / id).endpoint("127.0.0.1", port)
+            device = ScriptedDevice(
+                partial(MqttTransport, endpoint), bench.topics, id, delay_s=2.0 * (number > 2)
+            )
+            bench.devices.append(device)
+        stack.callback(bench.close)
+        bench.wait_for(full=len(IDS))
+        spec = bench.spec("fedavg")
+        found = rounds.run(build_method(spec), bench.fleet(spec, deadline_s=60.0), Plan(1, seed=1))
+        killed = threading.Thread(target=_kill_once_one_counts, args=(workers[0], db), daemon=True)
+        killed.start()
+        stop = _resend(bench.devices)
+        result = next(found)
+        stop()
+        killed.join(10)
+        assert workers[0].wait(10) == -9
+        assert workers[1].poll() is None
+        assert (result.answered, result.attempts) == (IDS, 1)
+        assert len(reports.of_run(db, "t1", 1)) == len(IDS)
+    alone = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
+    assert same(result.shared, next(rounds.run(build_method(spec), alone, Plan(1, seed=1))).shared)
+
+
+@contextmanager
+def _worker(url: str, port: int, folder: Path):
+    """`edge-fl server worker` with an identity, once it takes reports."""
+    there = ("--database", url, "--port", str(port), "--identity", str(folder))
+    command = [sys.executable, "-m", "edge_fl", "server", "worker", *there]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    try:
+        assert process.stderr
+        assert "takes reports" in process.stderr.readline()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def _kill_once_one_counts(worker, db):
+    while not reports.of_run(db, "t1", 1):
+        time.sleep(0.05)
+    worker.kill()
+
+
+def _resend(devices):
+    """What an agent does by itself: what is not acknowledged goes out again every so often."""
+    stopped = threading.Event()
+
+    def run():
+        while not stopped.wait(1.0):
+            for device in devices:
+                for parcel in list(device._unanswered.values()):
+                    device.report(*parcel)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def stop():
+        stopped.set()
+        thread.join(5)
+
+    return stop

@@ -1,0 +1,205 @@
+"""What may end a roll-out: false aborts are as rare as stated, harm is seen early, and no order of answers changes what is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import reduce
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_fl import config, metrics
+from edge_fl.config import GateConfig, RolloutConfig
+from edge_fl.errors import ConfigError
+from server.release.rollout import gates
+from server.release.rollout.gates import Outcome, outcome_of
+from server.release.rollout.stages import Stages, moved, noted, place, settled, steered
+
+GATES = GateConfig()
+PLAN = RolloutConfig(groups=(0.05, 0.25, 1.0))
+FINE = Outcome("", 200, 4, 4, 1.0)
+DEVICES = [f"pi-{number:03d}" for number in range(200)]
+
+
+def outcome(rng: np.random.Generator, images: int, change: float = 0.0, discordant: float = 0.06) -> Outcome:
+    """A device whose true accuracy moves by `change`; `discordant` of its images are judged otherwise than before, by chance."""
+    lost, gained, _ = rng.multinomial(
+        images, [p := discordant / 2 + max(-change, 0), q := discordant / 2 + max(change, 0), 1 - p - q]
+    )
+    return Outcome("", images, int(lost), int(gained), float(np.exp(rng.normal(0, 0.2))))
+
+
+def roll_out(seed: int, harm: float = 0.0, share: float = 0.2) -> Stages:
+    """A fleet of 200 answers group by group; `harm` is what a `share` of the devices lose."""
+    rng = np.random.default_rng(seed)
+    images = {device: int(rng.integers(100, 300)) for device in DEVICES}
+    hurt = {device for device in DEVICES if rng.random() < share}
+    at = Stages(7, PLAN)
+    while at.state == "running":
+        for device in [d for d in DEVICES if at.admits(d) and d not in at.outcomes]:
+            change = rng.normal(0, 0.01) - (harm if device in hurt else 0.0)
+            at = noted(at, device, outcome(rng, images[device], change))
+        at = moved(at, DEVICES, 0.0)
+    return at
+
+
+def evidence_after(outcomes: Iterable[Outcome]) -> gates.Evidence:
+    return reduce(lambda evidence, found: gates.updated(evidence, found, GATES), outcomes, gates.START)
+
+
+def objection(outcomes: list[Outcome]) -> str:
+    return gates.objection(evidence_after(outcomes), outcomes, GATES)
+
+
+def test_a_hundred_roll_outs_of_an_unchanged_extractor_abort_at_most_five_times() -> None:
+    ended = [roll_out(seed).state for seed in range(100)]
+    assert ended.count("aborted") <= 5
+    assert set(ended) <= {"aborted", "completed"}
+
+
+def test_ten_points_lost_on_a_fifth_of_the_devices_are_seen_within_the_first_two_groups() -> None:
+    ended = [roll_out(seed, harm=0.1) for seed in range(40)]
+    in_time = [at for at in ended if at.state == "aborted" and at.stage <= 1]
+    assert len(in_time) >= 34
+    assert all("points" in at.reason for at in in_time)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02])
+@pytest.mark.parametrize("images", [10, 100, 1000])
+def test_a_likelihood_ratio_while_nothing_is_wrong_is_a_supermartingale(images: int, spread: float) -> None:
+    """Ville's inequality needs no more than that its mean is at most 1 after every report."""
+    rng = np.random.default_rng(images)
+    drawn = [outcome(rng, images, rng.normal(0, spread)) for _ in range(4000)]
+    for name in ("mean", "decile"):
+        grown = np.exp([gates.GATES[name](found, GATES) for found in drawn])
+        assert grown.mean() - 3 * grown.std() / math.sqrt(len(grown)) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "gate"),
+    [
+        ([Outcome("canary_failed")] * 4, "failures"),
+        ([Outcome("", 200, 22, 2), FINE, FINE, FINE, FINE] * 5, "decile"),
+        ([Outcome("", 0, 0, 0, 4.0)] * 5, "latency"),
+        ([Outcome("", 400, 16, 0)] * 12, "mean"),
+    ],
+)
+def test_each_gate_sees_the_harm_that_it_is_for(outcomes: list[Outcome], gate: str) -> None:
+    found = evidence_after(outcomes)
+    assert max(found, key=found.__getitem__) == gate
+    assert objection(outcomes)
+    assert not objection([FINE] * 200)
+
+
+def test_one_device_alone_ends_nothing() -> None:
+    for harmed in (Outcome("enospc"), Outcome("", 50, 10, 0), Outcome("", 0, 0, 0, 100.0)):
+        assert not objection([harmed, *[Outcome("", 100, 2, 2, 1.0)] * 50])
+
+
+COUNTS = st.integers(0, 50)
+OUTCOMES = st.builds(
+    lambda failed, lost, gained, same, slower: Outcome(failed, lost + gained + same, lost, gained, slower),
+    st.sampled_from(["", "", "canary_failed"]), COUNTS, COUNTS, COUNTS, st.floats(0, 100),
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(OUTCOMES, max_size=30), st.randoms(use_true_random=False))
+def test_evidence_is_finite_and_where_it_ends_does_not_depend_on_the_order(outcomes, random) -> None:
+    ends, others = evidence_after(outcomes), evidence_after(random.sample(outcomes, len(outcomes)))
+    assert all(math.isfinite(ratio) for ratio in ends.values())
+    assert ends == pytest.approx(others)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(DEVICES[:20]), OUTCOMES), max_size=40), st.integers(0, 2))
+def test_a_roll_out_moves_forward_only_and_nothing_that_is_over_moves(answers, stage) -> None:
+    at = Stages(3, PLAN, stage)
+    for device, found in answers:
+        after = moved(noted(at, device, found), DEVICES[:20], 0.0)
+        assert after.stage >= at.stage
+        assert not at.over or after == at
+        assert all(after.admits(known) for known in DEVICES if at.admits(known)) or after.over
+        at = after
+
+
+def test_places_are_spread_evenly_and_differ_from_release_to_release() -> None:
+    names = [f"d{number}" for number in range(5000)]
+    first = {name for name in names if place(name, 1) < 0.05}
+    second = {name for name in names if place(name, 2) < 0.05}
+    assert 200 < len(first) < 300
+    assert len(first & second) < 40
+
+
+def test_a_group_that_did_not_make_it_pauses_and_a_person_may_go_on_or_not() -> None:
+    plan = RolloutConfig(groups=(0.5, 1.0), success=0.9, group_wait_s=60)
+    at = Stages(1, plan)
+    group = [device for device in DEVICES[:20] if at.admits(device)]
+    for device in group[:-2]:
+        at = noted(at, device, Outcome("", 100, 1, 1, 1.0))
+    assert moved(at, DEVICES[:20], 59.0) == at
+    paused = moved(at, DEVICES[:20], 61.0)
+    assert (paused.state, paused.stage) == ("paused", 0)
+    assert "2 did not answer" in paused.reason
+    assert moved(paused, DEVICES[:20], 1e9) == paused
+    assert steered(paused, "running").state == "running"
+    assert steered(paused, "aborted").state == "aborted"
+    assert steered(steered(paused, "aborted"), "running").state == "aborted"
+
+
+def test_devices_that_are_not_there_hold_nothing_up_and_an_empty_group_is_passed() -> None:
+    at = moved(Stages(1, PLAN), [], 0.0)
+    assert (at.state, at.stage) == ("completed", 2)
+
+
+def test_everybody_at_once_is_a_roll_out_without_gates() -> None:
+    at = Stages(1, RolloutConfig())
+    assert all(at.admits(device) for device in DEVICES)
+    for device in DEVICES[:10]:
+        at = noted(at, device, Outcome("canary_failed"))
+    assert moved(at, DEVICES[:10], 0.0).state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("devices", "previous", "groups"),
+    [(20, 6, (0.05, 0.25, 1.0)), (19, 6, (1.0,)), (1000, 0, (1.0,))],
+)
+def test_left_to_itself_a_roll_out_is_careful_where_there_is_a_fleet_and_a_way_back(
+    devices: int, previous: int, groups: tuple[float, ...]
+) -> None:
+    assert settled(RolloutConfig(success=0.5), devices, previous) == RolloutConfig(groups, success=0.5)
+    assert settled(PLAN, devices, previous) == PLAN
+
+
+def test_an_outcome_is_read_from_a_report() -> None:
+    found = {metrics.TEST_SAMPLES: 40.0, metrics.TEST_LOST: 3.0, metrics.TEST_GAINED: 1.0}
+    found |= {metrics.LATENCY_BEFORE: 2.0, metrics.LATENCY_AFTER: 5.0}
+    assert outcome_of("", found) == Outcome("", 40, 3, 1, 2.5)
+    assert outcome_of("canary_failed", found) == Outcome("canary_failed")
+    assert outcome_of("", {}) == Outcome()
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [{"test_samples": 1e300}, {"test_samples": 1.0, "test_samples.lost": 1e18}, {"latency_ms.after": -1.0}],
+)
+def test_a_device_that_lies_is_no_more_than_one_voice(lies) -> None:
+    liar = outcome_of("", lies)
+    assert not objection([liar, *[Outcome("", 100, 2, 2, 1.0)] * 20])
+
+
+@pytest.mark.parametrize("groups", ["[]", "[0.5]", "[0.5, 0.5, 1.0]", "[0.5, 0.2, 1.0]", "[0.0, 1.0]"])
+def test_groups_grow_and_end_with_everybody(groups: str) -> None:
+    with pytest.raises(ConfigError):
+        config.parse(f"[release.rollout]\ngroups = {groups}")
+    with pytest.raises(ConfigError, match=r"\[release.rollout\] groups = 'careful': unknown name.*auto"):
+        config.parse("[release.rollout]\ngroups = 'careful'")
+    assert config.parse("[release.rollout]\ngroups = [0.05, 1]").release.rollout.groups == (0.05, 1.0)
+
+
+def test_the_plan_is_what_the_registry_keeps() -> None:
+    assert msgspec.convert(msgspec.to_builtins(PLAN), RolloutConfig) == PLAN

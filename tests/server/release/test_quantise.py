@@ -1,0 +1,141 @@
+"""int8 beside fp32: smaller, nearly as good, judged before it is published; the table of docs/releases.md comes from here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, QuantiseConfig, TaskSpec
+from edge_fl.data import datasets
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import ArtefactError
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.client import Client
+from edge_fl.release.manifest import canary_images, decode, encode
+from edge_fl.seeds import generator
+from edge_fl.wire.blob import describe
+from server.release import export, quantise
+from server.release.onnx_session import Session
+from server.release.quantise import Figures, compare, flaw, quantiser, sample
+
+DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
+REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "")
+GREY = InputSpec(1, 8, 8, (0.5,), (0.25,))
+GATE = QuantiseConfig(int8=True, images=64)
+
+
+def clients(input: InputSpec, count: int = 3, samples: int = 60, classes: int = 10) -> list[ClientData]:
+    """Each class is a pattern under noise."""
+    patterns = generator(1, "test.patterns").integers(0, 256, (classes, *input.shape))
+
+    def some(rng: Any, size: int) -> Samples:
+        y = rng.integers(0, classes, size)
+        noise = rng.integers(0, 256, (size, *input.shape))
+        return Samples((0.35 * patterns[y] + 0.65 * noise).astype(np.uint8), y)
+
+    generators = [generator(2, "test.clients", client=str(number)) for number in range(count)]
+    return [ClientData(some(rng, samples), some(rng, samples), some(rng, 4)) for rng in generators]
+
+
+def spec_of(model: str, input: InputSpec, **options: Any) -> TaskSpec:
+    return TaskSpec(
+        ModelConfig(model, options), input, [str(n) for n in range(10)], MethodConfig("fedavg"), 1
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[TaskSpec, Any, bytes]:
+    spec = spec_of("cnn-tiny", GREY, feature_dim=16, width=4)
+    method = build_method(spec)
+    return spec, method, export.export(method, steps.start(method)).onnx
+
+
+def test_int8_is_smaller_and_nearly_as_good(tiny: Any) -> None:
+    _, _, onnx = tiny
+    data = clients(GREY)
+    figures = compare(onnx, quantise.quantise(onnx, sample(data, 64, 1)), data, 10, False)
+    assert figures.cosine > 0.99
+    assert abs(figures.loss) <= 0.05
+    assert "instead of" in str(figures)
+
+
+def test_what_misses_the_gate_is_not_published(tiny: Any) -> None:
+    _, _, onnx = tiny
+    said: list[str] = []
+    strict = QuantiseConfig(int8=True, images=16, min_cosine=1.0)
+    assert quantiser(clients(GREY, 1), strict, 1, said.append)(onnx, 10, False) is None
+    assert "int8 is not published: cosine 0.99" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (Figures(0.9, 0.9, 0.9, 4, 1, 1, 1), "cosine 0.9000, at least 0.98"),
+        (Figures(float("nan"), 0.9, 0.9, 4, 1, 1, 1), "cosine"),
+        (Figures(0.999, 0.9, 0.85, 4, 1, 1, 1), "5.0 points of accuracy lost, at most 2"),
+        (Figures(0.999, 0.9, 0.9, 4, 1, 1, 1), ""),
+    ],
+)
+def test_the_gate_says_what_is_missing(figures: Figures, words: str) -> None:
+    assert words in flaw(figures, GATE) if words else flaw(figures, GATE) == ""
+
+
+def test_a_release_with_both_carries_a_canary_for_each(tiny: Any) -> None:
+    spec, method, _ = tiny
+    int8 = quantiser(clients(GREY, 2), GATE, 1, lambda line: None)
+    manifest, payloads = export.release(
+        method, steps.start(method), spec, number=1, task="toy", round=1, quantiser=int8
+    )
+    assert decode(encode(manifest)) == manifest
+    assert payloads.keys() >= manifest.extractors
+    small = manifest.chosen("int8")
+    assert describe(payloads[small.extractor.sha256]) == small.extractor
+    found = Session(payloads[small.extractor.sha256]).run(canary_images(small.canary, spec.input))
+    for row, expected in zip(found, small.canary.features, strict=True):
+        assert np.abs(row[: len(expected)] - np.array(expected)).max() <= small.canary.tolerance
+    assert small.canary.tolerance > manifest.canary.tolerance
+    assert manifest.variants["int8"].cosine > 0.98
+
+
+def test_bytes_that_are_no_model_and_clients_without_images_are_named(tiny: Any) -> None:
+    _, _, onnx = tiny
+    with pytest.raises(ArtefactError, match=r"int8: .*; not released"):
+        quantise.quantise(b"no model", clients(GREY, 1)[0].train.x)
+    nobody = [
+        ClientData(*(samples.take(np.empty(0, np.int64)) for samples in 3 * [clients(GREY, 1)[0].train]))
+    ]
+    with pytest.raises(ArtefactError, match="no client has held-out images"):
+        compare(onnx, onnx, nobody, 10, False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not REAL, reason=f"neither cifar10.npz nor fashion-mnist.npz in {DATA}: set EDGE_FL_DATA")
+@pytest.mark.parametrize("model", ["cnn2", "resnet18", "mobilenet"])
+def test_a_trained_network_passes_the_gate_as_int8(model: str, capsys: Any) -> None:
+    found = datasets.load(REAL, DATA)
+    order = generator(3, "test.order").permutation(len(found.samples))
+    train, held_out = found.samples.take(order[:1500]), found.samples.take(order[1500:2500])
+    data = ClientData(train, held_out, held_out)
+    spec = TaskSpec(
+        ModelConfig(model),
+        found.input,
+        list(found.classes),
+        MethodConfig("fedavg", 4, 32, OptimiserConfig("adam", 0.001)),
+        1,
+    )
+    method = build_method(spec)
+    update, _ = Client("pi-01", data, 10, 32).train(method, 1, steps.start(method), {})
+    shared = steps.aggregate(method, steps.start(method), [update])
+    onnx = export.export(method, shared).onnx
+    figures = compare(onnx, quantise.quantise(onnx, sample([data], 128, 1)), [data], 10, False)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{model} on {REAL}: {figures}\n")
+    assert flaw(figures, GATE) == ""
+    assert figures.bytes_int8 < 0.33 * figures.bytes

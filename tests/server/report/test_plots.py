@@ -1,0 +1,161 @@
+"""Pictures are the same bytes every time, need no display, and show what was measured; separation and likeness are their formulas."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from edge_fl import cli, config
+from edge_fl.config import Recipe
+from edge_fl.errors import InputError
+from edge_fl.metrics import Summary
+from server.compare import comparison
+from server.compare.grid import cells
+from server.report import plots, run_plots, style
+from server.report.plots import Curve, Points
+from server.runs.results import Results
+from server.training import features
+
+RNG = np.random.default_rng(0)
+CURVE = Curve([1, 2, 3], np.array([0.2, 0.5, 0.6]), np.array([0.1, 0.0, 0.05]), after=0.8)
+POINTS = Points(RNG.normal(size=(30, 2)).astype(np.float32), np.arange(30) % 3, ["a", "b", "c"])
+SMALL = ["data.fraction=0.2", "model.options={feature_dim=8, width=4}"]
+
+DRAWN = {
+    "labels": lambda: plots.labels(np.array([[3, 0], [1, 5]]), ["c000", "c001"], ["cat", "dog"]),
+    "accuracy": lambda: plots.accuracy({"fedavg": CURVE, "repper": Curve([], np.array([]), np.array([]), 0.9)}, "accuracy"),
+    "embedding": lambda: plots.embedding({"fedavg": POINTS, "fedrep": POINTS}),
+    "separation": lambda: plots.separation({"fedavg": (0.5, 0.1), "fedrep": (0.6, 0.0)}, "method"),
+    "likeness": lambda: plots.likeness(np.array([[1.0, 0.3], [0.3, 1.0]]), ["fedavg", "fedrep"], "method"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_picture_is_the_same_bytes_every_time(name: str, tmp_path: Path) -> None:
+    first = style.save(DRAWN[name](), tmp_path / "first", name)
+    second = style.save(DRAWN[name](), tmp_path / "second", name)
+    assert [path.suffix for path in first] == [".svg", ".png"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    width, height = struct.unpack(">II", first[1].read_bytes()[16:24])
+    assert width > 300 and height > 200
+
+
+def test_pictures_need_no_display_and_leave_pyplot_alone() -> None:
+    code = "import sys; from server.report import plots, style; sys.exit('matplotlib.pyplot' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_dot_s_area_is_its_number_of_images() -> None:
+    picture = plots.labels(np.array([[4, 0], [2, 1]]), ["c000", "c001"], ["cat", "dog"])
+    dots = picture.axes[0].collections[0]
+    assert dots.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert (dots.get_sizes() / dots.get_sizes().max()).tolist() == [1.0, 0.5, 0.25]
+
+
+def test_no_two_of_the_first_forty_series_look_alike() -> None:
+    assert len({tuple(style.mark(n).values()) for n in range(40)}) == 40
+    assert len({tuple(style.line(n).values()) for n in range(40)}) == 40
+
+
+def test_a_closing_step_is_drawn_only_where_it_changes_something() -> None:
+    assert CURVE.closing == 0.8
+    assert Curve([1], np.array([0.8]), np.array([0.0]), after=0.8).closing is None
+    assert Curve([1], np.array([0.8]), np.array([0.0])).closing is None
+
+
+def test_class_separation_is_one_for_points_and_none_for_noise() -> None:
+    y = np.repeat([0, 1], 50)
+    assert features.separation(np.eye(2, dtype=np.float32)[y], y) == pytest.approx(1)
+    noise = RNG.normal(size=(4000, 8)).astype(np.float32)
+    assert features.separation(noise, np.arange(4000) % 2) == pytest.approx(0, abs=0.01)
+    # By hand: two classes at right angles, each of two vectors 90 degrees apart: within 1/2, in all 1 - |mean|^2.
+    z = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], np.float32)
+    assert features.separation(z, np.array([0, 0, 1, 1])) == pytest.approx(1 - 0.5 / 0.75)
+    assert np.isnan(features.separation(z, np.zeros(4, np.int64)))
+
+
+def test_likeness_ignores_rotation_and_scale_and_sees_difference() -> None:
+    a = RNG.normal(size=(200, 6)).astype(np.float32)
+    turn, _ = np.linalg.qr(RNG.normal(size=(6, 6)))
+    assert features.linear_cka(a, (3 * a @ turn + 5).astype(np.float32)) == pytest.approx(1, abs=1e-5)
+    assert features.linear_cka(a, RNG.normal(size=(200, 4)).astype(np.float32)) < 0.1
+
+
+def test_tsne_is_deterministic_and_takes_few_points() -> None:
+    z = RNG.normal(size=(20, 5)).astype(np.float32)
+    assert np.array_equal(features.tsne(z), features.tsne(z))
+    assert features.tsne(z[:3, :1]).shape == (3, 2)
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A finished simulation."""
+    command = ["simulate", "--method", "fedper", "--clients", "3", "--rounds", "1", "--runs", str(tmp_path)]
+    assert cli.main([*command, *(word for setting in SMALL for word in ("--set", setting))]) == 0
+    capsys.readouterr()
+    return next(tmp_path.iterdir())
+
+
+def test_a_run_is_drawn_from_its_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plots", run.name, "--runs", str(run.parent)]) == 0
+    names = {Path(line).name for line in capsys.readouterr().out.split()}
+    assert names == {f"{n}.{e}" for n in ("labels", "accuracy", "features", "separation", "likeness") for e in ("svg", "png")}  # fmt: skip
+    assert all((run / "plots" / name).stat().st_size for name in names)
+
+
+def test_a_new_task_learns_on_a_finished_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["newtask", run.name, "--runs", str(run.parent), "--to", "digits", "--clients", "3"]
+    assert cli.main([*command, "--iterations", "20", "--format", "json"]) == 0
+    assert '"iterations": 20' in capsys.readouterr().out
+
+
+def test_a_run_of_devices_is_drawn_without_their_data(tmp_path: Path) -> None:
+    with Results.create(tmp_path, Recipe(source="fleet")) as results:
+        results.append_round({"round": 1, "global.test_acc": {"mean": 0.5}})
+        results.append_round({"round": 2, "global.test_acc": {"mean": 0.7}})
+        results.write_summary("fleet", {"global.test_acc": Summary(0.7, 0.7, 0.0, 0.7, 3)})
+    assert {path.name for path in run_plots.of_run(results)} == {"accuracy.svg", "accuracy.png"}
+    with Results.create(tmp_path, Recipe(source="fleet")) as empty:
+        pass
+    with pytest.raises(InputError, match="its data are on the devices"):
+        run_plots.of_run(empty)
+
+
+def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
+    base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
+    grid = cells(base, ["ditto"])
+    found = comparison.run(grid, tmp_path)
+    paths = run_plots.of_comparison(grid, found, tmp_path)
+    names = {path.name for path in paths}
+    for what in ("labels", "accuracy", "separation", "likeness", "features-by-class", "features-by-client"):
+        assert {f"digits-dirichlet-0.3-{what}.svg", f"digits-dirichlet-0.3-{what}.png"} <= names
+    drawn = dict(run_plots._of_block([(cell, found[cell.key]) for cell in grid], tmp_path))
+    assert isinstance(drawn["separation"], Figure)
+    labels = [label.get_text() for label in drawn["separation"].axes[0].get_yticklabels()]
+    assert labels == ["local", "fedavg", "fedavg+ft", "ditto"]
+
+
+def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> None:
+    """Ditto's clients have a personal model beside the shared one: their features are not FedAvg's."""
+    base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
+    grid = {cell.label: cell for cell in cells(base, ["ditto"])}
+    comparison.run(list(grid.values()), tmp_path)
+    seen = {label: run_plots.cells_of.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
+    fedavg, tuned, ditto = seen["fedavg"], seen["fedavg+ft"], seen["ditto"]
+    assert fedavg and tuned and ditto
+    assert np.array_equal(fedavg.y, ditto.y) and np.array_equal(fedavg.client, ditto.client)
+    assert np.array_equal(fedavg.z, tuned.z) and not np.allclose(fedavg.z, ditto.z)
+
+
+def test_separation_is_measured_within_each_client() -> None:
+    """Networks that differ, not classes, would part the clients' images: within a client nothing is separated here."""
+    z = np.repeat(np.eye(2, dtype=np.float32), 4, axis=0)
+    seen = features.Probe(z, np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.repeat([0, 1], 4), ("c0", "c1"))
+    assert features.separation(z, seen.y) > 0.9
+    assert all(not value > 0 for value in seen.separation().values())

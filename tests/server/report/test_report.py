@@ -1,0 +1,201 @@
+"""The report of a run: its figures are those of the JSONL, it refers to nothing outside, and it says what left the devices."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edge_fl import metrics
+from edge_fl.config import CompressionConfig, PrivacyConfig, Recipe
+from edge_fl.methods.contract.egress import of_method
+from server import catalogue
+from server.report import facts, page
+from server.runs.results import Results
+from tests.browsing import DEADLINE_S
+
+NAMES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.PERSONAL_VALIDATION_BEFORE)
+CLIENTS = [f"c{number:03d}" for number in range(12)]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """A run of five rounds and a closing step, its values by client."""
+    rng = np.random.default_rng(3)
+    with Results.create(tmp_path, Recipe(name="toy")) as results:
+        for round in range(1, 6):
+            found = {
+                client: {name: float(rng.uniform(0.4, 0.8)) for name in NAMES}
+                | {metrics.TEST_SAMPLES: float(20 + n)}
+                for n, client in enumerate(CLIENTS)
+            }
+            sizes = {"seconds": 0.5 * round, "bytes_down": 1000 * round, "bytes_up": 900 * round}
+            results.append_round(
+                {"round": round, "asked": CLIENTS, "answered": CLIENTS[1:], **sizes, "metrics": found}
+            )
+        closing = {client: {metrics.PERSONAL_AFTER: float(rng.uniform(0.6, 0.9))} for client in CLIENTS}
+        for client in CLIENTS[:2]:  # the heads of these are `auto`
+            closing[client] |= {metrics.at_labels(k, "mlp"): float(rng.uniform(0.2, 0.9)) for k in (5, 1, 20)}
+        results.append_round({"round": 5, "closing": True, "metrics": closing})
+    return results
+
+
+@pytest.fixture
+def report(results: Results) -> facts.RunReport:
+    return page.report(results)
+
+
+def lines(results: Results) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (results.path / "round_metrics.jsonl").read_text().splitlines()]
+
+
+def recomputed(found: list[dict[str, Any]], figure: dict[str, str]) -> float:
+    """A figure once more, from its lines alone and without the code that made it."""
+    chosen = [found[int(number) - 1] for number in figure["line"].split(",")]
+    if figure["field"] in ("asked", "answered"):
+        return sum(len(line[figure["field"]]) for line in chosen)
+    if figure["field"] == "round":
+        return len(chosen)
+    if "metric" not in figure:
+        return sum(line[figure["field"]] for line in chosen)
+    (line,) = chosen
+    reports = {client: report for client, report in line["metrics"].items() if figure["metric"] in report}
+    if "client" in figure:
+        return reports[figure["client"]][figure["metric"]]
+    values = np.array([report[figure["metric"]] for report in reports.values()])
+    weights = np.array([report.get(metrics.TEST_SAMPLES, 0.0) for report in reports.values()])
+    return {
+        "mean": values.mean(),
+        "weighted_mean": np.average(values, weights=weights) if weights.sum() else values.mean(),
+        "std": values.std(),
+        "bottom_decile": np.sort(values)[:2].mean(),
+        "clients": len(values),
+    }[figure["field"]]
+
+
+def test_every_figure_is_what_its_lines_say(results: Results) -> None:
+    drawn = page.html(page.report(results))
+    marks = [
+        dict(re.findall(r'data-(\w+)="([^"]*)"', tag))
+        for tag in re.findall(r"<(?:td|dd|circle)[^>]*data-line[^>]*>", drawn)
+    ]
+    found = lines(results)
+    assert len(marks) > 50 and {"mean", "bottom_decile", "bytes_up", "value"} <= {
+        mark["field"] for mark in marks
+    }
+    for mark in marks:
+        assert float(mark["value"]) == pytest.approx(recomputed(found, mark), rel=1e-12), mark
+
+
+def test_the_closing_step_is_the_last_word_and_no_round_is_chosen_by_its_test_accuracy(
+    results: Results, report: facts.RunReport
+) -> None:
+    rows = {(row.metric, row.which): row for row in report.accuracy}
+    assert rows[metrics.PERSONAL_AFTER, "last"].figures[0].lines == "6"
+    best = rows[metrics.PERSONAL_BEFORE, metrics.BEST_BY_VALIDATION]
+    validation = [np.mean([r[NAMES[2]] for r in line["metrics"].values()]) for line in lines(results)[:5]]
+    assert best.round == 1 + int(np.argmax(validation))
+    assert report.worst[0] == min(report.devices, key=lambda name: report.devices[name].value)
+
+
+def test_accuracy_by_labels_is_a_curve_and_no_row_of_the_table(report: facts.RunReport) -> None:
+    assert [labels for labels, _, _ in report.labels["mlp"]] == [1, 5, 20]
+    assert not any("labels_" in row.metric for row in report.accuracy)
+    drawn = page.html(report)
+    assert "by labels per class" in drawn and f'data-metric="{metrics.at_labels(5, "mlp")}"' in drawn
+
+
+def test_what_left_the_devices_is_what_the_egress_manifest_lets_go() -> None:
+    manifests = of_method(catalogue.sample("fedkd"))
+    said = {one.message: one.content for one in facts.leaving("fleet", manifests)}
+    assert said["update report, of full devices"] == "tensors of: change, change.export_norm"
+    assert "metrics" in said["rpt"] and metrics.PERSONAL_AFTER in said["numbers in a report"]
+    assert facts.leaving("simulated", manifests) == ()
+
+
+def test_what_updates_told_is_the_largest_of_all_clients_and_no_accuracy(tmp_path: Path) -> None:
+    with Results.create(tmp_path, Recipe(name="toy")) as results:
+        told = {"c0": 3.0, "c1": 10.62}
+        found = {name: {metrics.EPSILON: value, metrics.PERSONAL_AFTER: 0.5} for name, value in told.items()}
+        results.append_round({"round": 1, "closing": True, "metrics": found})
+    report = page.report(results)
+    assert report.totals["largest_epsilon"].value == 10.62 and "largest epsilon: 10.6" in page.markdown(
+        report
+    )
+    assert {row.metric for row in report.accuracy} == {metrics.PERSONAL_AFTER}
+
+
+def test_the_form_in_which_parts_left_is_said() -> None:
+    method = replace(
+        catalogue.sample("fedper"),
+        compression=CompressionConfig("topk"),
+        privacy=PrivacyConfig(2.0, 0.5, budget=8.0),
+    )
+    said = {one.message: one.content for one in facts.leaving("fleet", of_method(method))}
+    assert said["in what form, of full devices"] == (
+        "compression topk of 0.1 of the values; clipped to 0.5, noise multiplier 2, budget per device epsilon 8 at delta 1e-05"
+    )
+
+
+def test_a_page_refers_to_nothing_outside(report: facts.RunReport) -> None:
+    drawn = page.html(report)
+    assert not re.search(r"(src|href)=|url\(|@import|https?:|//[a-z]", drawn)
+
+
+def test_text_from_a_run_is_text_on_the_page(report: facts.RunReport) -> None:
+    drawn = page.html(msgspec.structs.replace(report, reason="<script>alert(1)</script>"))
+    assert "<script" not in drawn and "&lt;script&gt;" in drawn
+
+
+def test_markdown_and_json_say_the_same(results: Results, report: facts.RunReport) -> None:
+    after = next(row for row in report.accuracy if row.metric == metrics.PERSONAL_AFTER)
+    assert f"| {100 * (after.figures[0].value or 0):.2f} |" in page.markdown(report)
+    told = json.loads(page.json(report))
+    assert told["totals"]["bytes_up"] == {
+        "value": 13500, "lines": "1,2,3,4,5", "field": "bytes_up", "metric": "", "client": "",
+    }  # fmt: skip
+    assert page.write(results).read_text() == page.html(report)
+
+
+def test_a_run_that_measured_nothing_has_a_report_too(tmp_path: Path) -> None:
+    with Results.create(tmp_path, Recipe(name="toy")) as results:
+        results.finish("failed", "round 1: nobody answered")
+    drawn = page.html(page.report(results))
+    assert "Nothing was measured" in drawn and "nobody answered" in drawn
+
+
+def test_a_summary_that_a_fleets_run_wrote_is_read_as_it_is(tmp_path: Path) -> None:
+    summary = {"mean": 0.5, "weighted_mean": 0.6, "std": 0.1, "bottom_decile": None, "clients": 3}
+    with Results.create(tmp_path, Recipe(name="toy")) as results:
+        results.append_round(
+            {"round": 1, "asked": 3, "answered": 3, metrics.GLOBAL_TEST: summary, "refused": {"norm": 1}}
+        )
+    (row,) = page.report(results).accuracy
+    assert [figure.value for figure in row.figures] == [0.5, 0.6, 0.1, None, 3]
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(300)
+def test_it_opens_with_the_network_blocked(results: Results, browser: Any, tmp_path: Path) -> None:
+    path, asked = page.write(results), []
+    context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900})
+    tab = context.new_page()
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("console", lambda message: asked.append(message.text))
+    tab.goto(path.as_uri(), timeout=DEADLINE_S * 1000)
+    shown = tab.eval_on_selector_all(
+        "#accuracy [data-line]", "all => all.map(e => ({...e.dataset, shown: e.innerText}))"
+    )
+    found = lines(results)
+    for figure in shown:
+        value = recomputed(found, figure)
+        assert figure["shown"] == (f"{value:.0f}" if figure["field"] == "clients" else f"{100 * value:.2f}")
+    tab.screenshot(path=tmp_path / "report.png", full_page=True)
+    context.close()
+    assert asked == [path.as_uri()] and len(shown) >= 30
