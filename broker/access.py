@@ -55,7 +55,7 @@ def _written(above: Probe, below: Probe, topics: Topics, device: str, other: str
     last = topics.request(device)
     for topic in (*tried.values(), last):
         above.client.subscribe(topic)
-    _settle(above, topics.want(device))
+    _settle(above, topics.assignment(device))
     for topic in (*tried.values(), last):
         below.client.publish(Packet(topic, b"", expiry_s=5))
     came = _until(above, last)

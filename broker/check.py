@@ -73,7 +73,9 @@ class Probe:
 
 def check(operator: Party, device: Party, fleet: str, deadline_s: float = 10.0) -> list[Finding]:
     """Tries everything that edge-fl relies on. Raises ConnectError when the broker is not there or does not let us in."""
-    topic = Topics(fleet).want(device.name)  # of a device that does not exist, so that nobody else listens
+    topic = Topics(fleet).assignment(
+        device.name
+    )  # of a device that does not exist, so that nobody else listens
     with probing(operator, deadline_s) as probe:
         try:
             findings = [_packet_size(probe), _retained(probe, topic), _round_trip(probe, topic)]

@@ -79,7 +79,7 @@ def up(
 
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
-        raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM; no broker was started")
+        raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM")
     program = find()
     descriptors.raise_most()
     if foreground:
@@ -216,9 +216,7 @@ def _settings(
     if ca and cert and key and not insecure:
         return Settings(folder, host, port or TLS_PORT, fleet, Certificates(ca, cert, key)), None
     if any(files):
-        raise ConfigError(
-            "TLS takes --ca, --cert and --key together, and no --insecure; no broker was started"
-        )
+        raise ConfigError("TLS takes --ca, --cert and --key together, and no --insecure")
     register_sync.require(home)
     authority = Authority.open(home)
     certificates = register_sync.certificates(authority, host)

@@ -72,7 +72,7 @@ class Settings:
         if not self.certificates and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host!r}: a broker without certificates listens on loopback only;"
-                " 'edge-fl fleet enrol' makes some, or give --host 127.0.0.1; nothing was started"
+                " 'edge-fl fleet enrol' makes some, or give --host 127.0.0.1"
             )
 
     @property

@@ -106,7 +106,7 @@ def predict(
 
     if not (source or export):
         raise InputError(
-            "device predict: expected a picture, a folder of pictures, an .npz, - for standard input, or --export; nothing was predicted"
+            "device predict: expected a picture, a folder of pictures, an .npz, - for standard input, or --export"
         )
     predictor = Predictor(folder, remember=True)
     if export:

@@ -92,7 +92,7 @@ def named(tree: dict[str, object], where: str) -> dict[str, object]:
     name = identity.read(Path(folder)).device
     if tree.get("id", name) != name:
         raise ConfigError(
-            f"{where}: id = {tree['id']!r}, but the identity in {folder} is that of {name!r}; expected one name; nothing was started"
+            f"{where}: id = {tree['id']!r}, but the identity in {folder} is that of {name!r}; expected one name"
         )
     return {**tree, "id": name}
 
@@ -104,7 +104,7 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
         if config.head != AUTO:
             heads.find(config.head)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; {AUTO!r} chooses among them; nothing was started") from error
+        raise ConfigError(f"{where}: {error}; {AUTO!r} chooses among them") from error
     return config
 
 

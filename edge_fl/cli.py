@@ -58,7 +58,7 @@ def fleet_name(name: str | None) -> str | None:
     from edge_fl.wire.topics import NAME
 
     if name is not None and not NAME.match(name):
-        raise ConfigError(f"--fleet {name}: expected 1 to 32 of a-z, 0-9 and '-'; nothing was started")
+        raise ConfigError(f"--fleet {name}: expected 1 to 32 of a-z, 0-9 and '-'")
     return name
 
 
@@ -172,7 +172,7 @@ def _usage(error: Any, app: App) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "edge-fl"
     hint = f" ({_reasons(app)})" if app.unavailable and "No such command" in error.format_message() else ""
-    return f"{error.format_message().rstrip('.')}{hint}; nothing was started, see '{command} --help'"
+    return f"{error.format_message().rstrip('.')}{hint}; nothing was changed, see '{command} --help'"
 
 
 def _reasons(app: App) -> str:

@@ -138,7 +138,7 @@ class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"groups {list(self.groups)}: expected growing shares that end with 1")
 
 
-class JudgeConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What an update must be to count, and how much one may move the mean.
 
     An update is refused when one of its parts is `max_growth` times as long (L2 norm) as what was sent down, plus 1 (0: any length).
@@ -235,7 +235,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     cohort: CohortConfig = CohortConfig()
     compression: CompressionConfig = CompressionConfig()
     privacy: PrivacyConfig = PrivacyConfig()
-    judge: JudgeConfig = JudgeConfig()
+    validation: ValidationConfig = ValidationConfig()
     release: ReleaseConfig = ReleaseConfig()
     broker: BrokerConfig = BrokerConfig()
 
@@ -255,7 +255,7 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
         return self.channels, self.height, self.width
 
 
-class TaskSpec(Struct, frozen=True, forbid_unknown_fields=True):
+class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """All that rebuilds a method somewhere else: network, input, classes, method, the run's seed, and how updates travel."""
 
     model: ModelConfig
@@ -274,7 +274,7 @@ def load(path: Path) -> Recipe:
 
 def read(path: Path) -> dict[str, Any]:
     """What a TOML file says, as nested dicts, not yet a recipe. Raises ConfigError."""
-    expected = "expected settings in TOML; nothing was started"
+    expected = "expected settings in TOML"
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -293,7 +293,7 @@ def _tree(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where}: not TOML ({error}); nothing was started") from error
+        raise ConfigError(f"{where}: not TOML ({error})") from error
 
 
 def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -306,12 +306,10 @@ def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
     try:
         settings = msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"{where}: {explain(str(error), tree, kind)}; nothing was started") from error
+        raise ConfigError(f"{where}: {explain(str(error), tree, kind)}") from error
     for keys, value in _numbers(tree):
         if not math.isfinite(value):
-            raise ConfigError(
-                f"{where}: {place(keys)} = {value}: expected a finite number; nothing was started"
-            )
+            raise ConfigError(f"{where}: {place(keys)} = {value}: expected a finite number")
     return settings
 
 
@@ -321,16 +319,12 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise ConfigError(
-                f"setting {setting!r}: expected key=value, such as rounds=3; nothing was started"
-            )
+            raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3")
         table, *rest = [tree, *key.strip().split(".")]
         for name in rest[:-1]:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise ConfigError(
-                    f"setting {setting!r}: {name} holds a value, not a table; nothing was started"
-                )
+                raise ConfigError(f"setting {setting!r}: {name} holds a value, not a table")
         table[rest[-1]] = parse_value(value.strip())
     return convert(tree, "settings")
 

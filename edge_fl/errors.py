@@ -30,9 +30,23 @@ MAX_KNOWN = 32  # names
 
 
 class EdgeFLError(Exception):
-    """The root of the tree; `exit_code` is what a command returns when the error reaches its top."""
+    """Root of the tree.
+
+    `exit_code` is the exit code of a command that does not handle the error. `consequence` says what happens now; it ends the message.
+    Each class has a default, and a raise may give its own.
+    """
 
     exit_code: ClassVar[int] = 1
+    consequence: str = ""
+
+    def __init__(self, message: str = "", consequence: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if consequence is not None:
+            self.consequence = consequence
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.consequence}" if self.consequence else self.message
 
 
 class RunError(EdgeFLError):
@@ -43,7 +57,7 @@ class PrivacyError(RunError):
     """An update would tell more of a client's data than its budget allows."""
 
 
-class SpentError(PrivacyError):
+class BudgetExhaustedError(PrivacyError):
     """The privacy budget of every client is spent, so no further round is possible."""
 
 
@@ -54,8 +68,10 @@ class StoppedError(RunError):
 class ArtefactError(EdgeFLError):
     """Bytes that are not what their manifest says, or that this device cannot run; `why` is the one word a device reports."""
 
-    def __init__(self, message: str, why: str = "") -> None:
-        super().__init__(message)
+    consequence = "not used"
+
+    def __init__(self, message: str, why: str = "", consequence: str | None = None) -> None:
+        super().__init__(message, consequence)
         self.why = why
 
 
@@ -65,6 +81,8 @@ class TrustError(ArtefactError):
 
 class ProtocolError(EdgeFLError):
     """A message, topic or tensor file that breaks the wire contract."""
+
+    consequence = "ignored"
 
 
 class ConnectError(EdgeFLError):
@@ -80,9 +98,10 @@ class DeadlineError(EdgeFLError):
 
 
 class InputError(EdgeFLError):
-    """What a person gave is wrong."""
+    """Invalid input from a person."""
 
     exit_code: ClassVar[int] = 4
+    consequence = "nothing was changed"
 
 
 class ConfigError(InputError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
+from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.learn.tree import size_bytes
 from edge_fl.methods import build_method, find, names
 from edge_fl.methods.contract import hyper, steps
@@ -37,7 +37,7 @@ def rows() -> list[dict[str, str]]:
 def sample(name: str, model: str = "cnn2") -> Method:
     """A method on a model for 32x32 colour images and ten classes, to look at."""
     return build_method(
-        TaskSpec(ModelConfig(model), INPUT, [str(label) for label in range(CLASSES)], MethodConfig(name), 0)
+        MethodSpec(ModelConfig(model), INPUT, [str(label) for label in range(CLASSES)], MethodConfig(name), 0)
     )
 
 

@@ -49,9 +49,7 @@ def download(name: str, data_dir: Path) -> Path:
     """
     origin = ORIGINS.get(name)
     if origin is None:
-        raise DataError(
-            f"dataset {name!r}: cannot be downloaded{nearest(name, ORIGINS)}; nothing was fetched"
-        )
+        raise DataError(f"dataset {name!r}: cannot be downloaded{nearest(name, ORIGINS)}")
     target = data_dir / f"{name}.npz"
     if target.is_file():
         return target
@@ -73,7 +71,7 @@ def _fetch(name: str, origin: Origin, data_dir: Path, *, train: bool) -> tuple[A
         # no network, or files that are damaged
         raise DataError(
             f"dataset {name!r}: could not be downloaded ({_first_line(error)}); put its original files into"
-            f" {(data_dir / origin.folder).resolve()}, or a {name}.npz into {data_dir.resolve()}; nothing was written"
+            f" {(data_dir / origin.folder).resolve()}, or a {name}.npz into {data_dir.resolve()}"
         ) from error
     where = f"{name} from torchvision"
     x = arrays.pixels(np.asarray(dataset.data), where)

@@ -100,7 +100,7 @@ def recipe_of(options: DemoOptions) -> Recipe:
     """The recipe "demo" with what was asked for; of a large dataset a part, so that it stays a demo. Raises ConfigError, DataError."""
     if not 0 < options.full < options.devices:
         raise ConfigError(
-            f"{options.full} full devices of {options.devices}: expected one at least, and a head-only one beside them; nothing was started"
+            f"{options.full} full devices of {options.devices}: expected one at least, and a head-only one beside them"
         )
     samples = len(datasets.load(options.dataset, options.data_dir).samples)
     settings = {

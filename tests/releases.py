@@ -25,7 +25,7 @@ def make_release() -> MakeRelease:
         extractor, head = rng.bytes(int(kilobytes * 1024)), rng.bytes(100)
         manifest = Manifest(
             release=number,
-            task="digits-1",
+            run_id="digits-1",
             method="repper",
             round=number,
             extractor=describe(extractor, 1024),

@@ -75,7 +75,7 @@ class Authority:
             key = identity.load_key((home / "ca.key").read_bytes())
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{home}: no certificate authority ({error}); 'edge-fl fleet enrol' makes one; nothing was issued"
+                f"{home}: no certificate authority ({error}); 'edge-fl fleet enrol' makes one"
             ) from error
         return cls(home, ca, key, clock)
 
@@ -90,9 +90,7 @@ class Authority:
                 identity.write_private(home / "ca.key", identity.key_bytes(key))
                 atomic.write(home / CA_FILE, certificates.pem(ca))
             except OSError as error:
-                raise ConfigError(
-                    f"{home}: {error.strerror}; expected a folder to write to; nothing was issued"
-                ) from error
+                raise ConfigError(f"{home}: {error.strerror}; expected a folder to write to") from error
         found = cls.open(home, clock)
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         if missing:
@@ -203,9 +201,7 @@ class Authority:
         """A new pair in the place of the one in `folder`; the old certificate holds on, so that copies of it still work."""
         name = identity.read(folder).name
         if name == "broker":
-            raise ConfigError(
-                f"{folder}: 'edge-fl broker up' renews the broker's certificate; nothing was issued"
-            )
+            raise ConfigError(f"{folder}: 'edge-fl broker up' renews the broker's certificate")
         certificate, key = self._pair(name, life)
         self._enter(certificate)
         return identity.replace(folder, certificates.pem(certificate), key)
@@ -221,7 +217,7 @@ class Authority:
                     ended.append(rows[index])
         if not ended:
             raise ConfigError(
-                f"{name!r}: has no certificate that holds; expected a name of 'edge-fl fleet certificates'; nothing changed"
+                f"{name!r}: has no certificate that holds; expected a name of 'edge-fl fleet certificates'"
             )
         self.publish()
         return ended
@@ -259,18 +255,14 @@ class Authority:
         taken = {name for row in rows if row.holds(now) for name in (row.name, row.device)}
         for name, folder in folders.items():
             if not NAME.match(name) or role_of(name) in ("claim", "broker"):
-                raise ConfigError(
-                    f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name; nothing was issued"
-                )
+                raise ConfigError(f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name")
             if name in taken:
                 raise ConfigError(
                     f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews,"
-                    " 'fleet revoke' ends it); nothing was issued"
+                    " 'fleet revoke' ends it)"
                 )
             if folder.exists():
-                raise ConfigError(
-                    f"{folder}: there is something already, expected nothing; nothing was issued"
-                )
+                raise ConfigError(f"{folder}: there is something already, expected nothing")
             _require_writable(folder)
 
 
@@ -278,9 +270,7 @@ def _require_writable(folder: Path) -> None:
     """A name is in the register before its folder is made, so what cannot be made must not get that far."""
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise ConfigError(
-            f"{folder}: {above} is not to be written to; expected a folder to write to; nothing was issued"
-        )
+        raise ConfigError(f"{folder}: {above} is not to be written to; expected a folder to write to")
 
 
 def _digest(secret: str) -> str:

@@ -56,9 +56,9 @@ def enrol(
     width = max(3, len(str(count - 1)))
     wanted = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
     if not wanted:
-        raise ConfigError("no names and no --count; expected devices to enrol; nothing was issued")
+        raise ConfigError("no names and no --count; expected devices to enrol")
     if len(set(wanted)) != len(wanted):
-        raise ConfigError("a name was given twice; expected each once; nothing was issued")
+        raise ConfigError("a name was given twice; expected each once")
     authority = Authority.make(home)
     out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)

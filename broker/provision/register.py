@@ -80,9 +80,7 @@ class Register:
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(
-                f"{self.path}: {error}; expected the register of certificates; nothing was issued"
-            ) from error
+            raise ConfigError(f"{self.path}: {error}; expected the register of certificates") from error
 
     @contextmanager
     def changing(self) -> Iterator[list[Issued]]:
@@ -94,12 +92,8 @@ class Register:
                 rows = list(before)
                 yield rows
                 if len(rows) > MAX_ISSUED:
-                    raise ConfigError(
-                        f"{self.path}: {len(rows)} certificates, at most {MAX_ISSUED}; nothing changed"
-                    )
+                    raise ConfigError(f"{self.path}: {len(rows)} certificates, at most {MAX_ISSUED}")
                 if tuple(rows) != before:
                     atomic.write(self.path, msgspec.json.format(msgspec.json.encode(rows), indent=1))
         except OSError as error:
-            raise ConfigError(
-                f"{self.path}: {error.strerror}; expected a folder to write to; nothing was issued"
-            ) from error
+            raise ConfigError(f"{self.path}: {error.strerror}; expected a folder to write to") from error

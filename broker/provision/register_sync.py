@@ -25,7 +25,7 @@ def require(home: Path) -> None:
     if not (home / CA_FILE).exists():
         raise ConfigError(
             f"{home}: no identities, expected those of a fleet ('edge-fl fleet enrol --baked -n 12' makes some;"
-            " --insecure does without, in plaintext, on loopback only); nothing was started"
+            " --insecure does without, in plaintext, on loopback only)"
         )
 
 

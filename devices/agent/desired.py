@@ -17,7 +17,7 @@ from devices.agent.outbox import Parcel
 from devices.agent.state import Limits, Phase, Work
 from devices.agent.transition import Transition
 from edge_fl.capability import Tier
-from edge_fl.wire.messages import Activity, Mode, Report, Want
+from edge_fl.wire.messages import Activity, Assignment, Mode, Report
 
 KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
     "serve": "head",
@@ -28,26 +28,31 @@ KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
 """The kind of report that answers a want."""
 
 
-def accept(transition: Transition, want: Want | None) -> None:
+def accept(transition: Transition, assignment: Assignment | None) -> None:
     """Takes a want from the server unless it is older than one already taken; the same again means that its report got lost."""
     state = transition.state
-    if want is None:
-        transition.set(want=None)
-    elif want.version < state.memory.version:
+    if assignment is None:
+        transition.set(assignment=None)
+    elif assignment.version < state.memory.version:
         pass
-    elif state.want and (want.id, want.version) == (state.want.id, state.want.version):
+    elif state.assignment and (assignment.id, assignment.version) == (
+        state.assignment.id,
+        state.assignment.version,
+    ):
         transition.set(
-            outbox=tuple(replace(w, next_s=transition.now_s) if w.id == want.id else w for w in state.outbox)
+            outbox=tuple(
+                replace(w, next_s=transition.now_s) if w.id == assignment.id else w for w in state.outbox
+            )
         )
     else:
-        if want.version > state.memory.version and want.id in state.memory.given_up:
-            transition.reconsider(want.id)
-        transition.remember(version=want.version)
-        if state.want and state.want.why == state.why:
+        if assignment.version > state.memory.version and assignment.id in state.memory.given_up:
+            transition.reconsider(assignment.id)
+        transition.remember(version=assignment.version)
+        if state.assignment and state.assignment.why == state.why:
             transition.set(why="")
-        due_s = math.inf if want.mode in ("serve", "rest") else transition.now_s + want.deadline_s
-        transition.set(want=want, want_due_s=due_s, tries=0, not_before_s=-math.inf)
-        if state.work and state.work.want.id != want.id and state.work.activity != "fitting":
+        due_s = math.inf if assignment.mode in ("serve", "rest") else transition.now_s + assignment.deadline_s
+        transition.set(assignment=assignment, assignment_due_s=due_s, tries=0, not_before_s=-math.inf)
+        if state.work and state.work.assignment.id != assignment.id and state.work.activity != "fitting":
             drop(transition)
 
 
@@ -64,44 +69,44 @@ def begin(transition: Transition) -> None:
         _begin_refit(transition)
 
 
-def _begin_serve(transition: Transition, want: Want) -> None:
+def _begin_serve(transition: Transition, assignment: Assignment) -> None:
     if transition.state.tier is Tier.HEAD:  # a full device has no head to serve
-        transition.reconsider(want.id)
-        transition.set(work=Work(want, "fetching"), refit=False)
-        transition.do(effects.Refresh(want.release))
+        transition.reconsider(assignment.id)
+        transition.set(work=Work(assignment, "fetching"), refit=False)
+        transition.do(effects.Refresh(assignment.release))
 
 
-def _begin_training(transition: Transition, want: Want) -> None:
-    state, round = transition.state, transition.state.rounds.get(want.task)
+def _begin_training(transition: Transition, assignment: Assignment) -> None:
+    state, round = transition.state, transition.state.rounds.get(assignment.run_id)
     if state.tier is not Tier.FULL:
-        _give_up(transition, want, "unsupported_tier")
-    elif state.server_online and round and round.round <= want.round:
-        work = Work(want, "fetching", state.want_due_s, round.spec, fetching=want.down)
+        _give_up(transition, assignment, "unsupported_tier")
+    elif state.server_online and round and round.round <= assignment.round:
+        work = Work(assignment, "fetching", state.assignment_due_s, round.spec, fetching=assignment.down)
         transition.set(work=work)
-        if want.down:
-            transition.do(effects.Fetch(want.down, keep=False))
+        if assignment.down:
+            transition.do(effects.Fetch(assignment.down, keep=False))
         else:
             _train(transition, work)
 
 
-def _begin_nothing(transition: Transition, want: Want) -> None:
+def _begin_nothing(transition: Transition, assignment: Assignment) -> None:
     """Rest is what is wanted; if the server says why, the device says so too."""
-    if want.why:
-        transition.set(why=want.why)
+    if assignment.why:
+        transition.set(why=assignment.why)
 
 
 def _begin_refit(transition: Transition) -> None:
     """The device's data changed: a release that could not be fitted gets another chance, one that serves a new head."""
     state = transition.state
     transition.set(refit=False)
-    if state.want and state.want.mode == "serve" and state.want.release != state.release:
-        transition.reconsider(state.want.id)
+    if state.assignment and state.assignment.mode == "serve" and state.assignment.release != state.release:
+        transition.reconsider(state.assignment.id)
         transition.set(tries=0)
         begin(transition)
     elif state.release:
-        want = Want(0, "serve", id=f"refit-{state.boot}-{state.sequence}", release=state.release)
-        transition.set(work=Work(want, "fitting"))
-        transition.do(effects.Fit(want, state.boot, 0))
+        assignment = Assignment(0, "serve", id=f"refit-{state.boot}-{state.sequence}", release=state.release)
+        transition.set(work=Work(assignment, "fitting"))
+        transition.do(effects.Fit(assignment, state.boot, 0))
 
 
 def refreshed(transition: Transition, event: events.Refreshed) -> None:
@@ -124,7 +129,7 @@ def fetched(transition: Transition, event: events.Fetched) -> None:
 def installed(transition: Transition, event: events.Installed) -> None:
     """The extractor runs here: fit a head on it."""
     if work := _at_work(transition):
-        transition.log("info", f"release {work.want.release} is installed")
+        transition.log("info", f"release {work.assignment.release} is installed")
         _fit(transition, work)
 
 
@@ -139,7 +144,7 @@ def finished(transition: Transition, event: events.Finished) -> None:
         transition.do(effects.Forget(report.id))
     else:
         transition.set(why="", tries=0)
-        transition.post(parcel_for(work.want, report, transition.state.limits))
+        transition.post(parcel_for(work.assignment, report, transition.state.limits))
 
 
 def failed(transition: Transition, event: events.Failed) -> None:
@@ -152,14 +157,16 @@ def failed(transition: Transition, event: events.Failed) -> None:
         return
     tries, limits = state.tries + 1, state.limits
     transition.set(why=event.reason, tries=tries)
-    transition.log("warning", f"{work.want.mode} for {work.want.id} failed, try {tries}: {event.reason}")
-    if event.final or (tries >= limits.max_tries and work.want.mode != "serve"):
-        _give_up(transition, work.want, event.reason)
+    transition.log(
+        "warning", f"{work.assignment.mode} for {work.assignment.id} failed, try {tries}: {event.reason}"
+    )
+    if event.final or (tries >= limits.max_tries and work.assignment.mode != "serve"):
+        _give_up(transition, work.assignment, event.reason)
     else:
         pause_s = min(limits.retry_s * 2.0 ** (tries - 1), limits.max_retry_s)
         transition.set(
             not_before_s=transition.now_s
-            + pause_s * (0.75 + 0.5 * outbox.jitter(state.boot, work.want.id, tries))
+            + pause_s * (0.75 + 0.5 * outbox.jitter(state.boot, work.assignment.id, tries))
         )
 
 
@@ -178,9 +185,9 @@ def end_overdue(transition: Transition) -> None:
     work, pending = transition.state.work, transition.state.pending
     if work and not work.dropped and transition.now_s >= work.due_s:
         transition.set(why="deadline")
-        transition.give_up(work.want.id)
+        transition.give_up(work.assignment.id)
         drop(transition)
-    if pending and transition.now_s >= transition.state.want_due_s:
+    if pending and transition.now_s >= transition.state.assignment_due_s:
         transition.set(why="deadline")
         transition.give_up(pending.id)
     for waiting in outbox.overdue(transition.state.outbox, transition.now_s):
@@ -189,10 +196,13 @@ def end_overdue(transition: Transition) -> None:
         transition.do(effects.Forget(waiting.id))
 
 
-def parcel_for(want: Want, report: Report, limits: Limits) -> Parcel:
+def parcel_for(assignment: Assignment, report: Report, limits: Limits) -> Parcel:
     """The report on `want`, addressed; a head's report is worth sending for long, any other until its round's deadline."""
     return Parcel(
-        want.task, want.round, report, limits.head_report_s if want.mode == "serve" else want.deadline_s
+        assignment.run_id,
+        assignment.round,
+        report,
+        limits.head_report_s if assignment.mode == "serve" else assignment.deadline_s,
     )
 
 
@@ -216,29 +226,34 @@ def _fetch_next(transition: Transition, work: Work) -> None:
 
 def _fit(transition: Transition, work: Work) -> None:
     transition.set(work=replace(work, activity="fitting"))
-    transition.do(effects.Fit(work.want, transition.state.boot, work.bytes_down))
+    transition.do(effects.Fit(work.assignment, transition.state.boot, work.bytes_down))
 
 
 def _train(transition: Transition, work: Work) -> None:
-    activity: Activity = "evaluating" if work.want.mode == "evaluate" else "training"
+    activity: Activity = "evaluating" if work.assignment.mode == "evaluate" else "training"
     if work.spec:
         transition.set(work=replace(work, activity=activity))
-        transition.do(effects.Train(work.want, work.spec, transition.state.boot, work.bytes_down))
+        transition.do(effects.Train(work.assignment, work.spec, transition.state.boot, work.bytes_down))
 
 
-def _give_up(transition: Transition, want: Want, reason: str) -> None:
+def _give_up(transition: Transition, assignment: Assignment, reason: str) -> None:
     samples = transition.state.capability.samples
     report = Report(
-        want.id, KINDS[want.mode], transition.state.boot, samples, release=want.release, error=reason
+        assignment.id,
+        KINDS[assignment.mode],
+        transition.state.boot,
+        samples,
+        release=assignment.release,
+        error=reason,
     )
-    parcel = parcel_for(want, report, transition.state.limits)
+    parcel = parcel_for(assignment, report, transition.state.limits)
     transition.set(why=reason)
-    transition.give_up(want.id)
+    transition.give_up(assignment.id)
     transition.post(parcel)
     transition.do(effects.Keep(parcel))
 
 
-_BEGIN: dict[Mode, Callable[[Transition, Want], None]] = {
+_BEGIN: dict[Mode, Callable[[Transition, Assignment], None]] = {
     "serve": _begin_serve,
     "train": _begin_training,
     "evaluate": _begin_training,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from devices.agent.outbox import Parcel
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob
-from edge_fl.wire.messages import Want
+from edge_fl.wire.messages import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Install:
 class Fit:
     """Fit the personal head on the installed release's features. -> Finished | Failed"""
 
-    want: Want
+    assignment: Assignment
     boot: str
     bytes_down: int
 
@@ -106,8 +106,8 @@ class Fit:
 class Train:
     """Run the method: what `want.mode` says, from the broadcast just fetched. -> Finished | Failed"""
 
-    want: Want
-    spec: TaskSpec
+    assignment: Assignment
+    spec: MethodSpec
     boot: str
     bytes_down: int
 

@@ -16,7 +16,7 @@ from edge_fl.wire.messages import Report
 class Parcel(Struct, frozen=True):
     """A report and where it goes; `deadline_s` is how long, in seconds from now or from the next start, it is worth sending."""
 
-    task: str
+    run_id: str
     round: int
     report: Report
     deadline_s: float

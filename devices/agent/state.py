@@ -11,10 +11,10 @@ from devices.agent import outbox
 from devices.agent.effects import Memory
 from devices.agent.outbox import Outbox
 from edge_fl.capability import Tier
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob
-from edge_fl.wire.messages import Activity, Capability, Round, ServerState, Status, Want
+from edge_fl.wire.messages import Activity, Assignment, Capability, Round, ServerState, Status
 from edge_fl.wire.topics import Topics
 
 
@@ -54,10 +54,10 @@ class Phase(Enum):
 class Work:
     """The one thing under way. `fetching` is the blob being fetched, `to_fetch` those after it; `dropped`: nobody wants the result."""
 
-    want: Want
+    assignment: Assignment
     activity: Activity
     due_s: float = math.inf
-    spec: TaskSpec | None = None
+    spec: MethodSpec | None = None
     manifest: Manifest | None = None
     fetching: Blob | None = None
     to_fetch: tuple[Blob, ...] = ()
@@ -91,8 +91,8 @@ class AgentState:
     said: tuple[Status, Activity, int, str] | None = None
     server: ServerState | None = None
     rounds: Mapping[str, Round] = field(default_factory=dict)
-    want: Want | None = None
-    want_due_s: float = math.inf
+    assignment: Assignment | None = None
+    assignment_due_s: float = math.inf
     tries: int = 0
     not_before_s: float = -math.inf
     refit: bool = False
@@ -133,19 +133,25 @@ class AgentState:
             return self.work.activity
         return "reporting" if self.outbox else "idle"
 
-    def settled(self, want: Want) -> bool:
+    def settled(self, assignment: Assignment) -> bool:
         """True if nothing is left to do about a want but, perhaps, to deliver its report.
 
         A release that was done with once may be wanted again: a rollback is a want for an older one.
         """
-        if want.id in self.memory.given_up or outbox.find(self.outbox, want.id):
+        if assignment.id in self.memory.given_up or outbox.find(self.outbox, assignment.id):
             return True
-        return want.id in self.memory.done and (want.mode != "serve" or want.release == self.release)
+        return assignment.id in self.memory.done and (
+            assignment.mode != "serve" or assignment.release == self.release
+        )
 
     @property
-    def pending(self) -> Want | None:
+    def pending(self) -> Assignment | None:
         """The want that nothing has been done about yet."""
-        return self.want if self.want and not self.work and not self.settled(self.want) else None
+        return (
+            self.assignment
+            if self.assignment and not self.work and not self.settled(self.assignment)
+            else None
+        )
 
 
 def wake_at(state: AgentState) -> float:
@@ -154,7 +160,7 @@ def wake_at(state: AgentState) -> float:
     if state.work and not state.work.dropped:
         times.append(state.work.due_s)
     if state.pending:
-        times.append(state.want_due_s)
+        times.append(state.assignment_due_s)
     if state.phase is Phase.SETTLING:
         times.append(state.settled_s)
     if state.phase is Phase.UP and state.pending and not state.rationed and math.isfinite(state.not_before_s):

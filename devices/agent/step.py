@@ -19,7 +19,17 @@ from devices.agent.events import Event
 from devices.agent.state import AgentState, Phase
 from devices.agent.transition import Transition
 from edge_fl.capability import Tier
-from edge_fl.wire.messages import PROTOCOL, Ack, Command, DeviceState, Echo, Request, Round, ServerState, Want
+from edge_fl.wire.messages import (
+    PROTOCOL,
+    Ack,
+    Assignment,
+    Command,
+    DeviceState,
+    Echo,
+    Request,
+    Round,
+    ServerState,
+)
 from edge_fl.wire.transport import Connected, Disconnected
 
 REMEMBERED_ROUNDS = 4
@@ -86,8 +96,8 @@ def _settle(transition: Transition) -> None:
     """All that the broker retains is in; whoever has no want by now asks for one."""
     state = transition.state
     transition.set(phase=Phase.UP)
-    if state.want is None:
-        ask = Request(f"want-{state.boot}-{state.sequence}", "want")
+    if state.assignment is None:
+        ask = Request(f"want-{state.boot}-{state.sequence}", "assignment")
         transition.publish(state.topics.request(state.device), ask, expiry_s=60)
 
 
@@ -101,7 +111,7 @@ def _tier_changed(transition: Transition, event: events.TierChanged) -> None:
     """What the device can no longer do is dropped; the server learns the new tier and plans anew."""
     state = transition.state
     if event.capability.tier != state.capability.tier and state.work:
-        transition.give_up(state.work.want.id)
+        transition.give_up(state.work.assignment.id)
         desired.drop(transition)
     transition.set(capability=event.capability, demoted=event.why)
     transition.log(
@@ -129,13 +139,13 @@ def _drifted(transition: Transition, event: events.Drifted) -> None:
 
 
 def _metadata_changed(transition: Transition, event: events.MetadataChanged) -> None:
-    if transition.state.want and transition.state.want.mode == "serve":
+    if transition.state.assignment and transition.state.assignment.mode == "serve":
         transition.set(not_before_s=transition.now_s)
 
 
 def _stop(transition: Transition, event: events.StopAsked) -> None:
     connected = transition.state.connected
-    transition.set(phase=Phase.STOPPED, want=None)
+    transition.set(phase=Phase.STOPPED, assignment=None)
     if connected:
         transition.say_status()
     transition.do(effects.Stop())
@@ -173,15 +183,15 @@ def _server_state(transition: Transition, event: events.Received) -> None:
 def _round(transition: Transition, event: events.Received) -> None:
     if transition.state.tier is not Tier.FULL:
         return
-    task = event.address.path[0]
-    rounds = {name: round for name, round in transition.state.rounds.items() if name != task}
-    if isinstance(event.message, Round) and event.message.task == task:
-        rounds[task] = event.message
+    run_id = event.address.path[0]
+    rounds = {name: round for name, round in transition.state.rounds.items() if name != run_id}
+    if isinstance(event.message, Round) and event.message.run_id == run_id:
+        rounds[run_id] = event.message
     transition.set(rounds=dict(list(rounds.items())[-REMEMBERED_ROUNDS:]))
 
 
-def _want(transition: Transition, event: events.Received) -> None:
-    desired.accept(transition, event.message if isinstance(event.message, Want) else None)
+def _assignment(transition: Transition, event: events.Received) -> None:
+    desired.accept(transition, event.message if isinstance(event.message, Assignment) else None)
 
 
 def _command(transition: Transition, event: events.Received) -> None:
@@ -197,14 +207,14 @@ def _rebirth(transition: Transition) -> None:
 
 def _abort(transition: Transition) -> None:
     if work := transition.state.work:
-        transition.give_up(work.want.id)
+        transition.give_up(work.assignment.id)
         desired.drop(transition)
 
 
 def _revoke(transition: Transition) -> None:
     """The head goes, and does not come back for the want that it served."""
-    if transition.state.want:
-        transition.give_up(transition.state.want.id)
+    if transition.state.assignment:
+        transition.give_up(transition.state.assignment.id)
     transition.set(release=0, refit=False)
     transition.do(effects.Revoke())
 
@@ -273,7 +283,7 @@ _ON: dict[type, Callable[[Transition, Any], None]] = {
 _HEARD: dict[str, Callable[[Transition, events.Received], None]] = {
     "server_state": _server_state,
     "round": _round,
-    "want": _want,
+    "assignment": _assignment,
     "cmd": _command,
     "ack": _ack,
     "echo": _echo,

@@ -71,5 +71,5 @@ def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataRepo
 def _require_shape(samples: Samples, expected: InputSpec, source: str) -> None:
     if samples.shape != expected.shape:
         raise DataError(
-            f"{source}: images of {list(samples.shape)}, the extractor takes {list(expected.shape)} [C, H, W]; nothing was loaded"
+            f"{source}: images of {list(samples.shape)}, the extractor takes {list(expected.shape)} [C, H, W]"
         )

@@ -50,9 +50,7 @@ def decode(
     Without `expected` it keeps its size and is grey or RGB as stored. Raises DataError for a size that `resize` may not change.
     """
     if expected and expected.channels not in _MODES:
-        raise DataError(
-            f"{path}: a picture has 1 or 3 channels, the extractor takes {expected.channels}; nothing was loaded"
-        )
+        raise DataError(f"{path}: a picture has 1 or 3 channels, the extractor takes {expected.channels}")
     try:
         with warnings.catch_warnings(), Image.open(path) as file:
             warnings.simplefilter("ignore")  # about palettes and metadata; what matters raises
@@ -71,7 +69,7 @@ def decode(
         if not resize:
             raise DataError(
                 f"{path}: {picture.width}x{picture.height} pixels, the extractor takes {expected.width}x{expected.height};"
-                " allow resizing, or store them so; nothing was loaded"
+                " allow resizing, or store them so"
             )
         picture = picture.resize((expected.width, expected.height), Image.Resampling.LANCZOS)
     pixels = np.asarray(picture, np.uint8)

@@ -35,7 +35,7 @@ def select(found: SourceData, spec: DataSpec) -> SourceData:
         kept = kept.take(np.sort(rows))
     if not len(kept):
         raise DataError(
-            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(found.classes)}; nothing was loaded"
+            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(found.classes)}"
         )
     others = (
         part and part.take(np.flatnonzero(np.isin(part.y, ids))) for part in (found.validation, found.test)

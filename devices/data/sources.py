@@ -48,7 +48,7 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     """`<location>/<class name>/*.png|jpg|...`; files that are no pictures, or in a folder that is no class, are skipped and counted."""
     root = Path(location)
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder; expected one folder per class in it; nothing was loaded")
+        raise DataError(f"{root}: no such folder; expected one folder per class in it")
     classes = spec.classes or tuple(
         sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     )
@@ -65,18 +65,16 @@ def folder(location: str, spec: DataSpec) -> SourceData:
             continue
         if pictures and picture.shape != pictures[0].shape:
             raise DataError(
-                f"{path}: {list(picture.shape)}, but the first image is {list(pictures[0].shape)}; expected one shape; nothing was loaded"
+                f"{path}: {list(picture.shape)}, but the first image is {list(pictures[0].shape)}; expected one shape"
             )
         if len(pictures) >= spec.limits.max_images or len(pictures) * picture.size >= spec.limits.max_bytes:
-            raise DataError(
-                f"{root}: more than {len(pictures)} images; at most {spec.limits}; nothing was loaded"
-            )
+            raise DataError(f"{root}: more than {len(pictures)} images; at most {spec.limits}")
         pictures.append(picture)
         labels.append(classes.index(path.parent.name))
     if not pictures:
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no files"
         raise DataError(
-            f"{root}: no usable image ({why}); expected pictures in {arrays.shortened(classes) or 'a folder per class'}; nothing was loaded"
+            f"{root}: no usable image ({why}); expected pictures in {arrays.shortened(classes) or 'a folder per class'}"
         )
     return SourceData(
         classes,
@@ -94,7 +92,7 @@ def archive(location: str, spec: DataSpec) -> SourceData:
     train = ("x", "y") if {"x", "y"} <= found.keys() else ("x_train", "y_train")
     if not set(train) <= found.keys():
         raise DataError(
-            f"{location}: holds {', '.join(found) or 'nothing'}; expected x and y, or x_train and y_train; nothing was loaded"
+            f"{location}: holds {', '.join(found) or 'nothing'}; expected x and y, or x_train and y_train"
         )
     own = {
         part: (f"x_{part}", f"y_{part}")
@@ -107,11 +105,9 @@ def archive(location: str, spec: DataSpec) -> SourceData:
     }
     samples = arrays.samples(found[train[0]], found[train[1]], classes, f"{location} ({train[0]})")
     if not len(samples) or ("test" in parts and not len(parts["test"])):
-        raise DataError(f"{location}: no samples to train or to test on; nothing was loaded")
+        raise DataError(f"{location}: no samples to train or to test on")
     if len({part.shape for part in (samples, *parts.values())}) > 1:
-        raise DataError(
-            f"{location}: train, validation and test images differ in shape; expected one; nothing was loaded"
-        )
+        raise DataError(f"{location}: train, validation and test images differ in shape; expected one")
     return SourceData(classes, samples, parts.get("validation"), parts.get("test"))
 
 
@@ -123,7 +119,7 @@ def function(location: str, spec: DataSpec) -> SourceData:
         x, y = getattr(importlib.import_module(module), name)()
     except Exception as error:  # it is somebody else's code: whatever it raises is their answer
         raise DataError(
-            f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y); nothing was loaded"
+            f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y)"
         ) from error
     x, y = np.asarray(x), np.asarray(y)
     classes = spec.classes or _names([y], where)
@@ -144,7 +140,7 @@ def _parsed(source: str) -> tuple[str, str]:
     if source.endswith(".npz") or Path(source).is_dir():
         return "npz" if source.endswith(".npz") else "folder", source
     raise DataError(
-        f"data source {source!r}: expected a folder, an .npz, or KIND:LOCATION{nearest(kind, SOURCES)}; nothing was loaded"
+        f"data source {source!r}: expected a folder, an .npz, or KIND:LOCATION{nearest(kind, SOURCES)}"
     )
 
 

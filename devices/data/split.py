@@ -23,9 +23,7 @@ def split(
     The shares hold on average; `validation_fraction` is of what is not tested on. Raises DataError for fewer than two samples.
     """
     if len(samples) < 2:
-        raise DataError(
-            f"{len(samples)} usable image, expected 2 or more (one to train, one to test); nothing was loaded"
-        )
+        raise DataError(f"{len(samples)} usable image, expected 2 or more (one to train, one to test)")
     key = seed_for(seed, "partition", client=client).to_bytes(8, "big")
     place = np.array([position(image, key) for image in samples.x])
     last = len(samples) - 1

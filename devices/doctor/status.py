@@ -16,7 +16,7 @@ from edge_fl.metrics import PERSONAL_AFTER
 def read(folder: Path) -> list[dict[str, object]]:
     """Rows of {what, value}. Raises InputError when no device has its folder there."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; expected a device's own folder (--dir); nothing to show")
+        raise InputError(f"{folder}: no such folder; expected a device's own folder (--dir)")
     store, slots = Store(folder), Slots(folder / "release")
     pair, current, memory = serving(store, slots), slots.current(), store.memory()
     rows: dict[str, object] = {"folder": str(folder), "serves": "nothing: no head fitted yet"}
@@ -39,5 +39,5 @@ def read(folder: Path) -> list[dict[str, object]]:
         rows["energy on that day (estimate)"] = f"{used.energy_kj:.2f} kJ"
     rows["reports to send"] = len(store.outbox())
     rows["wants done"] = len(memory.done)
-    rows["personal parts"] = ", ".join(store.tasks()) or "none"
+    rows["personal parts"] = ", ".join(store.runs()) or "none"
     return [{"what": what, "value": value} for what, value in rows.items()]

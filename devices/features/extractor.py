@@ -50,7 +50,7 @@ class Extractor:
         """Features [N, d] of images [N, C, H, W], in small batches."""
         if x.shape[1:] != self._shape or x.dtype != np.uint8:
             raise ArtefactError(
-                f"images {x.dtype}{list(x.shape)}, expected uint8 [N, {', '.join(map(str, self._shape))}]; no features"
+                f"images {x.dtype}{list(x.shape)}, expected uint8 [N, {', '.join(map(str, self._shape))}]"
             )
         found = np.empty((len(x), self._dim), np.float32)
         for start in range(0, len(x), self.batch_size):
@@ -96,7 +96,7 @@ class Extractor:
                 raise self._refused(f"declares {node.name} as {node.type} {node.shape}, expected {expected}")
 
     def _refused(self, what: str, why: str = "canary_failed") -> ArtefactError:
-        return ArtefactError(f"extractor {self.sha256[:8]} {what}; not used", why)
+        return ArtefactError(f"extractor {self.sha256[:8]} {what}", why)
 
 
 def _options() -> onnxruntime.SessionOptions:

@@ -61,13 +61,11 @@ def latency_ms(extractor: Extractor, samples: Samples) -> float:
 
 def _require_usable(data: ClientData, manifest: Manifest) -> None:
     if not len(data.train):
-        raise DataError("no training samples on this device; no head was fitted")
+        raise DataError("no training samples on this device")
     for samples in (data.train, data.validation, data.test):
         if len(samples) and samples.shape != manifest.input.shape:
             raise DataError(
-                f"images are {list(samples.shape)}, release {manifest.release} takes {list(manifest.input.shape)}; no head was fitted"
+                f"images are {list(samples.shape)}, release {manifest.release} takes {list(manifest.input.shape)}"
             )
     if (highest := int(np.max(data.train.y))) >= len(manifest.classes):
-        raise DataError(
-            f"label {highest}, release {manifest.release} knows {len(manifest.classes)} classes; no head was fitted"
-        )
+        raise DataError(f"label {highest}, release {manifest.release} knows {len(manifest.classes)} classes")

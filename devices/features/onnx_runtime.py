@@ -27,7 +27,7 @@ def require_runnable(manifest: Manifest, runtime: Runtime) -> None:
 
 
 def _unsupported(what: str) -> ArtefactError:
-    return ArtefactError(f"{what}; the installed release keeps serving", "unsupported_opset")
+    return ArtefactError(f"{what}", "unsupported_opset", consequence="the installed release keeps serving")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -44,9 +44,7 @@ def with_words(cmdline: str) -> str:
     line = " ".join(cmdline.split())
     runs = re.search(r"\bsystemd\.run=(\S+)", line)
     if runs and not runs[1].endswith("/firstrun.sh"):
-        raise ConfigError(
-            f"cmdline.txt: runs {runs[1]} already; expected firstrun.sh or nothing; nothing was written"
-        )
+        raise ConfigError(f"cmdline.txt: runs {runs[1]} already; expected firstrun.sh or nothing")
     return f"{line if runs else line + WORDS}\n"
 
 
@@ -61,7 +59,7 @@ def with_call(firstrun: str | None) -> str:
     if not firstrun.startswith("#!") or not ends:
         raise ConfigError(
             "firstrun.sh: is not what Raspberry Pi Imager writes (a script that removes itself at its end); "
-            "expected that or none; nothing was written"
+            "expected that or none"
         )
     return "\n".join([*lines[: ends[0]], CALL, *lines[ends[0] :], ""])
 
@@ -72,16 +70,16 @@ def with_command(user_data: str) -> str:
     try:
         tree = parser.load(user_data)
     except YAMLError as error:
-        raise ConfigError(f"user-data: not YAML ({_brief(error)}); nothing was written") from error
+        raise ConfigError(f"user-data: not YAML ({_brief(error)})") from error
     if user_data.split("\n", 1)[0].rstrip() != HEADER or not isinstance(tree, dict | None):
-        raise ConfigError(f"user-data: expected a mapping under the line {HEADER}; nothing was written")
+        raise ConfigError(f"user-data: expected a mapping under the line {HEADER}")
     commands = (tree or {}).get("runcmd")
     if INSTALL in str(commands):
         return user_data
     if commands is None:
         return f"{user_data.rstrip()}\n\nruncmd:\n- [sh, {INSTALL}]\n"
     if not isinstance(commands, list):
-        raise ConfigError("user-data: runcmd is not a list; nothing was written")
+        raise ConfigError("user-data: runcmd is not a list")
     commands.append(["sh", INSTALL])
     text = io.StringIO()
     parser.dump(tree, text)

@@ -76,13 +76,11 @@ def flash(
     trusted = _read(root) if root else b""
     config = on_the_pi(settings.convert(dict(tree), "flash"), identified=bool(found), root=bool(trusted))
     if not host:
-        raise ConfigError(
-            "flash: --host is missing; expected the broker's address, as the Pi reaches it; nothing was written"
-        )
+        raise ConfigError("flash: --host is missing; expected the broker's address, as the Pi reaches it")
     if not found and not insecure:
         raise ConfigError(
             f"{IDENTITIES / device}: no identity; expected that 'edge-fl fleet enrol {device}' made one, or --insecure for a broker in"
-            " plaintext; nothing was written"
+            " plaintext"
         )
 
     taken = read_images(images, config) if images else ()
@@ -113,21 +111,17 @@ def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Targe
     from devices.flash.wheels import PYTHONS
 
     if [boot is not None, bool(ssh), out is not None].count(True) != 1:
-        raise ConfigError("flash: expected one of --boot, --ssh and --out; nothing was written")
+        raise ConfigError("flash: expected one of --boot, --ssh and --out")
     if ssh:
         return Ssh(ssh)
     if boot is not None:
         if not boot.exists():
-            raise ConfigError(
-                f"{boot}: is not there; expected a boot partition or an image; nothing was written"
-            )
+            raise ConfigError(f"{boot}: is not there; expected a boot partition or an image")
         return BootFolder(boot) if boot.is_dir() else Image(boot)
     assert out is not None
     pythons = tuple(part.strip() for part in python.split(","))
     if unknown := [version for version in pythons if version not in PYTHONS.values()]:
-        raise ConfigError(
-            f"--python {unknown[0]}: expected {' or '.join(PYTHONS.values())}; nothing was written"
-        )
+        raise ConfigError(f"--python {unknown[0]}: expected {' or '.join(PYTHONS.values())}")
     return OutFolder(out, pythons)
 
 
@@ -135,6 +129,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}; expected a release root; nothing was written"
-        ) from error
+        raise ConfigError(f"{path}: {error.strerror}; expected a release root") from error

@@ -38,7 +38,7 @@ def on_the_pi(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceCo
     if source.startswith(HIDDEN):
         raise ConfigError(
             f"data {config.data}: the service runs as its own user and sees no home or temporary folder; "
-            "expected a folder such as /srv/images; nothing was written"
+            "expected a folder such as /srv/images"
         )
     broker = replace(config.broker, identity=IDENTITY if identified else "")
     return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
@@ -47,16 +47,12 @@ def on_the_pi(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceCo
 def read_images(folder: Path, config: DeviceConfig) -> tuple[tuple[str, Path], ...]:
     """The pictures in a folder that go to where the device looks for its data, a folder per class. Raises ConfigError."""
     if not data_folder(config):
-        raise ConfigError(
-            f"data {config.data}: --images goes into a folder such as folder:/srv/images; nothing was written"
-        )
+        raise ConfigError(f"data {config.data}: --images goes into a folder such as folder:/srv/images")
     found = tuple(
         (path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file()
     )
     if not found:
-        raise ConfigError(
-            f"{folder}: holds no files; expected a folder of pictures per class; nothing was written"
-        )
+        raise ConfigError(f"{folder}: holds no files; expected a folder of pictures per class")
     return found
 
 
@@ -71,7 +67,5 @@ def read_identity(folder: Path, device: str) -> dict[str, bytes]:
     """The device's identity, or its claim to one, as `edge-fl fleet enrol` made it: file name -> content. Raises ConfigError."""
     found = identity.read(folder)
     if found.device != device:
-        raise ConfigError(
-            f"{folder}: is the identity of {found.device}, not of {device}; nothing was written"
-        )
+        raise ConfigError(f"{folder}: is the identity of {found.device}, not of {device}")
     return {name: (folder / name).read_bytes() for name in IDENTITY_FILES if (folder / name).exists()}

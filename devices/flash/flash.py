@@ -75,7 +75,7 @@ def _text(target: Target, name: str) -> str | None:
     try:
         return None if content is None else content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{target.name}: {name}: not UTF-8; nothing was written") from error
+        raise ConfigError(f"{target.name}: {name}: not UTF-8") from error
 
 
 def _check_space(target: Target, new: Sequence[File]) -> None:
@@ -83,5 +83,5 @@ def _check_space(target: Target, new: Sequence[File]) -> None:
     if new and need > (free := target.free_bytes()):
         raise ConfigError(
             f"{target.name}: {free / 1e6:.0f} MB are free; expected {need / 1e6:.0f} MB "
-            "(--offline and --images take the most); nothing was written"
+            "(--offline and --images take the most)"
         )

@@ -58,9 +58,7 @@ class BootFolder(_Folder):
 
     def pythons(self) -> tuple[str, ...]:
         if not self._folder.is_dir():
-            raise ConfigError(
-                f"{self.name}: no such folder; expected a mounted boot partition; nothing was written"
-            )
+            raise ConfigError(f"{self.name}: no such folder; expected a mounted boot partition")
         names = {path.name for path in self._folder.iterdir()}
         card = recognise(names, self.read, self.name)
         _check_writable(self._folder)
@@ -77,7 +75,7 @@ class OutFolder(_Folder):
 
     def pythons(self) -> tuple[str, ...]:
         if self._folder.exists() and not self._folder.is_dir():
-            raise ConfigError(f"{self.name}: is a file; expected a folder; nothing was written")
+            raise ConfigError(f"{self.name}: is a file; expected a folder")
         _check_writable(self._existing)
         return self._pythons
 
@@ -100,7 +98,7 @@ class OutFolder(_Folder):
 
 def _check_writable(folder: Path) -> None:
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{folder}: is read-only (a card's lock switch?); nothing was written")
+        raise ConfigError(f"{folder}: is read-only (a card's lock switch?)")
 
 
 def _restrict(descriptor: int, mode: int) -> None:

@@ -40,7 +40,7 @@ class Image(Target):
         names = {line.removeprefix("::/") for line in listing}
         card = recognise(names, self.read, self.name)
         if not os.access(self._path, os.W_OK):
-            raise ConfigError(f"{self.name}: is read-only; nothing was written")
+            raise ConfigError(f"{self.name}: is read-only")
         return card.pythons
 
     def read(self, path: str) -> bytes | None:
@@ -85,7 +85,7 @@ class Image(Target):
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{program} is not installed; install it (Debian: apt install mtools), or mount the boot partition and "
-                "give its folder; nothing was written"
+                "give its folder"
             ) from error
 
 
@@ -95,12 +95,10 @@ def partition(path: Path) -> int:
         with path.open("rb") as file:
             sector = file.read(SECTOR)
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}; expected an image or a card; nothing was written"
-        ) from error
+        raise ConfigError(f"{path}: {error.strerror}; expected an image or a card") from error
     refusal = ConfigError(
         f"{path}: not an image of a card (no partition table with a FAT partition in front); "
-        "expected an unpacked .img of 64-bit Raspberry Pi OS; nothing was written"
+        "expected an unpacked .img of 64-bit Raspberry Pi OS"
     )
     if len(sector) < SECTOR or sector[510:] != b"\x55\xaa":
         raise refusal
@@ -119,13 +117,13 @@ def check_removable(path: Path, sys: Path = SYS, mounts: Path = MOUNTS) -> None:
     disk = device.parent if (device / "partition").exists() else device
     if _text(disk / "removable") != "1" and _text(disk / "device" / "type") != "SD":
         raise ConfigError(
-            f"{path}: is a disk that is not removable; expected a card or a USB stick, or an image file; nothing was written"
+            f"{path}: is a disk that is not removable; expected a card or a USB stick, or an image file"
         )
     used = [line.split()[:2] for line in _text(mounts).splitlines()]
     for source, folder in used:
         if source.startswith("/dev/") and Path(source).name.startswith(disk.name):
             raise ConfigError(
-                f"{path}: {source} is mounted at {folder}; give that folder (--boot {folder}) or unmount it; nothing was written"
+                f"{path}: {source} is mounted at {folder}; give that folder (--boot {folder}) or unmount it"
             )
 
 

@@ -42,7 +42,7 @@ def _sources() -> Iterator[tuple[str, bytes]]:
     for package in PACKAGES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
-            raise ConfigError(f"the package {package} is not installed beside this one; nothing was packed")
+            raise ConfigError(f"the package {package} is not installed beside this one")
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -30,7 +30,7 @@ def recognise(names: Collection[str], read: Callable[[str], bytes | None], where
     if missing := [name for name in (*MARKS, "issue.txt") if name not in names]:
         raise ConfigError(
             f"{where}: not a Raspberry Pi OS boot partition ({', '.join(missing)} missing); "
-            "expected a card or an image that Raspberry Pi Imager wrote; nothing was written"
+            "expected a card or an image that Raspberry Pi Imager wrote"
         )
     if only := [name for name in ONLY_32_BIT if name in names]:
         raise ConfigError(

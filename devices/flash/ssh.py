@@ -34,7 +34,7 @@ class Ssh(Target):
 
     def __init__(self, where: str) -> None:
         if where.startswith("-"):
-            raise ConfigError(f"--ssh {where}: expected user@host; nothing was sent")
+            raise ConfigError(f"--ssh {where}: expected user@host")
         self._where, self.name = where, where
         self._found: dict[str, str] = {}
         self._bundle = ""
@@ -47,15 +47,15 @@ class Ssh(Target):
         if machine not in ("arm64", "aarch64"):
             raise ConfigError(
                 f"{self.name}: its system is {machine or 'unknown'}; expected 64-bit Raspberry Pi OS (arm64), because "
-                "onnxruntime has no 32-bit wheel; nothing was sent"
+                "onnxruntime has no 32-bit wheel"
             )
         if python not in PYTHONS.values():
             raise ConfigError(
                 f"{self.name}: Python {python or 'is missing'}; expected {' or '.join(PYTHONS.values())} "
-                "(Raspberry Pi OS Bookworm or Trixie); nothing was sent"
+                "(Raspberry Pi OS Bookworm or Trixie)"
             )
         if "writable" not in self._found:
-            raise ConfigError(f"{self.name}: its home folder is read-only; nothing was sent")
+            raise ConfigError(f"{self.name}: its home folder is read-only")
         return (python,)
 
     def read(self, path: str) -> bytes | None:
@@ -85,7 +85,7 @@ class Ssh(Target):
                     _send(files, process.stdin)
                 out, err = process.communicate(timeout=DEADLINE_S)
         except FileNotFoundError as error:
-            raise ConfigError("ssh is not installed here; nothing was sent") from error
+            raise ConfigError("ssh is not installed here") from error
         except BrokenPipeError as error:
             raise ConnectError(f"{self.name}: ssh ended before everything was sent") from error
         except subprocess.TimeoutExpired as error:

@@ -70,7 +70,9 @@ def require(installed: Installed, limits: Limits = Limits()) -> None:
     if not verdict.ok:
         release = installed.manifest.release
         raise ArtefactError(
-            f"release {release}: canary failed, {verdict.why}; the old release keeps serving", "canary_failed"
+            f"release {release}: canary failed, {verdict.why}",
+            "canary_failed",
+            consequence="the old release keeps serving",
         )
 
 

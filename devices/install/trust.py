@@ -113,8 +113,9 @@ class Trust:
         root = self._root_bytes or (first.read_bytes() if first.exists() else None)
         if root is None and not self._trust_on_first_use:
             raise TrustError(
-                "no root: none was shipped, and the first one seen may not be trusted here; nothing is fetched",
+                "no root: none was shipped, and the first one seen may not be trusted here",
                 "no_root",
+                consequence="nothing is fetched",
             )
         root = root or fetcher.download_bytes(FIRST_ROOT, LIMITS.root_max_length)
         updater = Updater(str(self._metadata), "", fetcher=fetcher, config=LIMITS, bootstrap=root)
@@ -184,7 +185,9 @@ def _in_our_words(error: Exception, fetcher: _Fetcher) -> EdgeFLError:
     if why == "mix_and_match" and not _is_json(fetcher.payload):
         why, words = "truncated", "cut short"
     detail = f" ({error})" if str(error) else ""
-    return TrustError(f"tuf/{fetcher.file}: {why}, {words}{detail}; the installed release keeps serving", why)
+    return TrustError(
+        f"tuf/{fetcher.file}: {why}, {words}{detail}", why, consequence="the installed release keeps serving"
+    )
 
 
 def _is_json(payload: bytes) -> bool:

@@ -35,7 +35,7 @@ from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet,
 
 log = logging.getLogger(__name__)
 
-HEARD = frozenset({"server_state", "round", "want", "cmd", "ack", "echo"})
+HEARD = frozenset({"server_state", "round", "assignment", "cmd", "ack", "echo"})
 
 
 class Device:
@@ -93,7 +93,11 @@ class Device:
         """How much is here of what is on its way; None while nothing is."""
         if (download := self._download) is None or (work := self.state.work) is None:
             return None
-        stage = f"release {work.want.release}" if work.want.mode == "serve" else f"round {work.want.round}"
+        stage = (
+            f"release {work.assignment.release}"
+            if work.assignment.mode == "serve"
+            else f"round {work.assignment.round}"
+        )
         return Count(stage, download.here_bytes, download.blob.bytes, bytes=True)
 
     @property
@@ -263,7 +267,7 @@ class Device:
                 topic = topics.blob(self.name, report.id, index)
                 self._say(Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s))
         self._count(report)
-        topic = topics.report(self.name, parcel.task, parcel.round)
+        topic = topics.report(self.name, parcel.run_id, parcel.round)
         self._say(Packet(topic, encode(report), expiry_s=effect.expiry_s))
 
     def _say(self, packet: Packet) -> None:
@@ -301,7 +305,7 @@ class Device:
 
     def _train(self, effect: effects.Train) -> None:
         broadcast, self._broadcast = self._broadcast, None
-        self._work(effect, broadcast.join() if broadcast and effect.want.down else None)
+        self._work(effect, broadcast.join() if broadcast and effect.assignment.down else None)
 
     def _job(self, effect: effects.Install | effects.Fit) -> None:
         self._work(effect, None)

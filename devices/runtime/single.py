@@ -117,7 +117,7 @@ def measure(config: DeviceConfig, loader: ChildFeatureLoader, say: Say) -> Capab
     )
     if config.tier == "full" and can.tier != "full":
         raise ConfigError(
-            f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory; nothing was started"
+            f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory"
         )
     return replace(can, notes=[*can.notes, *found.notes])
 
@@ -168,7 +168,7 @@ def _read_root(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); expected the root of signed releases; nothing was started"
+            f"{path}: cannot be read ({error.strerror}); expected the root of signed releases"
         ) from error
 
 

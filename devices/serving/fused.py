@@ -130,7 +130,7 @@ def _head(graph: Graph, head: Head, z: str, dim: int) -> str:
             return _ensemble(graph, head, z)
     raise InputError(
         f"a {head.kind} head cannot be exported: there is no ONNX for it, expected"
-        " a linear, MLP, constant, gated or ensemble head; nothing was written"
+        " a linear, MLP, constant, gated or ensemble head"
     )
 
 
@@ -160,7 +160,7 @@ def export(predictor: Predictor, path: Path) -> int:
     try:
         atomic.write(path, payload)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); nothing was written") from error
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     return len(payload)
 
 
@@ -181,5 +181,6 @@ def _require_same(payload: bytes, predictor: Predictor) -> None:
     difference = float(np.abs(found - predictor.probabilities(images)).max())
     if not difference <= TOLERANCE:
         raise ArtefactError(
-            f"fused model: probabilities differ by {difference:.3g} from the pair's, tolerance {TOLERANCE:g}; nothing was written"
+            f"fused model: probabilities differ by {difference:.3g} from the pair's, tolerance {TOLERANCE:g}",
+            consequence="nothing was written",
         )

@@ -53,7 +53,7 @@ class Predictor:
         pair = serving(Store(folder), Slots(folder / "release"))
         if pair is None:
             raise InputError(
-                f"{folder}: no personal model in it, expected the folder of a device that has reported one; nothing was predicted"
+                f"{folder}: no personal model in it, expected the folder of a device that has reported one"
             )
         self.manifest = pair.installed.manifest
         self.extractor_path, self.head = pair.installed.extractor, pair.stored.head
@@ -89,7 +89,7 @@ class Predictor:
         """The prediction for a picture file's bytes. Raises DataError when they are no picture."""
         image = pictures.decode(BytesIO(payload), self.manifest.input)
         if image is None:
-            raise DataError(f"{name}: {len(payload)} bytes that are no picture; nothing was predicted")
+            raise DataError(f"{name}: {len(payload)} bytes that are no picture")
         return next(self._named(image[None], [name]))
 
     def _named(self, images: NDArray[np.uint8], names: list[str]) -> Iterator[Prediction]:
@@ -105,7 +105,7 @@ def _batches(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArra
         return
     if not source.exists():
         raise DataError(
-            f"{source}: no such file or folder; expected a picture, a folder of pictures, or an .npz; nothing was predicted"
+            f"{source}: no such file or folder; expected a picture, a folder of pictures, or an .npz"
         )
     found = source.is_dir()
     files = (
@@ -114,13 +114,13 @@ def _batches(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArra
         else [source]
     )
     if not files:
-        raise DataError(f"{source}: no picture in it; nothing was predicted")
+        raise DataError(f"{source}: no picture in it")
     for start in range(0, len(files), BATCH):
         names, images = [], []
         for file in files[start : start + BATCH]:
             image = pictures.decode(file, input)
             if image is None and not found:
-                raise DataError(f"{file}: not a picture that can be read; nothing was predicted")
+                raise DataError(f"{file}: not a picture that can be read")
             if image is not None:
                 names.append(str(file))
                 images.append(image)
@@ -132,9 +132,7 @@ def _from_archive(source: Path) -> Iterator[tuple[list[str], NDArray[np.uint8]]]
     held = npz.read(source)
     key = next((key for key in X_KEYS if key in held), None)
     if key is None:
-        raise DataError(
-            f"{source}: holds {', '.join(held) or 'nothing'}, expected {' or '.join(X_KEYS)}; nothing was predicted"
-        )
+        raise DataError(f"{source}: holds {', '.join(held) or 'nothing'}, expected {' or '.join(X_KEYS)}")
     images = arrays.pixels(held[key], f"{source} ({key})")
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]

@@ -35,7 +35,7 @@ class Service:
         try:
             self._server = HTTPServer((LOOPBACK, port), _handler(self))
         except OSError as error:
-            raise InputError(f"port {port}: {error.strerror}; expected a free one; not serving") from error
+            raise InputError(f"port {port}: {error.strerror}; expected a free one") from error
 
     @property
     def port(self) -> int:

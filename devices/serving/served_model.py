@@ -13,18 +13,18 @@ from devices.storage.store import Store, StoredHead
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ServedModel:
     """A release on this device with its head."""
 
     installed: Installed
     stored: StoredHead
 
 
-def serving(store: Store, slots: Slots) -> Pair | None:
+def serving(store: Store, slots: Slots) -> ServedModel | None:
     """The pair to predict with; None before the first head."""
     for installed in (slots.current(), slots.previous()):
         if installed and (stored := store.head(installed.manifest.extractor.sha256)):
-            return Pair(installed, stored)
+            return ServedModel(installed, stored)
     return None
 
 

@@ -103,7 +103,7 @@ def up(
             if kind != AUTO:
                 find(kind)
         except ConfigError as error:
-            raise ConfigError(f"--heads {heads}: {error}; nothing was started") from error
+            raise ConfigError(f"--heads {heads}: {error}") from error
     tree = {
         "dataset": dataset,
         "data_dir": str(data_dir),

@@ -96,7 +96,7 @@ def run_fleet(
     """
     if config.full and full_worker is None:
         raise ConfigError(
-            f"{config.full} full devices, but nothing that trains was given; expected full_worker; nothing was started"
+            f"{config.full} full devices, but nothing that trains was given; expected full_worker"
         )
     try:
         topics = Topics(checked(config.fleet, "fleet"))
@@ -156,7 +156,7 @@ def shares(devices: int | None, head: str, full: str) -> tuple[int, int]:
     asked = " ".join(f"--{name} {of}" for name, of in {"devices": devices, **wanted}.items() if of)
     if devices is None:
         if any("." in text for text in wanted.values()):
-            raise ConfigError(f"{asked}: a fraction needs --devices; nothing was started")
+            raise ConfigError(f"{asked}: a fraction needs --devices")
         counts = {name: _count(name, text or "0", 0) for name, text in wanted.items()}
     else:
         counts = {name: _count(name, text, devices) for name, text in wanted.items() if text}
@@ -170,7 +170,7 @@ def shares(devices: int | None, head: str, full: str) -> tuple[int, int]:
         or (devices is not None and sum(counts.values()) != devices)
     ):
         raise ConfigError(
-            f"{asked}: {counts['head']} head-only and {counts['full']} full, expected them to add up; nothing was started"
+            f"{asked}: {counts['head']} head-only and {counts['full']} full, expected them to add up"
         )
     return counts["head"], counts["full"]
 
@@ -179,9 +179,7 @@ def _count(name: str, text: str, devices: int) -> int:
     try:
         return round(float(text) * devices) if "." in text else int(text)
     except ValueError:
-        raise ConfigError(
-            f"--{name} {text}: expected a whole number or a fraction such as 0.8; nothing was started"
-        ) from None
+        raise ConfigError(f"--{name} {text}: expected a whole number or a fraction such as 0.8") from None
 
 
 class _Ending:

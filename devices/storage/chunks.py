@@ -59,8 +59,9 @@ class Chunks:
         """Puts the blob at `path`, whole or not at all. Raises ArtefactError ("incomplete", "chunk_hash", ...)."""
         if missing := self.missing(blob):
             raise ArtefactError(
-                f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}; not installed",
+                f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}",
                 "incomplete",
+                consequence="not installed",
             )
         with reporting(path.name), self._path(blob).open("rb") as file, ThreadPoolExecutor(1) as aside:
             flushed = aside.submit(
@@ -69,8 +70,9 @@ class Chunks:
             if (found := hashlib.file_digest(file, "sha256").hexdigest()) != blob.sha256:
                 self._held.pop(blob.sha256)  # the next look at the disk finds which chunk went bad
                 raise ArtefactError(
-                    f"{path.name}: sha256 {found[:8]}, manifest says {blob.sha256[:8]}; not installed",
+                    f"{path.name}: sha256 {found[:8]}, manifest says {blob.sha256[:8]}",
                     "chunk_hash",
+                    consequence="not installed",
                 )
             flushed.result()
             atomic.link(self._path(blob), path)

@@ -224,8 +224,9 @@ class Slots:
         for blob in blobs(manifest):
             if missing := self.missing(blob):
                 raise ArtefactError(
-                    f"release {manifest.release}: {len(missing)} of {len(blob.chunks)} chunks of {blob.sha256[:8]} missing; not installed",
+                    f"release {manifest.release}: {len(missing)} of {len(blob.chunks)} chunks of {blob.sha256[:8]} missing",
                     "incomplete",
+                    consequence="not installed",
                 )
 
     def _require_not_refused(self, manifest: Manifest) -> None:

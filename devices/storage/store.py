@@ -3,7 +3,7 @@
     FOLDER/memory.json                    wants that are done
     FOLDER/outbox/ID.json                 reports not acknowledged yet, each with its
     FOLDER/outbox/ID.safetensors          blob, if it has one; the .json is written last and makes both valid
-    FOLDER/own/TASK/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last three of a task
+    FOLDER/own/RUN/ROUND-STAGE.safetensors   the client's personal parts as they left a round; the last three of a task
     FOLDER/privacy.safetensors            what the device's updates have told of its data, over all tasks
     FOLDER/heads/SHA256.safetensors       the personal head for the extractor of this hash, its release, and the report on its fit
     FOLDER/release/, tuf/, features/      what `edge_fl.release` and `devices.features.cache` keep
@@ -37,7 +37,7 @@ from edge_fl.heads import Head
 
 T = TypeVar("T")
 KEPT_GENERATIONS = 3
-KEPT_TASKS = 4
+KEPT_RUNS = 4
 LEDGER = "privacy.safetensors"
 OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 """Stages of a round, in order."""
@@ -71,13 +71,13 @@ class Store:
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise InputError(
-                f"{self.folder}: {error.strerror}; expected a folder that this agent may write to; not started"
+                f"{self.folder}: {error.strerror}; expected a folder that this agent may write to"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError as error:
-            raise InputError(f"{self.folder}: another agent runs in this folder; not started") from error
+            raise InputError(f"{self.folder}: another agent runs in this folder") from error
         finally:
             os.close(descriptor)
 
@@ -132,26 +132,26 @@ class Store:
 
     # personal parts
 
-    def own(self, task: str, round: int, stage: int = OWN_AFTER_TRAINING) -> bytes | None:
+    def own(self, run_id: str, round: int, stage: int = OWN_AFTER_TRAINING) -> bytes | None:
         """The personal parts as they left the last round (and stage) before this one; None before the first."""
-        before = [file for file in self._generations(task) if file.stem < _generation(round, stage)]
+        before = [file for file in self._generations(run_id) if file.stem < _generation(round, stage)]
         return before[-1].read_bytes() if before else None
 
-    def keep_own(self, task: str, round: int, stage: int, payload: bytes) -> None:
+    def keep_own(self, run_id: str, round: int, stage: int, payload: bytes) -> None:
         """Keeps the personal parts as they leave a round. Raises ArtefactError for a full disk."""
-        self._write(f"own/{task}/{_generation(round, stage)}.safetensors", payload)
-        for old in self._generations(task)[:-KEPT_GENERATIONS]:
+        self._write(f"own/{run_id}/{_generation(round, stage)}.safetensors", payload)
+        for old in self._generations(run_id)[:-KEPT_GENERATIONS]:
             old.unlink(missing_ok=True)
-        tasks = sorted((self.folder / "own").iterdir(), key=lambda folder: folder.stat().st_mtime)
-        for folder in tasks[:-KEPT_TASKS]:
+        runs = sorted((self.folder / "own").iterdir(), key=lambda folder: folder.stat().st_mtime)
+        for folder in runs[:-KEPT_RUNS]:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def tasks(self) -> list[str]:
+    def runs(self) -> list[str]:
         """Tasks with personal parts here."""
         return sorted(folder.name for folder in (self.folder / "own").glob("*"))
 
-    def _generations(self, task: str) -> list[Path]:
-        return sorted((self.folder / "own" / task).glob("*.safetensors"))
+    def _generations(self, run_id: str) -> list[Path]:
+        return sorted((self.folder / "own" / run_id).glob("*.safetensors"))
 
     # privacy
 

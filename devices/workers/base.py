@@ -27,7 +27,7 @@ from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, 
 from edge_fl.wire import messages
 from edge_fl.wire.blob import Assembly, Blob
 from edge_fl.wire.egress import Egress
-from edge_fl.wire.messages import PRIVACY_SPENT, Report, Want
+from edge_fl.wire.messages import PRIVACY_SPENT, Assignment, Report
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Worker(ABC):
     def revoke(self) -> None:
         """The personal head is to be forgotten."""
 
-    def finish(self, want: Want, report: Report, blob: bytes | None, egress: Egress) -> Finished:
+    def finish(self, assignment: Assignment, report: Report, blob: bytes | None, egress: Egress) -> Finished:
         """Puts the report into the outbox on disk; what may not leave the device never gets there.
 
         What was used today, as the meter last wrote it down, and the report's own size are added.
@@ -82,12 +82,12 @@ class Worker(ABC):
             report = replace(report, metrics={**report.metrics, **used.numbers})
         egress.require(report, blob)
         report = replace(report, bytes_up=len(messages.encode(report)) + (len(blob) if blob else 0))
-        self.store.keep(self.parcel(want, report), blob)
+        self.store.keep(self.parcel(assignment, report), blob)
         return Finished(report)
 
-    def parcel(self, want: Want, report: Report) -> Parcel:
+    def parcel(self, assignment: Assignment, report: Report) -> Parcel:
         """The report, addressed."""
-        return parcel_for(want, report, self.limits)
+        return parcel_for(assignment, report, self.limits)
 
 
 def attempt(perform: Callable[[], Event]) -> Event:

@@ -21,7 +21,7 @@ from devices.agent.state import LIMITS, Limits
 from devices.data.load import LoadData
 from devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
 from devices.workers.base import Worker
-from edge_fl.config import PrivacyConfig, TaskSpec
+from edge_fl.config import MethodSpec, PrivacyConfig
 from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError, PrivacyError, ProtocolError
 from edge_fl.learn.aggregation.mean import Update
@@ -32,7 +32,7 @@ from edge_fl.methods.contract import egress, steps, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.blob import describe
-from edge_fl.wire.messages import Mode, Report, Want
+from edge_fl.wire.messages import Assignment, Mode, Report
 from edge_fl.wire.tensors import pack, unpack
 
 STAGES: dict[Mode, int] = {
@@ -69,17 +69,17 @@ class FullWorker(Worker):
             return Failed("unsupported_tier", final=True)
         started_s = time.monotonic()
         torch.set_num_threads(self._threads)
-        want = job.want
-        method = _method(job.spec).at(max(want.round, 1))
-        if want.mode != "evaluate":
+        assignment = job.assignment
+        method = _method(job.spec).at(max(assignment.round, 1))
+        if assignment.mode != "evaluate":
             method = self._held_to_limit(method)
         update, own = self._run(job, method, _parts(material))
         if own is not None:
-            self._keep(want, own)
+            self._keep(assignment, own)
         blob = pack(to_arrays(update.parts)) if update.parts else None
         report = Report(
-            want.id,
-            KINDS[want.mode],
+            assignment.id,
+            KINDS[assignment.mode],
             job.boot,
             update.samples,
             dict(update.metrics),
@@ -88,7 +88,7 @@ class FullWorker(Worker):
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        return self.finish(want, report, blob, egress.of_full(method))
+        return self.finish(assignment, report, blob, egress.of_full(method))
 
     def revoke(self) -> None:
         """A full device has no head of its own."""
@@ -108,42 +108,44 @@ class FullWorker(Worker):
 
     def _run(self, job: Train, method: Method, down: Parts) -> tuple[Update, Parts | None]:
         """What goes up, and the new personal parts where there are any."""
-        want, spec = job.want, job.spec
+        assignment, spec = job.assignment, job.spec
         data = self._load_data(tuple(spec.classes), spec.input)
         _require_usable(data.train, spec)
         batch_size, classes = spec.method.batch_size, len(spec.classes)
         client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)
-        own = self._own(want, method)
-        if want.mode == "train":
-            return client.train(method, want.round, down, own)
-        if want.mode == "personalise":
-            return client.personalise(method, want.round, down, own)
+        own = self._own(assignment, method)
+        if assignment.mode == "train":
+            return client.train(method, assignment.round, down, own)
+        if assignment.mode == "personalise":
+            return client.personalise(method, assignment.round, down, own)
         return Update(self.device, len(data.train), {}, client.evaluate(method, down, own)), None
 
-    def _own(self, want: Want, method: Method) -> Parts:
+    def _own(self, assignment: Assignment, method: Method) -> Parts:
         """The personal parts as they enter a step. What updates have told counts over all tasks, and attempts at one round: all left."""
-        kept = self.store.own(want.task, want.round, STAGES[want.mode])
+        kept = self.store.own(assignment.run_id, assignment.round, STAGES[assignment.mode])
         own = _parts(kept) if kept else steps.start_own(method, self.device)
         return {**own, **_ledger(self.store.ledger())} if update_codec.LEDGER in own else own
 
-    def _keep(self, want: Want, own: Parts) -> None:
+    def _keep(self, assignment: Assignment, own: Parts) -> None:
         """Before anything leaves: an update that a power cut stops has been counted, never the other way round."""
         if update_codec.LEDGER in own:
             self.store.keep_ledger(pack(to_arrays({update_codec.LEDGER: own[update_codec.LEDGER]})))
-        self.store.keep_own(want.task, want.round, STAGES[want.mode], pack(to_arrays(own)))
-
-
-def _require_usable(train: Samples, spec: TaskSpec) -> None:
-    if not len(train):
-        raise DataError("no training samples on this device; nothing was trained")
-    if train.shape != spec.input.shape or int(train.y.max()) >= len(spec.classes):
-        raise DataError(
-            f"images {list(train.shape)} with labels up to {train.y.max()}, the task takes {list(spec.input.shape)}"
-            f" and {len(spec.classes)} classes; nothing was trained"
+        self.store.keep_own(
+            assignment.run_id, assignment.round, STAGES[assignment.mode], pack(to_arrays(own))
         )
 
 
-def _method(spec: TaskSpec) -> Method:
+def _require_usable(train: Samples, spec: MethodSpec) -> None:
+    if not len(train):
+        raise DataError("no training samples on this device")
+    if train.shape != spec.input.shape or int(train.y.max()) >= len(spec.classes):
+        raise DataError(
+            f"images {list(train.shape)} with labels up to {train.y.max()}, the task takes {list(spec.input.shape)}"
+            f" and {len(spec.classes)} classes"
+        )
+
+
+def _method(spec: MethodSpec) -> Method:
     """The method of a task, built once per thread: torch swaps parameters inside a network while it runs."""
     if getattr(_thread, "spec", None) != spec:
         _thread.spec, _thread.method = spec, build_method(spec)

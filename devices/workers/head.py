@@ -26,7 +26,7 @@ from devices.install.mirror import Mirror
 from devices.install.precision import PRECISION_LIMITS, PrecisionLimits, choose
 from devices.install.trust import Trust, wall_clock
 from devices.serving.comparison import changes, is_worse
-from devices.serving.served_model import Pair, installed_extractors, serving
+from devices.serving.served_model import ServedModel, installed_extractors, serving
 from devices.storage import slots as artefact
 from devices.storage.slots import Slots
 from devices.storage.store import Store, StoredHead
@@ -174,7 +174,7 @@ class HeadWorker(Worker):
             metrics.VALIDATION_SAMPLES: float(len(features.validation)),
         }
         report = Report(
-            job.want.id,
+            job.assignment.id,
             "head",
             job.boot,
             len(features.train),
@@ -185,18 +185,18 @@ class HeadWorker(Worker):
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        stored = StoredHead(head, manifest.release, self.parcel(job.want, report), fit_key)
+        stored = StoredHead(head, manifest.release, self.parcel(job.assignment, report), fit_key)
         self.store.keep_head(stored, installed_extractors(self._slots))
         if self._guard:
             drift.remember_fit(self.store.folder, drift.moments(head.extractor, features.train.z))
         self._slots.mark_good()
         # a device that fits anew on its own account sends numbers only
-        asked = self._share and job.want.version > 0
+        asked = self._share and job.assignment.version > 0
         blob = (
             uploads.parts_for(manifest, head, features.train.z, features.train.y, extras) if asked else None
         )
         report = replace(report, blob=describe(blob) if blob else None)
-        return self.finish(job.want, report, blob, of_head(manifest.heads.uploads))
+        return self.finish(job.assignment, report, blob, of_head(manifest.heads.uploads))
 
     def _head(
         self, manifest: Manifest, features: ClientFeatures, fingerprint: str, extras: Extras
@@ -219,14 +219,14 @@ class HeadWorker(Worker):
         held = HeldOut(features.validation.z, features.validation.y)
         return self._fitter(spec, FitData(features.train.z, features.train.y, extras, held)), fit_key
 
-    def _keep_old(self, installed: artefact.Installed, pair: Pair) -> Event:
+    def _keep_old(self, installed: artefact.Installed, pair: ServedModel) -> Event:
         """The new pair is worse on the held-out images: the old one serves on, and a release that brought it is not tried again."""
         if pair.installed.extractor != installed.extractor:
             self._slots.rollback("worse")
         return Failed("worse", final=True, detail="the new pair is worse on held-out images")
 
     def _features(
-        self, installed: artefact.Installed, pair: Pair | None
+        self, installed: artefact.Installed, pair: ServedModel | None
     ) -> tuple[tuple[ClientFeatures, ClientFeatures | None], str]:
         """The device's data through the extractor to fit on and through the one that serves until now."""
         others = [pair.installed] if pair and pair.installed.extractor != installed.extractor else []

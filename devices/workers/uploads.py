@@ -55,6 +55,8 @@ def read_extras(files: Mapping[str, Path]) -> dict[str, Mapping[str, Array]]:
         except ProtocolError as error:
             raise ArtefactError(f"extra {name!r}: {error}", "manifest") from error
         if parts.keys() != {name}:
-            raise ArtefactError(f"extra {name!r}: holds {', '.join(parts)}; no head was fitted", "manifest")
+            raise ArtefactError(
+                f"extra {name!r}: holds {', '.join(parts)}", "manifest", consequence="no head was fitted"
+            )
         found[name] = parts[name]
     return found

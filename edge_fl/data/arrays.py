@@ -17,7 +17,7 @@ def samples(x: Array, y: Array, classes: Sequence[str], where: str) -> Samples:
     """Checked samples. Raises DataError, which opens with `where` (a file, a function)."""
     images = pixels(x, where)
     if len(y) != len(images):
-        raise DataError(f"{where}: {len(images)} images but {len(y)} labels; not used")
+        raise DataError(f"{where}: {len(images)} images but {len(y)} labels")
     return Samples(images, labels(y, classes, where))
 
 
@@ -32,7 +32,7 @@ def pixels(x: Array, where: str) -> Images:
         x = x.transpose(0, 3, 1, 2)
     elif x.ndim != 4 or x.shape[1] not in _CHANNELS:
         raise DataError(
-            f"{where}: images of shape {list(x.shape)}, expected [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels; not used"
+            f"{where}: images of shape {list(x.shape)}, expected [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels"
         )
     return np.ascontiguousarray(_levels(x, where))
 
@@ -45,7 +45,7 @@ def labels(y: Array, classes: Sequence[str], where: str) -> Labels:
         index = int(wrong[0])
         raise DataError(
             f"{where}: label {ids[index]} at index {index} ({len(wrong)} such labels) is outside the {len(classes)} classes"
-            f" 0..{len(classes) - 1} ({shortened(classes)}); not used"
+            f" 0..{len(classes) - 1} ({shortened(classes)})"
         )
     return ids
 
@@ -55,13 +55,11 @@ def class_ids(y: Array, where: str) -> Labels:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(
-            f"{where}: labels are {y.dtype} {list(y.shape)}, expected whole numbers [N]; not used"
-        )
+        raise DataError(f"{where}: labels are {y.dtype} {list(y.shape)}, expected whole numbers [N]")
     wrong = np.flatnonzero((y < 0) | (y >= MAX_CLASSES))
     if len(wrong):
         raise DataError(
-            f"{where}: label {y[wrong[0]]} at index {wrong[0]}, expected 0..{MAX_CLASSES - 1} at most; not used"
+            f"{where}: label {y[wrong[0]]} at index {wrong[0]}, expected 0..{MAX_CLASSES - 1} at most"
         )
     return y.astype(np.int64)
 
@@ -76,10 +74,8 @@ def _levels(x: Array, where: str) -> Images:
         return x
     kind = x.dtype.kind
     if kind not in "iuf":
-        raise DataError(f"{where}: images are {x.dtype}, expected uint8 (0..255) or floats (0..1); not used")
+        raise DataError(f"{where}: images are {x.dtype}, expected uint8 (0..255) or floats (0..1)")
     top = 1 if kind == "f" else 255
     if x.size and not (x.min() >= 0 and x.max() <= top):  # NaN fails both
-        raise DataError(
-            f"{where}: {x.dtype} images range over {x.min():g}..{x.max():g}, expected 0..{top}; not used"
-        )
+        raise DataError(f"{where}: {x.dtype} images range over {x.min():g}..{x.max():g}, expected 0..{top}")
     return (x if kind != "f" else np.rint(x * 255)).astype(np.uint8)

@@ -64,9 +64,7 @@ def load(name: str, data_dir: Path) -> Dataset:
     if make := DATASETS.get(name):
         return make(data_dir)
     if name != Path(name).name:
-        raise DataError(
-            f"dataset {name!r}: expected a name{nearest(name, DATASETS)}, not a path; nothing was loaded"
-        )
+        raise DataError(f"dataset {name!r}: expected a name{nearest(name, DATASETS)}, not a path")
     return from_file(data_dir, name)
 
 
@@ -83,7 +81,7 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
     """`<data_dir>/<name>.npz`. Class names are `classes`, or the file's own, or the class ids. Raises DataError."""
     path = data_dir / f"{name}.npz"
     if not path.is_file():
-        raise DataError(f"dataset {name!r}{_hint(name)}: no file {path}{_remedy(name)}; nothing was loaded")
+        raise DataError(f"dataset {name!r}{_hint(name)}: no file {path}{_remedy(name)}")
     found = npz.read(path)
     names = classes or _class_names(found, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= found.keys():
@@ -102,7 +100,7 @@ def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Da
     if not paths:
         files = ", ".join(f"{name}-{domain}.npz" for domain in DOMAINS[name])
         raise DataError(
-            f"dataset {name!r}: no file {data_dir}/{name}-*.npz, expected {files}; put them there; nothing was loaded"
+            f"dataset {name!r}: no file {data_dir}/{name}-*.npz, expected {files}; put them there"
         )
     first = from_file(data_dir, paths[0].stem, classes)
     parts = [first, *(from_file(data_dir, path.stem, first.classes) for path in paths[1:])]
@@ -137,11 +135,11 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
 
 def _merged(parts: list[Samples], path: Path) -> Samples:
     if not sum(map(len, parts)):
-        raise DataError(f"{path}: no samples in it; nothing was loaded")
+        raise DataError(f"{path}: no samples in it")
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
         raise DataError(
-            f"{path}: images of {' and '.join(str(list(s)) for s in sorted(shapes))}, expected one shape; nothing was loaded"
+            f"{path}: images of {' and '.join(str(list(s)) for s in sorted(shapes))}, expected one shape"
         )
     return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
@@ -157,7 +155,7 @@ def _class_names(found: dict[str, Array], path: Path) -> tuple[str, ...]:
 
 def _wrong_keys(found: dict[str, Array], path: Path) -> DataError:
     return DataError(
-        f"{path}: holds {', '.join(found) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y; not used"
+        f"{path}: holds {', '.join(found) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
     )
 
 

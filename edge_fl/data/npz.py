@@ -30,27 +30,23 @@ def read(path: Path) -> dict[str, Array]:
     """Every array of the file. Raises DataError when it is missing, above 8 GiB, not an .npz, damaged, or holds Python objects."""
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}; not read")
+            raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}")
         if not zipfile.is_zipfile(path):  # np.load would take it for a pickle, and tell how to read one
-            raise DataError(
-                f"{path}: not a readable .npz (another kind of file, or cut short); nothing was read"
-            )
+            raise DataError(f"{path}: not a readable .npz (another kind of file, or cut short)")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             # np.load leaks a path that it cannot read
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; expected an .npz; nothing was read") from error
+        raise DataError(f"{path}: no such file; expected an .npz") from error
     except (*_BROKEN, AttributeError, TypeError) as error:
         # AttributeError, TypeError: a lone .npy is an array, not an archive
-        raise DataError(f"{path}: not a readable .npz ({_first_line(error)}); nothing was read") from error
+        raise DataError(f"{path}: not a readable .npz ({_first_line(error)})") from error
 
 
 def write(path: Path, arrays: Mapping[str, Array], *, compress: bool = True) -> None:
     """Writes the file in one step. Raises DataError for Python objects, or when the folder does not take it."""
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
-        raise DataError(
-            f"{path}: {', '.join(objects)} would hold Python objects, expected numbers or text; not written"
-        )
+        raise DataError(f"{path}: {', '.join(objects)} would hold Python objects, expected numbers or text")
     try:
         with atomic.writing(path) as file:
             save: Callable[..., None] = np.savez_compressed if compress else np.savez

@@ -39,12 +39,10 @@ class Split:
     def client(self, dataset: Dataset, client: ClientId) -> ClientData:
         """One client's images. Raises DataError for an unknown client, or a dataset that is not the one that was split."""
         if client not in self.clients:
-            raise DataError(
-                f"client {client!r} is not in the split{nearest(client, self.clients)}; nothing was loaded"
-            )
+            raise DataError(f"client {client!r} is not in the split{nearest(client, self.clients)}")
         if len(dataset.samples) != self.samples:
             raise DataError(
-                f"{dataset.name}: {len(dataset.samples)} samples, but the split is of {self.samples}; nothing was loaded"
+                f"{dataset.name}: {len(dataset.samples)} samples, but the split is of {self.samples}"
             )
         row = self.clients.index(client)
         return ClientData(*(dataset.samples.take(getattr(self, part)[row]) for part in _PARTS))
@@ -66,7 +64,7 @@ class Split:
             rows = {part: _rows(found[part], found[f"{part}_ends"]) for part in _PARTS}
             split = cls(int(found["samples"]), tuple(map(str, found["clients"])), **rows)
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: not a saved split ({error}); not used") from error
+            raise DataError(f"{path}: not a saved split ({error})") from error
         split._require_whole(path)
         return split
 
@@ -82,7 +80,7 @@ class Split:
             or any(len(rows) != len(self.clients) for rows in parts)
         ):
             raise DataError(
-                f"{path}: a damaged split (indices overlap, or lie outside 0..{self.samples - 1}); not used"
+                f"{path}: a damaged split (indices overlap, or lie outside 0..{self.samples - 1})"
             )
 
 
@@ -113,7 +111,7 @@ def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
     for client, share in zip(clients, owned, strict=True):
         if len(share) < 2:
             raise DataError(
-                f"{dataset.name}: {len(share)} sample for client {client}, expected 2 or more; use fewer clients; nothing was split"
+                f"{dataset.name}: {len(share)} sample for client {client}, expected 2 or more; use fewer clients"
             )
         shuffled = generator(seed, "partition", client=client).permutation(share)
         train, validation, test = cut(shuffled, config.test_fraction, config.validation_fraction)
@@ -189,6 +187,6 @@ def _kept(samples: int, fraction: float, seed: int) -> Indices:
 def _domains(dataset: Dataset) -> Indices:
     if dataset.domains is None:
         raise DataError(
-            f"{dataset.name}: no domains in it, so it cannot be split by domain; expected one of {', '.join(DOMAINS)}; nothing was split"
+            f"{dataset.name}: no domains in it, so it cannot be split by domain; expected one of {', '.join(DOMAINS)}"
         )
     return dataset.domains

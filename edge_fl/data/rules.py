@@ -131,4 +131,4 @@ def _require_enough(samples: int, clients: int) -> None:
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise DataError(f"partition: {message}; nothing was split")
+        raise DataError(f"partition: {message}")

@@ -33,17 +33,13 @@ class Samples:
 
     def __post_init__(self) -> None:
         if self.x.dtype != np.uint8 or self.x.ndim != 4:
-            raise DataError(
-                f"samples: x is {self.x.dtype} {list(self.x.shape)}, expected uint8 [N, C, H, W]; not used"
-            )
+            raise DataError(f"samples: x is {self.x.dtype} {list(self.x.shape)}, expected uint8 [N, C, H, W]")
         if self.y.dtype != np.int64 or self.y.shape != self.x.shape[:1]:
             raise DataError(
-                f"samples: y is {self.y.dtype} {list(self.y.shape)}, expected int64 [{len(self.x)}]; not used"
+                f"samples: y is {self.y.dtype} {list(self.y.shape)}, expected int64 [{len(self.x)}]"
             )
         if len(self) and self.y.min() < 0:
-            raise DataError(
-                f"samples: label {self.y.min()} at index {self.y.argmin()}, expected 0 or more; not used"
-            )
+            raise DataError(f"samples: label {self.y.min()} at index {self.y.argmin()}, expected 0 or more")
 
     def __len__(self) -> int:
         return len(self.y)

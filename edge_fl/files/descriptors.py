@@ -18,7 +18,7 @@ def require(sockets: int, who: str) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise InputError(
             f"{who}: {needed} open files and sockets, but this process may have {hard};"
-            f" expected a higher limit (ulimit -Hn, LimitNOFILE=); nothing was started"
+            f" expected a higher limit (ulimit -Hn, LimitNOFILE=)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 

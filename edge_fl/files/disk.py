@@ -21,7 +21,7 @@ def reporting(where: str) -> Iterator[None]:
     except OSError as error:
         why = "enospc" if error.errno in FULL else "disk"
         raise ArtefactError(
-            f"{where}: {why}, {error.strerror or error}; what was there stays", why
+            f"{where}: {why}, {error.strerror or error}", why, consequence="what was there stays"
         ) from error
 
 
@@ -30,6 +30,7 @@ def require_space(folder: Path, needed_bytes: int, what: str) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise ArtefactError(
-            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free; what was there stays",
+            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free",
             "enospc",
+            consequence="what was there stays",
         )

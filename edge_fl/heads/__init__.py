@@ -120,13 +120,9 @@ def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Hea
     """The head whose `to_arrays()` and `describe()` these are. Raises ArtefactError for anything else."""
     kind = _known(metadata.get("kind", ""))
     if kind is None or not metadata.get("classes", "").isascii() or not metadata.get("classes", "").isdigit():
-        raise ArtefactError(
-            f"head file: described as {dict(metadata)}, expected kind, classes and extractor; not used"
-        )
+        raise ArtefactError(f"head file: described as {dict(metadata)}, expected kind, classes and extractor")
     if arrays.keys() != kind.shapes.keys():
-        raise ArtefactError(
-            f"{kind.kind} head: holds {', '.join(arrays)}, expected {', '.join(kind.shapes)}; not used"
-        )
+        raise ArtefactError(f"{kind.kind} head: holds {', '.join(arrays)}, expected {', '.join(kind.shapes)}")
     classes = int(metadata["classes"])
     sizes = {"C": classes, "one": 1}
     for name, letters in kind.shapes.items():
@@ -134,20 +130,20 @@ def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Hea
         expected = np.int64 if name == "present" else np.float32
         if found.dtype != expected or found.ndim != len(letters):
             raise ArtefactError(
-                f"{kind.kind} head: {name} is {found.dtype} {list(found.shape)}, expected {expected.__name__} {letters}; not used"
+                f"{kind.kind} head: {name} is {found.dtype} {list(found.shape)}, expected {expected.__name__} {letters}"
             )
         if any(
             sizes.setdefault(letter, size) != size for letter, size in zip(letters, found.shape, strict=True)
         ):
             raise ArtefactError(
-                f"{kind.kind} head: {name} {list(found.shape)} does not fit the other arrays ({sizes}); not used"
+                f"{kind.kind} head: {name} {list(found.shape)} does not fit the other arrays ({sizes})"
             )
         if not np.isfinite(found).all():
-            raise ArtefactError(f"{kind.kind} head: {name} holds NaN or infinity; not used")
+            raise ArtefactError(f"{kind.kind} head: {name} holds NaN or infinity")
     present = arrays.get("present", np.empty(0, np.int64))
     if len(present) and (present[0] < 0 or present[-1] >= classes or np.any(np.diff(present) <= 0)):
         raise ArtefactError(
-            f"{kind.kind} head: classes {present.tolist()}, expected ascending ids below {classes}; not used"
+            f"{kind.kind} head: classes {present.tolist()}, expected ascending ids below {classes}"
         )
     return kind(classes, metadata.get("extractor", ""), **{name: arrays[name] for name in kind.shapes})
 
@@ -162,13 +158,11 @@ def _known(kind: str) -> type[Head] | None:
 def _require_fittable(z: Array, y: Array, classes: int) -> None:
     if z.ndim != 2 or y.shape != z.shape[:1] or not len(y) or y.dtype.kind not in "iu":
         raise DataError(
-            f"head: features {list(z.shape)} and {y.dtype} labels {list(y.shape)}, expected [n, d] and n class ids; no head was fitted"
+            f"head: features {list(z.shape)} and {y.dtype} labels {list(y.shape)}, expected [n, d] and n class ids"
         )
     if y.min() < 0 or y.max() >= classes:
-        raise DataError(
-            f"head: labels range over {y.min()}..{y.max()}, expected 0..{classes - 1}; no head was fitted"
-        )
+        raise DataError(f"head: labels range over {y.min()}..{y.max()}, expected 0..{classes - 1}")
     if not np.isfinite(z).all():
         raise DataError(
-            f"head: {np.sum(~np.isfinite(z).all(axis=1))} of {len(z)} feature rows hold NaN or infinity; no head was fitted"
+            f"head: {np.sum(~np.isfinite(z).all(axis=1))} of {len(z)} feature rows hold NaN or infinity"
         )

@@ -49,8 +49,9 @@ def received(data: TrainingSet, name: str) -> Weights:
     wrong = {key: list(array.shape) for key, array in arrays.items() if array.shape != expected.get(key)}
     if "weight" not in arrays or wrong:
         raise ArtefactError(
-            f"extra {name!r}: {wrong or 'no weight'}, expected a head {expected}; no head was fitted",
+            f"extra {name!r}: {wrong or 'no weight'}, expected a head {expected}",
             "manifest",
+            consequence="no head was fitted",
         )
     bias = arrays.get("bias")
     return Weights(arrays["weight"].astype(np.float32), None if bias is None else bias.astype(np.float32))

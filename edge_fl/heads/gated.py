@@ -86,7 +86,8 @@ def _policy(data: TrainingSet) -> dict[str, Array]:
     expected = {"0.weight": (2 * d, d), "0.bias": (2 * d,), "1.weight": (2 * d,), "1.bias": (2 * d,)}
     if {name: array.shape for name, array in arrays.items()} != expected:
         raise ArtefactError(
-            f"extra {POLICY!r}: holds {', '.join(arrays)}, expected {expected}; no head was fitted",
+            f"extra {POLICY!r}: holds {', '.join(arrays)}, expected {expected}",
             "manifest",
+            consequence="no head was fitted",
         )
     return {NAMES[name]: array.astype(np.float32) for name, array in arrays.items()}

@@ -100,9 +100,7 @@ class Head(ABC):
 def require_features(z: Array, dim: int, kind: str) -> None:
     """Raises DataError unless z is [n, dim]."""
     if z.ndim != 2 or z.shape[1] != dim:
-        raise DataError(
-            f"{kind} head: features of shape {list(z.shape)}, expected [n, {dim}]; nothing was predicted"
-        )
+        raise DataError(f"{kind} head: features of shape {list(z.shape)}, expected [n, {dim}]")
 
 
 def standardisation(data: TrainingSet) -> tuple[Features, Features]:

@@ -30,8 +30,9 @@ def require_allowed(parts: Mapping[str, object], uploads: Mapping[str, Share]) -
     """Raises ArtefactError if there is a part that the manifest does not name: nothing of it leaves."""
     if strange := sorted(parts.keys() - uploads.keys()):
         raise ArtefactError(
-            f"upload: part {strange[0]!r}, the release asks for {', '.join(uploads) or 'none'}; nothing was sent",
+            f"upload: part {strange[0]!r}, the release asks for {', '.join(uploads) or 'none'}",
             "refused",
+            consequence="nothing was sent",
         )
 
 
@@ -85,7 +86,9 @@ def spread(part: str, data: TrainingSet, head: Head) -> Part:
 def _finite(part: Part, name: str) -> Part:
     if all(np.isfinite(array).all() for array in part.values()):
         return part
-    raise ArtefactError(f"upload: part {name!r} has NaN or Infinity; nothing was sent", "diverged")
+    raise ArtefactError(
+        f"upload: part {name!r} has NaN or Infinity", "diverged", consequence="nothing was sent"
+    )
 
 
 SHARES: dict[Share, Callable[[str, TrainingSet, Head], Part]] = {

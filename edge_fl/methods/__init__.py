@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.errors import MethodError, nearest
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
@@ -89,7 +89,7 @@ def find(name: str) -> type[Method]:
         return METHODS[base]
     for point in entry_points(group="edge_fl.methods", name=base):
         return point.load()  # type: ignore[no-any-return]
-    raise MethodError(f"method {name!r}: unknown{nearest(name, names())}; nothing was started")
+    raise MethodError(f"method {name!r}: unknown{nearest(name, names())}")
 
 
 def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **options: Any) -> Method:
@@ -102,15 +102,13 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
     if not tuned:
         return inner
     if not {"extractor", "head"} <= steps.broadcast(inner, steps.start(inner), "").keys():
-        raise MethodError(
-            f"method {name!r}: fine-tuning needs a shared extractor and a shared head; nothing was started"
-        )
+        raise MethodError(f"method {name!r}: fine-tuning needs a shared extractor and a shared head")
     return FineTuned(
         inner.net, epochs, optimiser, inner=inner, **{k: v for k, v in options.items() if k in tuning}
     )
 
 
-def build_method(spec: TaskSpec) -> Method:
+def build_method(spec: MethodSpec) -> Method:
     """The method of a task, on the server as on a device: equal specs give equal initial values. Raises MethodError."""
     config = spec.method
     net = build_net(spec.model, spec.input, len(spec.classes), spec.seed)

@@ -56,10 +56,10 @@ class FedKD(Method):
             z_s = net.extractor(w["extractor"], batch.x)
             z_t = net.personal_extractor(w["personal_extractor"], batch.x)
             s, t = net.head(w["head"], z_s), net.personal_head(w["personal_head"], z_t)
-            task = cross_entropy(t, batch.y, batch.mask) + cross_entropy(s, batch.y, batch.mask)
+            run_id = cross_entropy(t, batch.y, batch.mask) + cross_entropy(s, batch.y, batch.mask)
             hidden = squared_error(z_t, net.alignment(w["alignment"], z_s), batch.mask)
-            weight = (task.detach() if self.detach_weight else task).clamp(min=1e-6)
-            return task + (kl(s, t, batch.mask) + kl(t, s, batch.mask) + 2 * hidden) / weight  # Eqs. 1 to 4
+            weight = (run_id.detach() if self.detach_weight else run_id).clamp(min=1e-6)
+            return run_id + (kl(s, t, batch.mask) + kl(t, s, batch.mask) + 2 * hidden) / weight  # Eqs. 1 to 4
 
         clipped = replace(self.optimiser, max_norm=self.max_norm)
         w = fit(loss, {**down, **own}, data, stage="train", epochs=self.epochs, optimiser=clipped)

@@ -62,7 +62,7 @@ class FineTuned(Method):
         super().__post_init__()
         if self.ft_scope == "full" and type(self.inner).features is not Method.features:
             raise MethodError(
-                f"method {self.title}: ft_scope = 'full', expected 'head' (features of its own); nothing was started"
+                f"method {self.title}: ft_scope = 'full', expected 'head' (features of its own)"
             )
 
     def at(self, round: int) -> Self:

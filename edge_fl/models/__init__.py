@@ -33,7 +33,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def build_net(model: ModelConfig, input: InputSpec, classes: int, seed: int = 0) -> Net:
     """A net with the parts "extractor" and "head", initialised from `seed`. Raises MethodError."""
     if classes < 2:
-        raise MethodError(f"model {model.name}: {classes} class, expected at least 2; nothing was built")
+        raise MethodError(f"model {model.name}: {classes} class, expected at least 2")
 
     def extractor() -> nn.Module:
         return Normalised(_build(model, input), input)
@@ -50,17 +50,15 @@ def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
     for option in model.options:
         if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise MethodError(
-                f"model {model.name}: unknown option {option!r}{nearest(option, list(known)[1:])}; nothing was built"
+                f"model {model.name}: unknown option {option!r}{nearest(option, list(known)[1:])}"
             )
     try:
         module = build(input, **model.options)
     except (RuntimeError, ValueError, TypeError) as error:
         size = "x".join(map(str, input.shape))
-        raise MethodError(f"model {model.name} for images {size}: {error}; nothing was built") from error
+        raise MethodError(f"model {model.name} for images {size}: {error}") from error
     if not isinstance(getattr(module, "feature_dim", None), int):
-        raise MethodError(
-            f"model {model.name}: expected a torch module with an int attribute feature_dim; nothing was built"
-        )
+        raise MethodError(f"model {model.name}: expected a torch module with an int attribute feature_dim")
     return module  # type: ignore[no-any-return]
 
 
@@ -68,14 +66,12 @@ def _find(name: str) -> Callable[..., Any]:
     if name in MODELS:
         return MODELS[name]
     if ":" not in name:
-        raise MethodError(f"model {name!r}: unknown{nearest(name, MODELS)}; nothing was built")
+        raise MethodError(f"model {name!r}: unknown{nearest(name, MODELS)}")
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise MethodError(f"model {name!r}: cannot be imported ({error}); nothing was built") from error
+        raise MethodError(f"model {name!r}: cannot be imported ({error})") from error
     if not callable(found):
-        raise MethodError(
-            f"model {name!r}: a {type(found).__name__}, expected a function or a class; nothing was built"
-        )
+        raise MethodError(f"model {name!r}: a {type(found).__name__}, expected a function or a class")
     return found  # type: ignore[no-any-return]

@@ -47,7 +47,7 @@ def _resnet(build: Callable[..., nn.Module], enum: str, input: InputSpec, weight
     if weights:
         if weights != "imagenet" or input.channels != 3 or min(input.height, input.width) < SMALL:
             raise MethodError(
-                f"weights {weights!r}: expected 'imagenet' with 3 channels and {SMALL} pixels or more; nothing was built"
+                f"weights {weights!r}: expected 'imagenet' with 3 channels and {SMALL} pixels or more"
             )
         load_imagenet(network, enum)
     return ResNet(network, input)

@@ -16,8 +16,6 @@ def load_imagenet(network: nn.Module, enum: str) -> None:
     url = getattr(torchvision.models, enum).DEFAULT.url
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(url).name
     if not path.is_file():
-        raise DataError(
-            f"{path}: not there; put torchvision's {path.name} into that folder; nothing was built"
-        )
+        raise DataError(f"{path}: not there; put torchvision's {path.name} into that folder")
     # torchvision's own files come in torch's format; weights_only reads tensors and nothing else.
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # noqa: TID251

@@ -49,7 +49,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     release: Annotated[int, Meta(ge=1)]
-    task: str
+    run_id: str
     method: str
     round: int
     extractor: Blob
@@ -124,10 +124,10 @@ def decode(payload: bytes | str) -> Manifest:
     try:
         manifest = msgspec.json.decode(payload, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtefactError(f"manifest: {error}; release not installed", "manifest") from error
+        raise ArtefactError(f"manifest: {error}", "manifest", consequence="release not installed") from error
     if flaw := _flaw(manifest):
         raise ArtefactError(
-            f"manifest of release {manifest.release}: {flaw}; release not installed", "manifest"
+            f"manifest of release {manifest.release}: {flaw}", "manifest", consequence="release not installed"
         )
     return manifest
 
@@ -138,7 +138,7 @@ def listed(entries: Iterable[object]) -> list[Entry]:
         return sorted((msgspec.convert(entry, Entry) for entry in entries), key=lambda entry: entry.serial)
     except msgspec.ValidationError as error:
         raise ArtefactError(
-            f"signed metadata: {brief(error)}; no release can be read from it", "manifest"
+            f"signed metadata: {brief(error)}", "manifest", consequence="no release can be read from it"
         ) from error
 
 

@@ -35,15 +35,15 @@ class Blob(Struct, frozen=True, forbid_unknown_fields=True):
     def check_chunk(self, index: int, payload: Payload) -> None:
         """Raises ArtefactError unless `payload` is chunk `index`, to the byte."""
         if not 0 <= index < len(self.chunks):
-            raise ArtefactError(f"blob {self.sha256[:8]}: chunk {index} of {len(self.chunks)} came; ignored")
+            raise ArtefactError(f"blob {self.sha256[:8]}: chunk {index} of {len(self.chunks)} came")
         expected = min(self.chunk_bytes, self.bytes - index * self.chunk_bytes)
         if len(payload) != expected:
             raise ArtefactError(
-                f"blob {self.sha256[:8]} chunk {index}: {len(payload)} bytes, expected {expected}; discarded"
+                f"blob {self.sha256[:8]} chunk {index}: {len(payload)} bytes, expected {expected}"
             )
         if (found := digest(payload)) != self.chunks[index]:
             raise ArtefactError(
-                f"blob {self.sha256[:8]} chunk {index}: sha256 {found[:8]}, expected {self.chunks[index][:8]}; discarded"
+                f"blob {self.sha256[:8]} chunk {index}: sha256 {found[:8]}, expected {self.chunks[index][:8]}"
             )
 
 
@@ -55,7 +55,9 @@ def digest(payload: Payload) -> str:
 def describe(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> Blob:
     """The descriptor of `payload`. Raises ArtefactError when it is empty or above 512 MiB."""
     if not 0 < len(payload) <= MAX_BLOB_BYTES:
-        raise ArtefactError(f"blob of {len(payload)} bytes: expected 1 to {MAX_BLOB_BYTES}; not sent")
+        raise ArtefactError(
+            f"blob of {len(payload)} bytes: expected 1 to {MAX_BLOB_BYTES}", consequence="not sent"
+        )
     return Blob(
         digest(payload), len(payload), [digest(chunk) for chunk in split(payload, chunk_bytes)], chunk_bytes
     )
@@ -93,7 +95,5 @@ class Assembly:
         """The whole. Raises ArtefactError unless it is complete and its sha256 is the descriptor's."""
         whole = b"".join(self._chunks[i] for i in sorted(self._chunks))
         if len(whole) != self.blob.bytes or digest(whole) != self.blob.sha256:
-            raise ArtefactError(
-                f"blob {self.blob.sha256[:8]}: {len(whole)} of {self.blob.bytes} bytes match; not used"
-            )
+            raise ArtefactError(f"blob {self.blob.sha256[:8]}: {len(whole)} of {self.blob.bytes} bytes match")
         return whole

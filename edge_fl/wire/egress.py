@@ -67,15 +67,17 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
         self._require("compression", [report.compression], [self.compression.kind])
         if self.privacy.noise_multiplier and metrics.EPSILON not in report.metrics:
             raise ArtefactError(
-                f"egress: an update without {metrics.EPSILON}, expected noise on it, and that counted; nothing was sent",
+                f"egress: an update without {metrics.EPSILON}, expected noise on it, and that counted",
                 "refused",
+                consequence="nothing was sent",
             )
 
     def _require(self, what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
         if strange := sorted(set(found) - set(allowed)):
             raise ArtefactError(
-                f"egress: {what} {strange[0]!r} may not leave this device, only {', '.join(allowed) or 'none'} may; nothing was sent",
+                f"egress: {what} {strange[0]!r} may not leave this device, only {', '.join(allowed) or 'none'} may",
                 "refused",
+                consequence="nothing was sent",
             )
 
 

@@ -37,7 +37,5 @@ class Endpoint:
                 context.load_cert_chain(self.cert, self.key)
         except OSError as error:  # ssl.SSLError is one
             files = ", ".join(str(file) for file in (self.ca, self.cert, self.key) if file)
-            raise ConfigError(
-                f"{files}: {error}; expected a CA, a certificate and its key as PEM; not connecting"
-            ) from error
+            raise ConfigError(f"{files}: {error}; expected a CA, a certificate and its key as PEM") from error
         return context

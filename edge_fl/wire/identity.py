@@ -98,7 +98,7 @@ def read(folder: Path) -> Identity:
         key_mode = _mode(folder / KEY_FILE)
         if key_mode & 0o077:
             raise ConfigError(
-                f"{folder / KEY_FILE}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600); not connecting"
+                f"{folder / KEY_FILE}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600)"
             )
         certificate, key = _bytes(folder / CERT_FILE), _bytes(folder / KEY_FILE)
         return replace_fields(_checked(folder, certificate, key), token=_token(folder))
@@ -112,15 +112,13 @@ def _checked(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Identity:
         name = common_name(certificate.subject)
     except (ValueError, TypeError, IdentityError) as error:
         raise ConfigError(
-            f"{folder}: {error}; expected {CA_FILE}, {CERT_FILE} and {KEY_FILE} in PEM; not connecting"
+            f"{folder}: {error}; expected {CA_FILE}, {CERT_FILE} and {KEY_FILE} in PEM"
         ) from error
     if certificate.public_key() != key.public_key():
-        raise ConfigError(
-            f"{folder}: {KEY_FILE} is not the key of {CERT_FILE} ({name}); expected a pair; not connecting"
-        )
+        raise ConfigError(f"{folder}: {KEY_FILE} is not the key of {CERT_FILE} ({name}); expected a pair")
     if not any(is_signed_by(certificate, ca) for ca in cas):
         raise ConfigError(
-            f"{folder}: {CERT_FILE} ({name}) is not signed by {CA_FILE}; expected one of this fleet; not connecting"
+            f"{folder}: {CERT_FILE} ({name}) is not signed by {CA_FILE}; expected one of this fleet"
         )
     begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return Identity(folder, name, begins, expires, certificate.serial_number)
@@ -151,7 +149,7 @@ def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | 
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}; expected a folder to write to; not made") from error
+        raise ConfigError(f"{folder}: {error.strerror}; expected a folder to write to") from error
     return read(folder)
 
 
@@ -279,9 +277,7 @@ def _token(folder: Path) -> Token | None:
     try:
         return msgspec.json.decode(_bytes(path), type=Token)
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"{path}: {error}; expected what 'edge-fl fleet enrol' wrote; not connecting"
-        ) from error
+        raise ConfigError(f"{path}: {error}; expected what 'edge-fl fleet enrol' wrote") from error
 
 
 def _bytes(path: Path) -> bytes:
@@ -302,7 +298,7 @@ def _mode(path: Path) -> int:
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"{path}: {error.strerror}; expected an identity ({CA_FILE}, {CERT_FILE}, {KEY_FILE}) as 'edge-fl fleet enrol'"
-        " makes it; not connecting"
+        " makes it"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.errors import ProtocolError, brief
 from edge_fl.wire.blob import Blob
 
@@ -59,16 +59,16 @@ class Beat(Struct, frozen=True):
 
 
 class Round(Struct, frozen=True):
-    """round/TASK, retained: what the current round is, and the spec that rebuilds its method."""
+    """round/RUN, retained: what the current round is, and the spec that rebuilds its method."""
 
-    task: Name
+    run_id: Name
     round: Count
     deadline_s: Annotated[float, Meta(gt=0, le=86400)]
-    spec: TaskSpec
+    spec: MethodSpec
 
 
-class Want(Struct, frozen=True):
-    """dn/want, retained: the desired state of one device; only the latest (highest `version`) matters.
+class Assignment(Struct, frozen=True):
+    """dn/assignment, retained: the desired state of one device; only the latest (highest `version`) matters.
 
     mode "serve" names a `release` to run; "train", "personalise" and "evaluate" name task, round and the broadcast `down` to start
     from; "rest" asks for nothing, and `why` says why where that is news (a failure word, as in `DeviceState.why`).
@@ -76,7 +76,7 @@ class Want(Struct, frozen=True):
 
     version: Count
     mode: Mode
-    task: Name = "none"
+    run_id: Name = "none"
     round: Count = 0
     id: Id = "none"
     down: Blob | None = None
@@ -141,7 +141,7 @@ class Capability(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """up/rpt/TASK/ROUND: numbers, and for an update the descriptor of its blob.
+    """up/rpt/RUN/ROUND: numbers, and for an update the descriptor of its blob.
 
     `kind` says what was done: "update" (a local update; `blob` holds the parts), "personal" (after personalise), "evaluation",
     or "head" (a personal head was fitted on `release`). Metrics use the names of `edge_fl.metrics`. `compression` is the blob's.
@@ -167,7 +167,7 @@ class Request(Struct, frozen=True):
     """up/req: a device asks for something it needs and cannot find retained."""
 
     id: Id
-    ask: Literal["want", "chunks", "metadata"]
+    ask: Literal["assignment", "chunks", "metadata"]
     sha256: str = ""
     missing: Annotated[list[Count], Meta(max_length=1024)] = []
 
@@ -199,7 +199,7 @@ MESSAGES: dict[str, type[Struct]] = {
     "server_state": ServerState,
     "beat": Beat,
     "round": Round,
-    "want": Want,
+    "assignment": Assignment,
     "cmd": Command,
     "ack": Ack,
     "echo": Echo,
@@ -222,7 +222,7 @@ def encode(message: Struct) -> bytes:
     _require_finite(msgspec.to_builtins(message), name, "not sent")
     payload = msgspec.json.encode(message)
     if len(payload) > MAX_JSON_BYTES:
-        raise ProtocolError(f"{name}: {len(payload)} bytes, at most {MAX_JSON_BYTES}; not sent")
+        raise ProtocolError(f"{name}: {len(payload)} bytes, at most {MAX_JSON_BYTES}", consequence="not sent")
     return payload
 
 
@@ -230,15 +230,15 @@ def decode(payload: bytes, kind: type[M]) -> M:
     """The message in `payload`. Raises ProtocolError, and nothing else, whatever the bytes are."""
     name = kind.__name__
     if len(payload) > MAX_JSON_BYTES:
-        raise ProtocolError(f"{name}: {len(payload)} bytes, at most {MAX_JSON_BYTES}; ignored")
+        raise ProtocolError(f"{name}: {len(payload)} bytes, at most {MAX_JSON_BYTES}")
     if _depth(payload) > MAX_JSON_DEPTH:
-        raise ProtocolError(f"{name}: nested deeper than {MAX_JSON_DEPTH}; ignored")
+        raise ProtocolError(f"{name}: nested deeper than {MAX_JSON_DEPTH}")
     try:
         message = msgspec.json.decode(payload, type=kind)
         # msgspec skips unknown fields unseen and lets the last of two equal keys win: look at every key once more.
         json.loads(payload.decode(), object_pairs_hook=_unique, parse_int=str, parse_float=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{name}: {brief(error)}; ignored") from error
+        raise ProtocolError(f"{name}: {brief(error)}") from error
     _require_finite(msgspec.to_builtins(message), name, "ignored")
     return message
 

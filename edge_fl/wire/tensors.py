@@ -70,43 +70,47 @@ def pack(parts: Arrays, limits: Limits = LIMITS) -> bytes:
     for name, (part, tensor, array) in _flatten(parts).items():
         if not PART.match(part) or (tensor and not TENSOR.match(tensor)):
             raise ProtocolError(
-                f"tensor {name!r}: expected PART:TENSOR with PART of a-z, 0-9, '_' and '.'; nothing was sent"
+                f"tensor {name!r}: expected PART:TENSOR with PART of a-z, 0-9, '_' and '.'",
+                consequence="nothing was sent",
             )
         if (dtype := array.dtype.newbyteorder("<")) not in DTYPES.values():
             raise ProtocolError(
-                f"tensor {name!r}: dtype {array.dtype}, expected one of {_known()}; nothing was sent"
+                f"tensor {name!r}: dtype {array.dtype}, expected one of {_known()}",
+                consequence="nothing was sent",
             )
         _check_shape(name, array.shape, limits)
         tensors[name] = np.asarray(array, dtype=dtype, order="C")
     if len(tensors) > limits.max_tensors:
-        raise ProtocolError(f"{len(tensors)} tensors, at most {limits.max_tensors}; nothing was sent")
+        raise ProtocolError(
+            f"{len(tensors)} tensors, at most {limits.max_tensors}", consequence="nothing was sent"
+        )
     payload: bytes = save(tensors)
     if len(payload) > limits.max_bytes:
-        raise ProtocolError(f"tensors of {len(payload)} bytes, at most {limits.max_bytes}; nothing was sent")
+        raise ProtocolError(
+            f"tensors of {len(payload)} bytes, at most {limits.max_bytes}", consequence="nothing was sent"
+        )
     return payload
 
 
 def unpack(payload: bytes | memoryview, limits: Limits = LIMITS) -> dict[str, dict[str, Array]]:
     """The parts in `payload` as read-only views of it. Raises ProtocolError, and nothing else, whatever the bytes are."""
     if len(payload) > limits.max_bytes:
-        raise ProtocolError(f"tensors of {len(payload)} bytes, at most {limits.max_bytes}; not read")
+        raise ProtocolError(f"tensors of {len(payload)} bytes, at most {limits.max_bytes}")
     header, data = _split(memoryview(payload), limits)
     parts: dict[str, dict[str, Array]] = {}
     begin = 0
     for name, entry in sorted(_entries(header, limits).items(), key=lambda item: item[1].data_offsets):
         if entry.data_offsets[0] != begin:
-            raise ProtocolError(
-                f"tensor {name!r}: begins at byte {entry.data_offsets[0]}, expected {begin}; not read"
-            )
+            raise ProtocolError(f"tensor {name!r}: begins at byte {entry.data_offsets[0]}, expected {begin}")
         begin = entry.data_offsets[1]
         part, _, tensor = name.partition(SEPARATOR)
         arrays = parts.setdefault(part, {})
         if tensor:
             arrays[tensor] = _view(name, entry, data, limits)
         elif begin != entry.data_offsets[0]:
-            raise ProtocolError(f"tensor {name!r}: has data but no name of its own; not read")
+            raise ProtocolError(f"tensor {name!r}: has data but no name of its own")
     if begin != len(data):
-        raise ProtocolError(f"tensors: {len(data)} bytes of data, the header describes {begin}; not read")
+        raise ProtocolError(f"tensors: {len(data)} bytes of data, the header describes {begin}")
     return parts
 
 
@@ -114,7 +118,7 @@ def require_finite(parts: Arrays) -> None:
     """Raises ProtocolError that names the first tensor with a NaN or an infinity."""
     for name, (_, _, array) in _flatten(parts).items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ProtocolError(f"tensor {name!r}: has NaN or infinity, expected finite numbers; refused")
+            raise ProtocolError(f"tensor {name!r}: has NaN or infinity, expected finite numbers")
 
 
 def signature(parts: Arrays) -> Signature:
@@ -128,7 +132,7 @@ def check_like(parts: Arrays, expected: Signature) -> None:
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise ProtocolError(
-                f"tensor {name!r}: {_kind(found.get(name))}, expected {_kind(expected.get(name))}; refused"
+                f"tensor {name!r}: {_kind(found.get(name))}, expected {_kind(expected.get(name))}"
             )
 
 
@@ -145,12 +149,12 @@ def _flatten(parts: Arrays) -> dict[str, tuple[str, str, Array]]:
 def _split(payload: memoryview, limits: Limits) -> tuple[memoryview, memoryview]:
     """(header, data)."""
     if len(payload) < HEADER_BYTES:
-        raise ProtocolError(f"tensors: {len(payload)} bytes, expected a safetensors file; not read")
+        raise ProtocolError(f"tensors: {len(payload)} bytes, expected a safetensors file")
     length = int.from_bytes(payload[:HEADER_BYTES], "little")
     rest = payload[HEADER_BYTES:]
     if length > min(len(rest), limits.max_header_bytes) or bytes(rest[:1]) != b"{":
         raise ProtocolError(
-            f"tensors: starts with {bytes(payload[:HEADER_BYTES]).hex()}, not a safetensors file; not read"
+            f"tensors: starts with {bytes(payload[:HEADER_BYTES]).hex()}, not a safetensors file"
         )
     return rest[:length], rest[length:]
 
@@ -160,13 +164,13 @@ def _entries(header: memoryview, limits: Limits) -> dict[str, Entry]:
         tree = json.loads(bytes(header), object_pairs_hook=_unique)
         entries = msgspec.convert(tree, dict[str, Entry])
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise ProtocolError(f"tensors: header: {brief(error)}; not read") from error
+        raise ProtocolError(f"tensors: header: {brief(error)}") from error
     if len(entries) > limits.max_tensors:
-        raise ProtocolError(f"tensors: {len(entries)} tensors, at most {limits.max_tensors}; not read")
+        raise ProtocolError(f"tensors: {len(entries)} tensors, at most {limits.max_tensors}")
     for name in entries:
         part, separator, tensor = name.partition(SEPARATOR)
         if not separator or not PART.match(part) or (tensor and not TENSOR.match(tensor)):
-            raise ProtocolError(f"tensor {name[:80]!r}: expected PART:TENSOR; not read")
+            raise ProtocolError(f"tensor {name[:80]!r}: expected PART:TENSOR")
     return entries
 
 
@@ -183,11 +187,11 @@ def _view(name: str, entry: Entry, data: memoryview, limits: Limits) -> Array:
     count = math.prod(entry.shape)
     if end > len(data) or end - begin != count * dtype.itemsize:
         raise ProtocolError(
-            f"tensor {name!r}: bytes {begin} to {end} of {len(data)}, expected {count * dtype.itemsize} for its shape; not read"
+            f"tensor {name!r}: bytes {begin} to {end} of {len(data)}, expected {count * dtype.itemsize} for its shape"
         )
     raw = data[begin:end]
     if entry.dtype == "BOOL" and (np.frombuffer(raw, np.uint8) > 1).any():
-        raise ProtocolError(f"tensor {name!r}: a bool that is neither 0 nor 1; not read")
+        raise ProtocolError(f"tensor {name!r}: a bool that is neither 0 nor 1")
     return np.frombuffer(raw, dtype).reshape(entry.shape)
 
 
@@ -195,7 +199,7 @@ def _check_shape(name: str, shape: tuple[int, ...] | list[int], limits: Limits) 
     if len(shape) > limits.max_rank or math.prod(max(size, 1) for size in shape) > limits.max_elements:
         raise ProtocolError(
             f"tensor {name!r}: shape {list(shape)[:16]}, at most {limits.max_rank} dimensions"
-            f" and {limits.max_elements} elements; refused"
+            f" and {limits.max_elements} elements"
         )
 
 

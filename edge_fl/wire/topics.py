@@ -6,11 +6,11 @@ One fleet is one prefix ``efl/1/FLEET``, where 1 is the protocol's major version
     srv/beat                        server                    the server is alive, every second, for other servers
     tuf/FILE                        server   retained         signed release metadata
     art/SHA256/GROUP/INDEX          server   retained         one 64 KiB chunk of a blob, addressed by the blob's hash
-    round/TASK                      server   retained         what the current round of a task is
-    d/DEVICE/dn/{want,cmd,ack}      server                    desired state (retained), commands, acknowledgements
+    round/RUN                      server   retained         what the current round of a task is
+    d/DEVICE/dn/{assignment,cmd,ack}      server                    desired state (retained), commands, acknowledgements
     d/DEVICE/dn/echo                device                    what it says to itself, behind all that was on its way to it
     d/DEVICE/up/{state,meta}        device   retained         life cycle (also its will) and capabilities
-    d/DEVICE/up/rpt/TASK/ROUND      device                    one report
+    d/DEVICE/up/rpt/RUN/ROUND      device                    one report
     d/DEVICE/up/blob/ID/INDEX       device                    one chunk of an update
     d/DEVICE/up/{req,log}           device                    a question, a log line
     enroll/NAME/{req,rsp}           claim, device             a certificate for a claim, or the next one of a device
@@ -63,7 +63,9 @@ class Address:
 def checked(name: str, what: str = "name") -> str:
     """`name` if it may stand in a topic. Raises ProtocolError."""
     if not NAME.match(name):
-        raise ProtocolError(f"{what} {name!r}: expected 1 to 32 of a-z, 0-9 and '-'; nothing was sent")
+        raise ProtocolError(
+            f"{what} {name!r}: expected 1 to 32 of a-z, 0-9 and '-'", consequence="nothing was sent"
+        )
     return name
 
 
@@ -92,11 +94,11 @@ class Topics:
     def chunk_group(self, sha256: str, group: int | str) -> str:
         return f"{self.root}/art/{sha256}/{group}/+"
 
-    def round(self, task: str) -> str:
-        return f"{self.root}/round/{task}"
+    def round(self, run_id: str) -> str:
+        return f"{self.root}/round/{run_id}"
 
-    def want(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/want"
+    def assignment(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/assignment"
 
     def command(self, device: str) -> str:
         return f"{self.root}/d/{device}/dn/cmd"
@@ -117,8 +119,8 @@ class Topics:
     def meta(self, device: str) -> str:
         return f"{self.root}/d/{device}/up/meta"
 
-    def report(self, device: str, task: str, round: int | str) -> str:
-        return f"{self.root}/d/{device}/up/rpt/{task}/{round}"
+    def report(self, device: str, run_id: str, round: int | str) -> str:
+        return f"{self.root}/d/{device}/up/rpt/{run_id}/{round}"
 
     def blob(self, device: str, id: str, index: int | str) -> str:
         return f"{self.root}/d/{device}/up/blob/{id}/{index}"
@@ -143,10 +145,10 @@ class Topics:
         """The inverse of every function above. Raises ProtocolError for anything else."""
         prefix = self.root + "/"
         if not topic.startswith(prefix):
-            raise ProtocolError(f"topic {topic!r}: expected one below {self.root!r}; message ignored")
+            raise ProtocolError(f"topic {topic!r}: expected one below {self.root!r}")
         address = _parse(topic[len(prefix) :].split("/"))
         if address is None:
-            raise ProtocolError(f"topic {topic!r}: not part of protocol {MAJOR}; message ignored")
+            raise ProtocolError(f"topic {topic!r}: not part of protocol {MAJOR}")
         return address
 
     def sender(self, topic: str) -> str:
@@ -165,8 +167,8 @@ def _parse(path: list[str]) -> Address | None:
             return Address("tuf", path=(file,))
         case ["art", sha, group, index] if SHA256.match(sha) and _in_group(group, index):
             return Address("art", path=(sha, group, index))
-        case ["round", task] if NAME.match(task):
-            return Address("round", path=(task,))
+        case ["round", run_id] if NAME.match(run_id):
+            return Address("round", path=(run_id,))
         case ["d", device, *rest] if NAME.match(device):
             return _parse_device(device, rest)
         case ["enroll", claim, ("req" | "rsp") as kind] if NAME.match(claim):
@@ -176,13 +178,13 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case ["dn", ("want" | "cmd" | "ack" | "echo") as kind] | [
+        case ["dn", ("assignment" | "cmd" | "ack" | "echo") as kind] | [
             "up",
             ("state" | "meta" | "req" | "log") as kind,
         ]:
             return Address(kind, device)
-        case ["up", "rpt", task, number] if NAME.match(task) and NUMBER.match(number):
-            return Address("rpt", device, (task, number))
+        case ["up", "rpt", run_id, number] if NAME.match(run_id) and NUMBER.match(number):
+            return Address("rpt", device, (run_id, number))
         case ["up", "blob", id, index] if ID.match(id) and NUMBER.match(index):
             return Address("blob", device, (id, index))
     return None

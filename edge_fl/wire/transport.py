@@ -116,11 +116,14 @@ PACKET_OVERHEAD_BYTES = 64  # MQTT's own fields beside topic, content type and p
 def require_sendable(packet: Packet, max_packet_bytes: int) -> None:
     """Raises ProtocolError for a topic with a wildcard, or a packet that the broker would answer by closing the connection."""
     if not packet.topic or "+" in packet.topic or "#" in packet.topic:
-        raise ProtocolError(f"topic {packet.topic!r}: expected one without wildcards; nothing was sent")
+        raise ProtocolError(
+            f"topic {packet.topic!r}: expected one without wildcards", consequence="nothing was sent"
+        )
     size = len(packet.topic.encode()) + len(packet.content_type) + len(packet.payload) + PACKET_OVERHEAD_BYTES
     if size > max_packet_bytes:
         raise ProtocolError(
-            f"{packet.topic}: packet of {size} bytes, the broker takes {max_packet_bytes}; nothing was sent"
+            f"{packet.topic}: packet of {size} bytes, the broker takes {max_packet_bytes}",
+            consequence="nothing was sent",
         )
 
 
@@ -130,7 +133,8 @@ def require_pattern(pattern: str) -> None:
     alone = all(level in ("+", "#") or not {"+", "#"} & set(level) for level in levels)
     if not pattern or not alone or "#" in levels[:-1]:
         raise ProtocolError(
-            f"subscription {pattern!r}: expected + or # alone in a level, # only in the last; not subscribed"
+            f"subscription {pattern!r}: expected + or # alone in a level, # only in the last",
+            consequence="not subscribed",
         )
 
 

@@ -49,9 +49,7 @@ def compare(
     from server.recipes.changes import scaled
 
     if against_paper and (not recipe or dataset or partitions):
-        raise InputError(
-            "--against-paper: needs --recipe, and neither --dataset nor --partitions; nothing was started"
-        )
+        raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
     base = recipes.find(recipe) if recipe else config.Recipe(name="compare")
     given = {
         "data.clients": clients,
@@ -68,7 +66,7 @@ def compare(
     ])  # fmt: skip
     base = scaled(base, scale)
     if not (methods or recipe):
-        raise InputError("--methods: none given, expected some or --recipe; nothing was started")
+        raise InputError("--methods: none given, expected some or --recipe")
     if against_paper:
         paper.figures(recipe)
     chosen = names() if methods == "all" else grid.split_list(methods) or paper.methods_of(base)

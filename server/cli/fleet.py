@@ -67,9 +67,7 @@ def admit(
     db = Database.open(place(database, home))
     known = {record.device: record for record in devices.known(db, fleet)}
     if device not in known:
-        raise InputError(
-            f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}; nothing was changed"
-        )
+        raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
     devices.let_in(db, fleet, device)
     was = known[device].quarantine
     say(f"{device}: was in quarantine ({was}), counts again" if was else f"{device}: was in no quarantine")

@@ -206,9 +206,7 @@ def _repository(home: Path, fleet: str, elsewhere: list[Path] | None) -> Reposit
     from server.release.repository import Repository
 
     if not (home / fleet / "metadata").is_dir():
-        raise InputError(
-            f"{home / fleet}: no releases in it; expected --home of a server that released; nothing was done"
-        )
+        raise InputError(f"{home / fleet}: no releases in it; expected --home of a server that released")
     return Repository(home / fleet, elsewhere=elsewhere or ())
 
 
@@ -257,4 +255,4 @@ def _plan(groups: str, success: float, false_abort: float, group_wait_s: float) 
         }
         return msgspec.convert(tree, RolloutConfig)
     except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"release rollout: {error}; nothing was done") from error
+        raise ConfigError(f"release rollout: {error}") from error

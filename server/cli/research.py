@@ -99,7 +99,7 @@ def simulate(
         results.append_round({"round": results.reached, "closing": True, "metrics": outcome.closing})
         results.write_summary("simulated", outcome.last())
         if outcome.spent:
-            results.finish("spent", str(outcome.spent))
+            results.finish("budget_exhausted", str(outcome.spent))
     report.write(results)
     _print(outcome, format)
     say(f"results: {results.path}")
@@ -184,15 +184,15 @@ def newtask(
 
     user_imports.from_here()
     old = trained.load(Results.open(_run_folder(run, runs)))
-    task = studies.prepare(config.with_settings(old.recipe, [
+    run_id = studies.prepare(config.with_settings(old.recipe, [
         *_settings({"data.dataset": to, "data.data_dir": data_dir, "data.clients": clients, "data.beta": beta}),
         'data.partition="dirichlet"', "data.unseen=0",
     ]))  # fmt: skip
     training = newcomers.HeadTraining(iterations, every=max(iterations // 10, 1), head=head)
-    classes = len(task.dataset.classes)
+    classes = len(run_id.dataset.classes)
     with Progress() as progress:
-        found = newcomers.learn_task(
-            old.method, old.shared, task.data(), classes, training, old.recipe.seed, watch=progress
+        found = newcomers.learn_new_task(
+            old.method, old.shared, run_id.data(), classes, training, old.recipe.seed, watch=progress
         )
     rows = []
     for done, reports in found.items():
@@ -253,7 +253,7 @@ def _note(results: Any, result: RoundResult, rounds: int, say: Callable[[str], N
         "seconds": result.seconds,
         "asked": result.asked,
         "answered": result.answered,
-        "spent": result.spent,
+        "budget_exhausted": result.spent,
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,
         "metrics": result.metrics,

@@ -75,7 +75,7 @@ def run(
     from server.runs.results import Results
 
     if not (recipe or resume):
-        raise ConfigError("server run: expected a recipe, such as demo, or --resume RUN; nothing was started")
+        raise ConfigError("server run: expected a recipe, such as demo, or --resume RUN")
     chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
     given = {
         "broker.host": host,
@@ -109,17 +109,17 @@ def worker(
     host: HostOption = "127.0.0.1",
     port: PortOption = None,
     fleet: FleetOption = "main",
-    quarantine_after: Annotated[int, typer.Option(min=0, help="As in the recipe's [judge].")] = 3,
+    quarantine_after: Annotated[int, typer.Option(min=0, help="As in the recipe's [validation].")] = 3,
     identity: IdentityOption = None,
 ) -> None:
     """Receive and judge reports for a server that runs with --workers, beside other workers, until Ctrl-C."""
     from server.mqtt.journal import Journal
-    from server.mqtt.updates.workers import Worker
+    from server.mqtt.updates.workers import UpdateWorker
     from server.registry import Database
 
     interrupt_on_sigterm()
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
-    with journal, Worker(connect_to(host, port or 0, identity), journal) as taking:
+    with journal, UpdateWorker(connect_to(host, port or 0, identity), journal) as taking:
         say(f"worker of fleet {fleet}: takes reports")
         try:
             threading.Event().wait()

@@ -105,13 +105,9 @@ def read(cell: Cell, folder: Path) -> Measured | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise InputError(
-            f"{folder}: no folder; expected one for the cells of a comparison; nothing was started"
-        ) from error
+        raise InputError(f"{folder}: no folder; expected one for the cells of a comparison") from error
     except (OSError, msgspec.DecodeError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}); remove it to run that cell again; nothing was started"
-        ) from error
+        raise InputError(f"{path}: cannot be read ({error}); remove it to run that cell again") from error
     return msgspec.structs.replace(kept, label=cell.label)
 
 

@@ -99,11 +99,11 @@ def parse_partition(text: str) -> list[str]:
     """The settings behind "dirichlet:0.1", "pathological:2", "domain" or "iid". Raises InputError."""
     kind, colon, number = text.partition(":")
     if kind not in PARTITIONS:
-        raise InputError(f"partition {text!r}: unknown{nearest(kind, PARTITIONS)}; nothing was started")
+        raise InputError(f"partition {text!r}: unknown{nearest(kind, PARTITIONS)}")
     if not colon:
         return [f'data.partition="{kind}"']
     if not PARTITIONS[kind]:
-        raise InputError(f"partition {text!r}: {kind} takes no number; nothing was started")
+        raise InputError(f"partition {text!r}: {kind} takes no number")
     return [f'data.partition="{kind}"', f"data.{PARTITIONS[kind][0]}={number}"]
 
 
@@ -128,5 +128,5 @@ def blocks(cells: Iterable[Cell]) -> Iterator[tuple[tuple[str, str], list[Cell]]
 def _pair(label: str, pair: str) -> tuple[str, Option]:
     key, equals, value = pair.partition("=")
     if not equals:
-        raise InputError(f"method {label!r}: {pair!r}, expected OPTION=VALUE; nothing was started")
+        raise InputError(f"method {label!r}: {pair!r}, expected OPTION=VALUE")
     return key, parse_value(value)

@@ -72,9 +72,7 @@ def figures(recipe: str) -> list[Figure]:
             found.setdefault((figure.method, figure.number, figure.client), figure)
     if not found:
         known = sorted({figure.recipe for figure in _all_figures()})
-        raise InputError(
-            f"recipe {recipe!r}: no paper's table has it{nearest(recipe, known)}; nothing was started"
-        )
+        raise InputError(f"recipe {recipe!r}: no paper's table has it{nearest(recipe, known)}")
     return list(found.values())
 
 

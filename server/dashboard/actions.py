@@ -31,9 +31,7 @@ def start(db: Database, fleet: str, release: str) -> str:
     """A release sets out. Raises InputError while another one is on its way."""
     wanted = int(release)
     if under_way := rollouts.current(db, fleet):
-        raise InputError(
-            f"release {wanted}: release {under_way.release} is on its way; abort that one first; nothing was done"
-        )
+        raise InputError(f"release {wanted}: release {under_way.release} is on its way; abort that one first")
     before = serving(tuple(rollouts.listed(db, fleet)))
     plan: dict[str, Any] = {"groups": list(EVERYBODY if wanted < before else CAREFUL)}
     rollouts.begin(db, fleet, wanted, previous=before if before != wanted else 0, plan=plan)
@@ -44,7 +42,7 @@ def _steer(desired: RolloutDesire, said: str) -> Callable[[Database, str, str], 
     def do(db: Database, fleet: str, number: str) -> str:
         record = rollouts.get(db, int(number))
         if record is None or record.fleet != fleet or record.state in rollouts.OVER:
-            raise InputError(f"roll-out {number}: it is over; nothing was done")
+            raise InputError(f"roll-out {number}: it is over")
         rollouts.steer(db, record.number, desired)
         return said.format(release=record.release, previous=record.previous or "none")
 
@@ -55,7 +53,7 @@ def stop(db: Database, fleet: str, run: str) -> str:
     """A run ends after the round under way. Raises InputError when it does not go on."""
     record = runs.get(db, run)
     if record is None or record.fleet != fleet or not runs.stop(db, run):
-        raise InputError(f"run {run}: it does not go on; nothing was done")
+        raise InputError(f"run {run}: it does not go on")
     return f"{run} ends after the round under way."
 
 

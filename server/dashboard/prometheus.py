@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sqlalchemy import Connection, func, select
 
 from server.registry import Database
-from server.registry.tables import devices, rejections, releases, reports, rollouts, rounds, runs, tasks
+from server.registry.tables import devices, rejections, releases, reports, requests, rollouts, rounds, runs
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
@@ -95,8 +95,8 @@ def _runs(connection: Connection, fleet: str) -> Iterable[Metric]:
     asked = GaugeMetricFamily(
         "edge_fl_tasks", "What devices were asked, by what became of it.", labels=("fleet", "mode", "state")
     )
-    wanted = select(tasks.c.mode, tasks.c.state, func.count()).where(tasks.c.fleet == fleet)
-    for mode, state, count in connection.execute(wanted.group_by(tasks.c.mode, tasks.c.state)):
+    wanted = select(requests.c.mode, requests.c.state, func.count()).where(requests.c.fleet == fleet)
+    for mode, state, count in connection.execute(wanted.group_by(requests.c.mode, requests.c.state)):
         asked.add_metric((fleet, mode, state), count)
     return by_state, lasted, at, accuracy, asked
 

@@ -38,11 +38,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.token and len(self.token) < MIN_TOKEN:
-            raise ConfigError(
-                f"token of {len(self.token)} characters: expected at least {MIN_TOKEN}; nothing was started"
-            )
+            raise ConfigError(f"token of {len(self.token)} characters: expected at least {MIN_TOKEN}")
         if bool(self.certificate) != bool(self.key):
-            raise ConfigError("TLS: expected both a certificate and its key; nothing was started")
+            raise ConfigError("TLS: expected both a certificate and its key")
         if self.certificate:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)

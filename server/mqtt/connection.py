@@ -42,7 +42,7 @@ class Heard:
 Handler = Callable[[Heard], None]
 
 
-class Link:
+class ServerConnection:
     """`on`, `on_refused` and `on_return` register handlers, then `open` connects. Handlers run on the receive thread and must not wait."""
 
     def __init__(
@@ -268,7 +268,7 @@ class Link:
         try:
             address = self.topics.parse(packet.topic)
             if address.device and role_of(address.device) != "device":
-                raise ProtocolError(f"{address.device!r} is no name of a device; ignored")
+                raise ProtocolError(f"{address.device!r} is no name of a device")
             heard = Heard(address, _content(address.kind, packet), packet.retain)
         except ProtocolError as error:
             kind = packet.topic.split("/")[6:7]  # behind efl/1/FLEET/d/DEVICE/up
@@ -292,8 +292,8 @@ def _content(kind: str, packet: Packet) -> Struct | bytes | None:
         return None
     if kind == "blob":
         if packet.content_type != SAFETENSORS:
-            raise ProtocolError(f"content type {packet.content_type!r}, expected {SAFETENSORS!r}; ignored")
+            raise ProtocolError(f"content type {packet.content_type!r}, expected {SAFETENSORS!r}")
         return packet.payload
     if kind not in MESSAGES:
-        raise ProtocolError(f"a message of kind {kind!r} is not for the server; ignored")
+        raise ProtocolError(f"a message of kind {kind!r} is not for the server")
     return decode(packet.payload, MESSAGES[kind])

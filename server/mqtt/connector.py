@@ -31,7 +31,7 @@ def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Con
     if folder and (who := identity.read(Path(folder))).role not in NO_DEVICES:
         raise ConfigError(
             f"{folder}: the identity of {who.name!r} ({who.role}), expected that of the server or the operator, which may see the"
-            " whole fleet (runs/identities/operator); not connecting"
+            " whole fleet (runs/identities/operator)"
         )
     own_loop = cache(MqttLoop)
     server = reader = identity.endpoint(host, port, folder)

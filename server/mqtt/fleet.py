@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.messages import PRIVACY_SPENT, Mode, Report, Request, Round
-from server.mqtt.connection import Heard, Link
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.connection import Heard, ServerConnection
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Device, Roster
 from server.mqtt.updates.inbox import Inbox
-from server.mqtt.updates.round_request import Answer, Exchange
-from server.mqtt.updates.shared_blobs import Broadcasts
+from server.mqtt.updates.round_request import Answer, RoundRequest
+from server.mqtt.updates.shared_blobs import SharedBlobs
 from server.mqtt.updates.validation import Terms, expected_of, flaw_of, length
-from server.registry.records import TaskWord
+from server.registry.records import RequestState
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class OpenExchange:
+class OpenRequest:
     """What a cohort was asked, while answers to it count: what was sent to whom, and who has not been heard yet."""
 
-    exchange: Exchange
-    broadcasts: Broadcasts
+    round_request: RoundRequest
+    broadcasts: SharedBlobs
     downs: Downs
     deadline_s: float
     waiting: set[ClientId]
@@ -71,26 +71,32 @@ class MqttFleet(Fleet):
 
     def __init__(
         self,
-        link: Link,
+        connection: ServerConnection,
         roster: Roster,
         inbox: Inbox,
-        wants: Wants,
-        task: str,
-        spec: TaskSpec,
+        assignments: Assignments,
+        run_id: str,
+        spec: MethodSpec,
         limits: Limits = Limits(),
         heard: Callable[[ClientId, Report], None] = lambda device, report: None,
         device: str = "cpu",
     ) -> None:
-        self._link, self._roster, self._inbox, self._wants, self._device = link, roster, inbox, wants, device
-        self._task, self._spec, self._limits, self._heard = task, spec, limits, heard
+        self._connection, self._roster, self._inbox, self._assignments, self._device = (
+            connection,
+            roster,
+            inbox,
+            assignments,
+            device,
+        )
+        self._run_id, self._spec, self._limits, self._heard = run_id, spec, limits, heard
         self._attempt = 0
-        self._open: dict[str, OpenExchange] = {}  # open ones by id, the newest last
+        self._open: dict[str, OpenRequest] = {}  # open ones by id, the newest last
         self._answers: SimpleQueue[Answer] = SimpleQueue()  # to all rounds of training that are open
-        self._come: deque[tuple[OpenExchange, Answer]] = deque()  # between rounds
+        self._come: deque[tuple[OpenRequest, Answer]] = deque()  # between rounds
         self._spent: set[ClientId] = set()
         roster.on_change(self._reborn)
-        link.on("req", self._asked)
-        link.on_return(lambda _: self._say_again())
+        connection.on("req", self._asked)
+        connection.on_return(lambda _: self._say_again())
 
     def clients(self) -> Sequence[ClientId]:
         return self._roster.full_devices()
@@ -102,14 +108,14 @@ class MqttFleet(Fleet):
         """Asks at once, so that devices work while whoever asked does something else; the iterator waits for the answers."""
         self._leave_behind(step, round)
         opened = self._ask(step, round, method, downs)
-        exchange, limit_s = opened.exchange, opened.deadline_s
+        round_request, limit_s = opened.round_request, opened.deadline_s
         until = time.monotonic() + self._limits.deadline_s
         self._announce()
-        self._inbox.journal.ask(downs, self._task, round, step, exchange.id)
+        self._inbox.journal.ask(downs, self._run_id, round, step, round_request.id)
         for client in downs:
             down = opened.broadcasts.send(downs[client])
-            place = {"task": self._task, "round": round, "id": exchange.id}
-            self._wants.ask(client, step, **place, down=down, deadline_s=limit_s)
+            place = {"run_id": self._run_id, "round": round, "id": round_request.id}
+            self._assignments.ask(client, step, **place, down=down, deadline_s=limit_s)
         return self._collect(opened, until)
 
     def at_work(self) -> Collection[ClientId]:
@@ -122,19 +128,19 @@ class MqttFleet(Fleet):
     def close(self) -> None:
         """Withdraws what is still asked, the wants to train, and the announcement of the round."""
         self._end(list(self._open.values()))
-        self._wants.withdraw_passing()
-        self._link.forget(self._link.topics.round(self._task))
+        self._assignments.withdraw_passing()
+        self._connection.forget(self._connection.topics.round(self._run_id))
 
     @property
     def _late(self) -> bool:
         """Whether late updates count."""
         return self._limits.max_staleness is not None
 
-    def _ask(self, mode: Mode, round: int, method: Method, downs: Downs) -> OpenExchange:
+    def _ask(self, mode: Mode, round: int, method: Method, downs: Downs) -> OpenRequest:
         """An exchange whose answers are taken from now on."""
         self._attempt += 1
         # The boot keeps a restarted server from taking an old answer for a new one; the attempt keeps the steps of a round apart.
-        id = f"{self._task}-{round}-{self._link.boot}-{self._attempt}"
+        id = f"{self._run_id}-{round}-{self._connection.boot}-{self._attempt}"
         expected = expected_of(method, whole=mode == "train")
         some = next(iter(downs), None)  # they are all about as long
         lengths = {name: length(part) for name, part in (downs[some] if some else {}).items()}
@@ -144,10 +150,14 @@ class MqttFleet(Fleet):
         if self._late and mode == "train":
             answers = self._answers
             limit_s = min(limit_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
-        exchange = Exchange(id, self._task, round, mode, cohort, expected, self._samples, flaw, answers)
-        opened = OpenExchange(exchange, Broadcasts(self._link, limit_s), downs, limit_s, set(cohort))
+        round_request = RoundRequest(
+            id, self._run_id, round, mode, cohort, expected, self._samples, flaw, answers
+        )
+        opened = OpenRequest(
+            round_request, SharedBlobs(self._connection, limit_s), downs, limit_s, set(cohort)
+        )
         self._open[id] = opened
-        self._inbox.open(exchange, terms)
+        self._inbox.open(round_request, terms)
         return opened
 
     def _leave_behind(self, mode: Mode, round: int) -> None:
@@ -158,10 +168,10 @@ class MqttFleet(Fleet):
         over = [
             opened
             for opened in self._open.values()
-            if not keep or opened.exchange.mode != "train" or opened.exchange.round < oldest
+            if not keep or opened.round_request.mode != "train" or opened.round_request.round < oldest
         ]
         for opened in over:
-            self._inbox.close(opened.exchange)
+            self._inbox.close(opened.round_request)
         while not self._answers.empty():
             answer = self._answers.get()
             if asked := self._open.get(answer.report.id):
@@ -170,19 +180,19 @@ class MqttFleet(Fleet):
             self._come.clear()
         self._end(over)
 
-    def _collect(self, opened: OpenExchange, until: float) -> Iterator[Update]:
-        exchange, late = opened.exchange, opened.exchange.answers is self._answers
+    def _collect(self, opened: OpenRequest, until: float) -> Iterator[Update]:
+        round_request, late = opened.round_request, opened.round_request.answers is self._answers
         try:
-            while come := self._next(exchange, until):
+            while come := self._next(round_request, until):
                 asked, answer = come
                 asked.waiting.discard(answer.device)
                 if answer.counts:
                     self._heard(answer.device, answer.report)
-                    yield self._update(asked, answer, exchange.round)
+                    yield self._update(asked, answer, round_request.round)
                 else:
                     if answer.report.error == PRIVACY_SPENT:
                         self._spent.add(answer.device)
-                    place = f"{answer.device}, {exchange.mode} of round {asked.exchange.round}"
+                    place = f"{answer.device}, {round_request.mode} of round {asked.round_request.round}"
                     log.warning("%s: %s", place, _why(answer), extra={"device": answer.device})
         except GeneratorExit:  # whoever asked has enough
             if not late:
@@ -193,20 +203,23 @@ class MqttFleet(Fleet):
                 self._end([opened])
         if (waiting := opened.waiting) and not late:
             log.warning(
-                "%s of round %d: no answer from %s", exchange.mode, exchange.round, ", ".join(sorted(waiting))
+                "%s of round %d: no answer from %s",
+                round_request.mode,
+                round_request.round,
+                ", ".join(sorted(waiting)),
             )
 
-    def _next(self, exchange: Exchange, until: float) -> tuple[OpenExchange, Answer] | None:
+    def _next(self, round_request: RoundRequest, until: float) -> tuple[OpenRequest, Answer] | None:
         """The next answer where those to `exchange` come; None once nobody is left to wait for, at the deadline, or when it was ended."""
-        while exchange.id in self._open:
-            self._link.check()
-            if self._come and exchange.answers is self._answers:
+        while round_request.id in self._open:
+            self._connection.check()
+            if self._come and round_request.answers is self._answers:
                 return self._come.popleft()
-            left, waiting = max(until - time.monotonic(), 0.0), self._waiting(exchange)
+            left, waiting = max(until - time.monotonic(), 0.0), self._waiting(round_request)
             if not waiting:
                 return None
             try:
-                answer = exchange.answers.get(timeout=min(left, POLL_S))
+                answer = round_request.answers.get(timeout=min(left, POLL_S))
             except queue.Empty:
                 gone = all(self._roster.gone_for(device) > self._limits.lost_s for device in waiting)
                 if gone or not left:  # and nothing more has come while whoever asked did something else
@@ -216,8 +229,8 @@ class MqttFleet(Fleet):
                 return asked, answer
         return None
 
-    def _update(self, asked: OpenExchange, answer: Answer, round: int) -> Update:
-        staleness = round - asked.exchange.round
+    def _update(self, asked: OpenRequest, answer: Answer, round: int) -> Update:
+        staleness = round - asked.round_request.round
         return Update(
             answer.device,
             answer.report.samples,
@@ -227,9 +240,9 @@ class MqttFleet(Fleet):
             staleness=staleness,
         )
 
-    def _waiting(self, exchange: Exchange) -> set[ClientId]:
+    def _waiting(self, round_request: RoundRequest) -> set[ClientId]:
         """Who may still answer where these answers come."""
-        asked = (q for q in self._open.values() if q.exchange.answers is exchange.answers)
+        asked = (q for q in self._open.values() if q.round_request.answers is round_request.answers)
         return {client for opened in asked for client in opened.waiting}
 
     def _announce(self) -> None:
@@ -237,27 +250,32 @@ class MqttFleet(Fleet):
         asked = list(self._open.values())
         if not asked:
             return
-        round = min(opened.exchange.round for opened in asked)
+        round = min(opened.round_request.round for opened in asked)
         limit_s = max(opened.deadline_s for opened in asked)
-        announced = Round(self._task, round, limit_s, self._spec)
-        self._link.say(self._link.topics.round(self._task), announced, retain=True, expiry_s=limit_s)
+        announced = Round(self._run_id, round, limit_s, self._spec)
+        self._connection.say(
+            self._connection.topics.round(self._run_id), announced, retain=True, expiry_s=limit_s
+        )
 
     def _end(
-        self, exchanges: Sequence[OpenExchange], state: TaskWord = "timed_out", reason: str = "deadline"
+        self,
+        round_requests: Sequence[OpenRequest],
+        state: RequestState = "timed_out",
+        reason: str = "deadline",
     ) -> None:
         """Ends these, where they are open: answers are refused as late, chunks cleared, and whoever is at it is put to rest."""
-        for opened in exchanges:
-            asked = opened.exchange
+        for opened in round_requests:
+            asked = opened.round_request
             if self._open.pop(asked.id, None) is None:
                 continue
             self._inbox.close(asked)
             self._inbox.journal.settle(asked.id, state, reason)
             opened.broadcasts.clear(other.broadcasts for other in self._open.values())
             for device in sorted(asked.cohort):
-                want = self._wants.current(device)
-                if want and want.id == asked.id:
+                assignment = self._assignments.current(device)
+                if assignment and assignment.id == asked.id:
                     rest = f"{asked.id}-rest"
-                    self._wants.ask(device, "rest", task=asked.task, round=asked.round, id=rest)
+                    self._assignments.ask(device, "rest", run_id=asked.run_id, round=asked.round, id=rest)
 
     def _samples(self, device: ClientId) -> int:
         known = self._roster.get(device)
@@ -266,7 +284,7 @@ class MqttFleet(Fleet):
     def _reborn(self, before: Device | None, now: Device) -> None:
         """A member that started anew in mid-round is told again what is wanted."""
         if now.ready and before and before.boot != now.boot and self._asked_of(now.id):
-            self._wants.again(now.id)
+            self._assignments.again(now.id)
 
     def _asked(self, heard: Heard) -> None:
         request = heard.message
@@ -274,9 +292,9 @@ class MqttFleet(Fleet):
             return
         if opened := self._asked_of(heard.address.device):
             again = partial(opened.broadcasts.send_again, request.sha256, request.missing)
-            self._link.aside(f"chunks {request.sha256}", again)
+            self._connection.aside(f"chunks {request.sha256}", again)
 
-    def _asked_of(self, device: ClientId) -> OpenExchange | None:
+    def _asked_of(self, device: ClientId) -> OpenRequest | None:
         """What a device that has not been heard yet is at; it is asked one thing at a time."""
         return next((q for q in list(self._open.values()) if device in q.waiting), None)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.messages import Mode, Report
 from server.registry import Database, devices, reports, runs
-from server.registry.records import DeviceRecord, Rejection, TaskRecord, TaskWord
+from server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +116,9 @@ class Journal:
 
     def ask(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
         """Devices are asked for something."""
-        runs.ask(self.db, [TaskRecord(self.fleet, device, id, run, round, mode) for device in cohort])
+        runs.ask(self.db, [RequestRecord(self.fleet, device, id, run, round, mode) for device in cohort])
 
-    def settle(self, id: str, state: TaskWord, reason: str = "", *, device: str | None = None) -> None:
+    def settle(self, id: str, state: RequestState, reason: str = "", *, device: str | None = None) -> None:
         """The task `id` of one device is over, or all that are still open under it."""
         runs.settle(self.db, self.fleet, id, state, reason, device=device)
 

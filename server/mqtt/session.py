@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edge_fl.wire.messages import Log
-from server.mqtt.connection import Heard, Link
-from server.mqtt.devices.assignments import Wants, withdraw_leftovers
+from server.mqtt.connection import Heard, ServerConnection
+from server.mqtt.devices.assignments import Assignments, withdraw_leftovers
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
 from server.mqtt.retained import Connect
@@ -25,10 +25,10 @@ LEVELS = logging.getLevelNamesMapping()
 class Server:
     """A connected server."""
 
-    link: Link
+    connection: ServerConnection
     roster: Roster
     inbox: Inbox
-    wants: Wants
+    assignments: Assignments
     journal: Journal
 
 
@@ -40,19 +40,19 @@ def connected(
 
     With `workers` other processes take the reports (`server.mqtt.updates.workers`).
     """
-    link = Link(connect, journal.fleet, takeover=takeover, workers=workers)
-    link.on("log", _device_says)
-    inbox = SharedInbox(link, journal) if workers else Inbox(link, journal)
-    server = Server(link, Roster(link, journal), inbox, Wants(link), journal)
+    connection = ServerConnection(connect, journal.fleet, takeover=takeover, workers=workers)
+    connection.on("log", _device_says)
+    inbox = SharedInbox(connection, journal) if workers else Inbox(connection, journal)
+    server = Server(connection, Roster(connection, journal), inbox, Assignments(connection), journal)
     try:
-        link.open()
-        journal.begin(link.epoch)
-        withdraw_leftovers(link, connect)
+        connection.open()
+        journal.begin(connection.epoch)
+        withdraw_leftovers(connection, connect)
         yield server
     finally:
         if isinstance(inbox, SharedInbox):
             inbox.stop()
-        link.close()
+        connection.close()
 
 
 def _device_says(heard: Heard) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from edge_fl import logs
 from edge_fl.config import Source
 from edge_fl.console.progress import Progress
-from edge_fl.errors import ConfigError, DeadlineError, SpentError, StoppedError
+from edge_fl.errors import BudgetExhaustedError, ConfigError, DeadlineError, StoppedError
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, to_device
@@ -43,7 +43,7 @@ from server.release.rollout.rollout import Rollout
 from server.runs import checkpoint
 from server.runs.checkpoint import Checkpoint
 from server.runs.results import Results
-from server.runs.totals import Ledger
+from server.runs.totals import RunTotals
 from server.training import rounds
 from server.training import study as studies
 from server.training.fleet import Fleet
@@ -65,7 +65,7 @@ def run(request: RunRequest, finished: Callable[[Results], object] = lambda resu
     setup = prepare(recipe)
     with ExitStack() as stack:
         db = stack.enter_context(closing(Database.open(request.registry)))
-        strict, revoked = recipe.judge.quarantine_after, denied(recipe.broker.identity)
+        strict, revoked = recipe.validation.quarantine_after, denied(recipe.broker.identity)
         journal = stack.enter_context(
             Journal(db, recipe.broker.fleet, quarantine_after=strict, denied=revoked)
         )
@@ -86,7 +86,7 @@ def run(request: RunRequest, finished: Callable[[Results], object] = lambda resu
             )
             spent = _run(setup, server, results, progress, saved, request.home)
             if spent:
-                results.finish("spent", str(spent))
+                results.finish("budget_exhausted", str(spent))
     finished(results)
     if spent:
         raise spent
@@ -101,7 +101,7 @@ def _saved(results: Results, rounds: int) -> Checkpoint | None:
     saved = checkpoint.load(results.checkpoints) if checkpoint.begun(results.checkpoints) else None
     if saved and saved.round >= rounds and results.state().state == "completed":
         raise ConfigError(
-            f"{results.path}: completed, with all its {rounds} rounds; expected a run that was interrupted; nothing was started"
+            f"{results.path}: completed, with all its {rounds} rounds; expected a run that was interrupted"
         )
     return saved
 
@@ -113,16 +113,16 @@ def _run(
     progress: Progress,
     saved: Checkpoint | None,
     home: Path,
-) -> SpentError | None:
+) -> BudgetExhaustedError | None:
     """Says why the run ended before its last round, if it did."""
-    ledger = Ledger()
+    totals = RunTotals()
     for kept in reports.of_run(server.journal.db, results.id):  # of the run's earlier life
-        ledger.note(kept.device, reports.report_of(kept))
-    rollout = _rollout(setup, server, results.id, ledger, progress, home)
-    devices = _devices(setup, server, results.id, ledger)
-    fleet = FLEETS[setup.recipe.source](setup, devices, ledger)
+        totals.note(kept.device, reports.report_of(kept))
+    rollout = _rollout(setup, server, results.id, totals, progress, home)
+    devices = _devices(setup, server, results.id, totals)
+    fleet = FLEETS[setup.recipe.source](setup, devices, totals)
     try:
-        run = Run(setup, server, results, ledger, progress, rollout, devices, fleet)
+        run = Run(setup, server, results, totals, progress, rollout, devices, fleet)
         shared, spent = _train(run, saved)
         closing = _close(run, shared)
         return rounds.with_epsilon(spent, closing) if spent else None
@@ -130,28 +130,28 @@ def _run(
         devices.close()
         if rollout:
             rollout.close()
-        conclude(results, setup.recipe, ledger, server.roster.table)
+        conclude(results, setup.recipe, totals, server.roster.table)
 
 
 def _rollout(
-    setup: RunSetup, server: Server, task: str, ledger: Ledger, progress: Progress, home: Path
+    setup: RunSetup, server: Server, run_id: str, totals: RunTotals, progress: Progress, home: Path
 ) -> Rollout | None:
     """What brings releases to head-only devices; None for a method that has none, and the devices are told."""
     recipe = setup.recipe
     if not setup.method.exports:
         progress.say(f"{setup.method.title} shares no extractor: head-only devices get nothing from this run")
-        Refusal(server.roster, server.wants, task, setup.method.title)
+        Refusal(server.roster, server.assignments, run_id, setup.method.title)
         return None
     repository = Repository(home / recipe.broker.fleet)
     if recipe.release.website:
         website.keep(repository, Path(recipe.release.website))
     return Rollout(
-        server.link,
+        server.connection,
         server.roster,
         server.inbox,
-        server.wants,
+        server.assignments,
         repository,
-        ledger.note,
+        totals.note,
         setup.device,
         plan=recipe.release.rollout,
         db=server.journal.db,
@@ -160,16 +160,16 @@ def _rollout(
     )
 
 
-def _devices(setup: RunSetup, server: Server, task: str, ledger: Ledger) -> MqttFleet:
+def _devices(setup: RunSetup, server: Server, run_id: str, totals: RunTotals) -> MqttFleet:
     """The full devices, as the recipe's cohort and judge want them asked."""
-    cohort, judge = setup.recipe.cohort, setup.recipe.judge
+    cohort, validation = setup.recipe.cohort, setup.recipe.validation
     late = cohort.max_staleness if cohort.buffer_size else None
-    limits = Limits(cohort.deadline_s, max_growth=judge.max_growth, max_staleness=late)
-    wire = server.link, server.roster, server.inbox, server.wants
-    return MqttFleet(*wire, task, setup.spec, limits, ledger.note, setup.device)
+    limits = Limits(cohort.deadline_s, max_growth=validation.max_growth, max_staleness=late)
+    wire = server.connection, server.roster, server.inbox, server.assignments
+    return MqttFleet(*wire, run_id, setup.spec, limits, totals.note, setup.device)
 
 
-def _train(run: Run, saved: Checkpoint | None) -> tuple[Parts, SpentError | None]:
+def _train(run: Run, saved: Checkpoint | None) -> tuple[Parts, BudgetExhaustedError | None]:
     """The rounds, with a release every so often -> (the shared parts after the last, why it was not the recipe's last)."""
     recipe, method = run.setup.recipe, run.setup.method
     shared = saved.shared if saved else steps.start(method)
@@ -184,7 +184,7 @@ def _train(run: Run, saved: Checkpoint | None) -> tuple[Parts, SpentError | None
             if result.round < recipe.rounds and _is_due(result.round, recipe.release.every):
                 collect = not method.head_tier.closes
                 _release(run, method.at(result.round), shared, result.round, collect=collect)
-    except SpentError as spent:
+    except BudgetExhaustedError as spent:
         if not run.results.reached:
             raise
         run.progress.say(str(spent))
@@ -204,7 +204,7 @@ def _close(run: Run, shared: Parts) -> Mapping[str, Mapping[str, float]]:
     run.progress.say(f"closing steps on {len(run.fleet.clients())} clients")
     beside = (lambda: _beside(run)) if closes else (lambda: [])
     shared, closing = rounds.close(method, run.fleet, shared, round, beside, run.progress)
-    run.ledger.measure(closing)
+    run.totals.measure(closing)
     if run.rollout:
         _release(run, method, shared, round)
         _wait_for_heads(run, say=True)
@@ -247,15 +247,15 @@ def _wait_for_those_away(run: Run) -> None:
 
 def _beside(run: Run) -> list[Update]:
     """What head-only devices have sent back since this was last asked."""
-    return run.rollout.contributions.take() if run.rollout else []
+    return run.rollout.head_updates.take() if run.rollout else []
 
 
 def _release(run: Run, method: Method, shared: Parts, round: int, *, collect: bool = False) -> None:
     if run.rollout is None:
         return
     _wait_for_heads(run, say=False)
-    spec, task = run.setup.spec, run.results.id
-    manifest = run.rollout.release(method, shared, spec, task=task, round=round, collect=collect)
+    spec, run_id = run.setup.spec, run.results.id
+    manifest = run.rollout.release(method, shared, spec, run_id=run_id, round=round, collect=collect)
     method.net.to(run.setup.device)  # the export took it to the CPU
     atomic.write(
         run.results.artefacts / f"release-{manifest.release}.json",
@@ -323,17 +323,17 @@ def _is_due(round: int, every: int) -> bool:
     return every > 0 and (round - 1) % every == 0
 
 
-def _simulated(setup: RunSetup, devices: Fleet, ledger: Ledger) -> Fleet:
+def _simulated(setup: RunSetup, devices: Fleet, totals: RunTotals) -> Fleet:
     if setup.study is None:
-        raise ConfigError(f"source {setup.recipe.source!r}: no clients to simulate; nothing was started")
+        raise ConfigError(f"source {setup.recipe.source!r}: no clients to simulate")
     for client, data in setup.study.data().items():
-        ledger.enter(client, len(data.train))
+        totals.enter(client, len(data.train))
     return simulate.fleet(setup.study, setup.method, setup.device)
 
 
-FLEETS: dict[Source, Callable[[RunSetup, MqttFleet, Ledger], Fleet]] = {
-    "fleet": lambda setup, devices, ledger: devices,
+FLEETS: dict[Source, Callable[[RunSetup, MqttFleet, RunTotals], Fleet]] = {
+    "fleet": lambda setup, devices, totals: devices,
     "simulated": _simulated,
-    "hybrid": lambda setup, devices, ledger: HybridFleet(devices, _simulated(setup, devices, ledger)),
+    "hybrid": lambda setup, devices, totals: HybridFleet(devices, _simulated(setup, devices, totals)),
 }
 """Who trains, by source."""

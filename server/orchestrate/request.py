@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_fl.config import Recipe, TaskSpec
+from edge_fl.config import MethodSpec, Recipe
 from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
 from edge_fl.methods import build_method
@@ -53,7 +53,7 @@ class RunSetup:
     recipe: Recipe
     dataset: Dataset = field(repr=False)
     study: Study | None
-    spec: TaskSpec
+    spec: MethodSpec
     method: Method
     device: str
 
@@ -62,7 +62,7 @@ def prepare(recipe: Recipe) -> RunSetup:
     """Dataset, spec and method. Raises InputError."""
     study = studies.prepare(recipe) if recipe.source != "fleet" else None
     dataset = study.dataset if study else datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
-    spec = studies.task_spec(recipe, dataset)
+    spec = studies.method_spec(recipe, dataset)
     # Aggregating alone is no work for a GPU: "auto" asks for one only where clients train in this process.
     device = "cpu" if recipe.device == "auto" and study is None else simulate.torch_device(recipe.device)
     method = build_method(spec)

@@ -23,7 +23,7 @@ from server.registry.records import RoundRecord, RunRecord
 from server.release.rollout.rollout import Rollout
 from server.runs import checkpoint
 from server.runs.results import Results
-from server.runs.totals import Ledger
+from server.runs.totals import RunTotals
 from server.training import rounds
 from server.training.fleet import Fleet
 from server.training.rounds import RoundResult
@@ -36,7 +36,7 @@ class Run:
     setup: RunSetup
     server: Server
     results: Results
-    ledger: Ledger
+    totals: RunTotals
     progress: Progress
     rollout: Rollout | None
     devices: MqttFleet
@@ -61,7 +61,7 @@ def plan(setup: RunSetup) -> rounds.Plan:
 def remember(run: Run, result: RoundResult) -> None:
     """Writes down one round, and all that it takes to go on after it."""
     summaries = summarise_reports(list(result.metrics.values()))
-    run.ledger.measure(result.metrics)
+    run.totals.measure(result.metrics)
     run.results.append_round(_record(result, summaries, run.refused()))
     checkpoint.save(
         run.results.checkpoints, result.round, plan(run.setup), result.shared, run.fleet.personal_state()
@@ -85,13 +85,13 @@ def remember(run: Run, result: RoundResult) -> None:
     )
 
 
-def conclude(results: Results, recipe: Recipe, ledger: Ledger, table: Table) -> None:
+def conclude(results: Results, recipe: Recipe, totals: RunTotals, table: Table) -> None:
     """What everybody reported over the run, however it ended."""
-    results.write_summary(recipe.source, ledger.summaries(table))
-    rows = [msgspec.to_builtins(row) for row in ledger.rows(table)]
+    results.write_summary(recipe.source, totals.summaries(table))
+    rows = [msgspec.to_builtins(row) for row in totals.rows(table)]
     results.write_devices(rows)
     results.append_round(
-        {"round": results.reached, "closing": True, "metrics": ledger.measured(), "devices": rows}
+        {"round": results.reached, "closing": True, "metrics": totals.measured(), "devices": rows}
     )
 
 
@@ -105,7 +105,7 @@ def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[st
         "late": len(result.staleness),
         "staleness": max(result.staleness.values(), default=0),
         "refused": refused,
-        "spent": list(result.spent),
+        "budget_exhausted": list(result.spent),
         "seconds": round(result.seconds, 3),
         "bytes_down": result.bytes_down,
         "bytes_up": result.bytes_up,

@@ -10,7 +10,7 @@ import torch
 from edge_fl import metrics
 from edge_fl.config import Recipe
 from edge_fl.console.progress import Watch, unwatched
-from edge_fl.errors import ConfigError, SpentError
+from edge_fl.errors import BudgetExhaustedError, ConfigError
 from edge_fl.learn.aggregation.robust import Robust
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method
@@ -41,7 +41,7 @@ class SimulationResult:
     evaluated: Mapping[int, Reports]
     closing: Reports
     unseen: Reports = field(default_factory=dict)
-    spent: SpentError | None = None
+    spent: BudgetExhaustedError | None = None
 
     def last(self) -> dict[str, Summary]:
         """Each metric over all clients after the last round and the closing step."""
@@ -99,7 +99,7 @@ def run(
             if result.metrics:
                 evaluated[result.round] = result.metrics
             progress(result)
-    except SpentError as error:
+    except BudgetExhaustedError as error:
         if not trained:
             raise
         reached, spent = result.round, error
@@ -122,13 +122,13 @@ def _meet_unseen(study: Study, method: Method, shared: Parts, clients: Fleet, tr
 
 def plan(recipe: Recipe) -> Plan:
     """The part of a recipe that the round loop needs."""
-    judge = recipe.judge
+    validation = recipe.validation
     return Plan(
         recipe.rounds,
         recipe.seed,
         recipe.cohort,
         recipe.evaluate_every,
-        Robust(judge.centre, judge.trim, judge.clip),
+        Robust(validation.centre, validation.trim, validation.clip),
     )
 
 
@@ -140,7 +140,7 @@ def torch_device(name: str) -> str:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"device {name!r}: {str(error).splitlines()[0]}; expected auto, cpu or cuda; nothing was started"
+            f"device {name!r}: {str(error).splitlines()[0]}; expected auto, cpu or cuda"
         ) from error
     return name
 

@@ -45,9 +45,7 @@ def _tree(path: Path) -> dict[str, Any]:
     if base is None:
         return tree
     if base not in names():
-        raise ConfigError(
-            f"{path}: base = {base!r}: unknown{nearest(str(base), names())}; nothing was started"
-        )
+        raise ConfigError(f"{path}: base = {base!r}: unknown{nearest(str(base), names())}")
     return _over(_tree(FOLDER / f"{base}.toml"), tree)
 
 

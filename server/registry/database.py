@@ -55,7 +55,7 @@ class Database:
         except DBAPIError as error:
             engine.dispose()
             raise ConfigError(
-                f"registry {_shown(where)}: {_reason(error)}; expected a database that can be written; nothing was started"
+                f"registry {_shown(where)}: {_reason(error)}; expected a database that can be written"
             ) from error
         return cls(engine)
 
@@ -115,18 +115,14 @@ def _engine(where: str | Path) -> Engine:
         try:
             Path(text).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"registry {text}: {error.strerror}; expected a folder to write to; nothing was started"
-            ) from error
+            raise ConfigError(f"registry {text}: {error.strerror}; expected a folder to write to") from error
         text = f"sqlite:///{text}"
     try:
         url = make_url(text)
         if url.drivername in ("postgresql", "postgres"):
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() not in _INSERT:
-            raise ConfigError(
-                f"registry {_shown(where)}: expected a path, sqlite:// or postgresql://; nothing was started"
-            )
+            raise ConfigError(f"registry {_shown(where)}: expected a path, sqlite:// or postgresql://")
         alone = text == IN_MEMORY
         engine = (
             create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
@@ -134,10 +130,10 @@ def _engine(where: str | Path) -> Engine:
             else create_engine(url, pool_pre_ping=url.get_backend_name() == "postgresql")
         )
     except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigError(f"registry {_shown(where)}: {error}; nothing was started") from error
+        raise ConfigError(f"registry {_shown(where)}: {error}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"registry {_shown(where)}: PostgreSQL needs 'pip install edge-fl[postgres]'; nothing was started"
+            f"registry {_shown(where)}: PostgreSQL needs 'pip install edge-fl[postgres]'"
         ) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _tune)

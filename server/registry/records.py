@@ -9,9 +9,9 @@ from msgspec import Struct
 from edge_fl.config import Source
 from edge_fl.wire.messages import Mode
 
-RunWord = Literal["running", "completed", "failed", "stopped", "spent"]
-Ending = Literal["completed", "failed", "stopped", "spent"]
-TaskWord = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "removed"]
+RunWord = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
+Ending = Literal["completed", "failed", "stopped", "budget_exhausted"]
+RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "removed"]
 RolloutDesire = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutWord = Literal["running", "paused", "completed", "aborted", "rolled_back", "failed"]
 
@@ -21,7 +21,7 @@ class DeviceRecord(Struct, frozen=True):
 
     fleet: str
     device: str
-    status: str = "silent"
+    status: str = "unknown"
     activity: str = "idle"
     release: int = 0
     why: str = ""
@@ -71,7 +71,7 @@ class RoundRecord(Struct, frozen=True):
     ended_at: str = ""
 
 
-class TaskRecord(Struct, frozen=True):
+class RequestRecord(Struct, frozen=True):
     """What one device was asked, and what became of it: "queued" until it ends in exactly one of the other words."""
 
     fleet: str
@@ -80,7 +80,7 @@ class TaskRecord(Struct, frozen=True):
     run: str
     round: int
     mode: Mode
-    state: TaskWord = "queued"
+    state: RequestState = "queued"
     reason: str = ""
     asked_at: str = ""
     ended_at: str = ""

@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import select, update
 
 from server.registry.database import Database, now
-from server.registry.records import Ending, RoundRecord, RunRecord, TaskRecord, TaskWord
-from server.registry.tables import rounds, runs, tasks
+from server.registry.records import Ending, RequestRecord, RequestState, RoundRecord, RunRecord
+from server.registry.tables import requests, rounds, runs
 
 ABANDONED = "its server ended without a word"
 
@@ -71,27 +71,31 @@ def rounds_of(db: Database, run: str) -> list[RoundRecord]:
     return db.find(select(rounds).where(rounds.c.run == run).order_by(rounds.c.round), RoundRecord)
 
 
-def ask(db: Database, asked: Iterable[TaskRecord]) -> None:
+def ask(db: Database, asked: Iterable[RequestRecord]) -> None:
     """Devices were asked for something."""
     at = now()
     with db.writing() as connection:
-        db.put(connection, tasks, [{**msgspec.to_builtins(task), "asked_at": at} for task in asked])
+        db.put(connection, requests, [{**msgspec.to_builtins(run_id), "asked_at": at} for run_id in asked])
 
 
 def settle(
-    db: Database, fleet: str, id: str, state: TaskWord, reason: str = "", *, device: str | None = None
+    db: Database, fleet: str, id: str, state: RequestState, reason: str = "", *, device: str | None = None
 ) -> int:
     """Ends the tasks `id` that are still queued, of one device or of all; how many there were."""
-    open_tasks = [tasks.c.fleet == fleet, tasks.c.id == id, tasks.c.state == "queued"]
+    open_tasks = [requests.c.fleet == fleet, requests.c.id == id, requests.c.state == "queued"]
     if device is not None:
-        open_tasks.append(tasks.c.device == device)
+        open_tasks.append(requests.c.device == device)
     with db.writing() as connection:
         return connection.execute(
-            update(tasks).where(*open_tasks).values(state=state, reason=reason, ended_at=now())
+            update(requests).where(*open_tasks).values(state=state, reason=reason, ended_at=now())
         ).rowcount
 
 
-def tasks_of(db: Database, run: str, round: int | None = None) -> list[TaskRecord]:
+def requests_of(db: Database, run: str, round: int | None = None) -> list[RequestRecord]:
     """The tasks of a run, or of one of its rounds."""
-    wanted = select(tasks).where(tasks.c.run == run).order_by(tasks.c.round, tasks.c.asked_at, tasks.c.device)
-    return db.find(wanted if round is None else wanted.where(tasks.c.round == round), TaskRecord)
+    wanted = (
+        select(requests)
+        .where(requests.c.run == run)
+        .order_by(requests.c.round, requests.c.asked_at, requests.c.device)
+    )
+    return db.find(wanted if round is None else wanted.where(requests.c.round == round), RequestRecord)

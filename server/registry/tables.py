@@ -72,7 +72,7 @@ rounds = Table(
     PrimaryKeyConstraint("run", "round"),
 )
 
-tasks = Table(
+requests = Table(
     "tasks",
     metadata,
     Column("fleet", Text),
@@ -87,7 +87,7 @@ tasks = Table(
     Column("ended_at", Text, nullable=False),
     PrimaryKeyConstraint("fleet", "device", "id"),
 )
-Index("tasks_by_round", tasks.c.run, tasks.c.round)
+Index("tasks_by_round", requests.c.run, requests.c.round)
 
 reports = Table(
     "reports",

@@ -18,7 +18,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.errors import ArtefactError, MethodError
 from edge_fl.learn.tree import Parts, to_arrays, to_device
 from edge_fl.methods import METHODS
@@ -99,7 +99,8 @@ def export(method: Method, shared: Parts) -> Exported:
     difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
     if not difference <= PARITY:
         raise ArtefactError(
-            f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}; not released"
+            f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}",
+            consequence="not released",
         )
     return Exported(payload, expected.shape[1], difference)
 
@@ -107,10 +108,10 @@ def export(method: Method, shared: Parts) -> Exported:
 def release(
     method: Method,
     shared: Parts,
-    spec: TaskSpec,
+    spec: MethodSpec,
     *,
     number: int,
-    task: str,
+    run_id: str,
     round: int,
     collect: bool = False,
     quantiser: Quantiser | None = None,
@@ -137,7 +138,7 @@ def release(
         variants["int8"] = Variant(blob.describe(int8.onnx), canary, int8.cosine, int8.loss)
     manifest = Manifest(
         release=number,
-        task=task,
+        run_id=run_id,
         method=spec.method.name,
         round=round,
         extractor=extractor,
@@ -167,7 +168,7 @@ def _without_traces(model: onnx.ModelProto) -> None:
         item.doc_string = ""
 
 
-def _canary(payload: bytes, spec: TaskSpec, number: int) -> Canary:
+def _canary(payload: bytes, spec: MethodSpec, number: int) -> Canary:
     """The question that every device asks a new extractor, and the answer that this machine got."""
     question = Canary(seed=seed_for(spec.seed, "canary", number) % 2**31, images=CANARY_IMAGES, features=[])
     answer = Session(payload).run(canary_images(question, spec.input))[:, :CANARY_FEATURES]

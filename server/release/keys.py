@@ -42,7 +42,7 @@ class Keys:
         if len(held) < threshold:
             missing = next(keyid for keyid in keyids if keyid not in held)
             raise InputError(
-                f"{_file(self._folder, missing)}: this private key is needed to sign, and is not here; nothing was published"
+                f"{_file(self._folder, missing)}: this private key is needed to sign, and is not here"
             )
         return held
 

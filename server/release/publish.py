@@ -68,7 +68,7 @@ class Publisher:
         """Publishes a kept release again, under a higher metadata version: what a rollback of the fleet is. Raises InputError."""
         kept = {manifest.release: manifest for manifest in self._repository.releases()}
         if release not in kept:
-            raise InputError(f"release {release}: not kept, only {sorted(kept)} are; nothing was published")
+            raise InputError(f"release {release}: not kept, only {sorted(kept)} are")
         self._send(kept[release])
         self._commit(kept[release])
 
@@ -180,5 +180,6 @@ def _require(manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         if len(payload) != blob.bytes or (found := digest(payload)) != blob.sha256:
             came = f"sha256 {found[:8]}" if len(payload) == blob.bytes else f"{len(payload)} bytes"
             raise ArtefactError(
-                f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came; nothing was published"
+                f"blob {blob.sha256[:8]} of {blob.bytes} bytes: {came} came",
+                consequence="nothing was published",
             )

@@ -89,7 +89,9 @@ def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
                 extra_options={"CalibMovingAverage": True},
             )
         except Exception as error:  # onnxruntime's tools raise what they like
-            raise ArtefactError(f"int8: {type(error).__name__}: {str(error)[:200]}; not released") from error
+            raise ArtefactError(
+                f"int8: {type(error).__name__}: {str(error)[:200]}", consequence="not released"
+            ) from error
         return small.read_bytes()
 
 
@@ -118,7 +120,7 @@ def compare(
         as_floats, as_int8 = (_accuracy(z, client.train, held_out, classes, unit_norm) for z in pairs)
         right.append((as_floats, as_int8))
     if not right:
-        raise ArtefactError("int8: no client has held-out images to judge it on; not released")
+        raise ArtefactError("int8: no client has held-out images to judge it on", consequence="not released")
     accuracy, accuracy_int8 = np.mean(right, axis=0)
     image = clients[0].train.x[:1]
     return Figures(

@@ -115,7 +115,8 @@ class Repository:
         role, extractor, path = signed[Targets.type], manifest.extractor, target_path(manifest.release)
         if path in role.targets and _entry(role.targets[path]).manifest != text:
             raise ArtefactError(
-                f"release {manifest.release}: signed before with another manifest; nothing was published"
+                f"release {manifest.release}: signed before with another manifest",
+                consequence="nothing was published",
             )
         custom = to_builtins(Entry(text, self._next_version(Targets.type)))
         target = TargetFile(extractor.bytes, {"sha256": extractor.sha256}, path, {"custom": custom})
@@ -161,7 +162,7 @@ class Repository:
         """One more key for a role, in `folder`; from now on `threshold` of its keys must sign. Raises InputError."""
         if not 1 <= threshold <= len(self._root.roles[role].keyids) + 1:
             raise InputError(
-                f"threshold {threshold} of {role}: expected 1 to {len(self._root.roles[role].keyids) + 1}; nothing was changed"
+                f"threshold {threshold} of {role}: expected 1 to {len(self._root.roles[role].keyids) + 1}"
             )
         self._require_signers(Root.type)
         self._root.add_key(self.keys.new(folder).public_key, role)

@@ -36,7 +36,8 @@ def export(repository: Repository, folder: Path) -> list[Path]:
     lacking = [source for source in wanted.values() if not source.is_file()]
     if lacking:
         raise ArtefactError(
-            f"{lacking[0]}: gone, expected the bytes of a kept release (and {len(lacking) - 1} more); nothing was exported"
+            f"{lacking[0]}: gone, expected the bytes of a kept release (and {len(lacking) - 1} more)",
+            consequence="nothing was exported",
         )
     files, metadata = repository.files(), folder / "metadata"
     with reporting(str(folder)):

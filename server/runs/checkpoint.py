@@ -83,8 +83,8 @@ def load(folder: Path) -> Checkpoint:
         except (EdgeFLError, OSError, msgspec.DecodeError, KeyError, ValueError) as error:
             log.warning("%s: not whole (%s); going back to the one before", folder / stem, error)
     raise ArtefactError(
-        f"{folder}: no whole checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors; nothing was resumed"
-    )
+        f"{folder}: no whole checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors",
+    consequence="nothing was resumed")
 
 
 def begun(folder: Path) -> bool:

@@ -41,13 +41,13 @@ from server.runs import round_metrics
 from server.runs.tracking import Opener, Tracking
 
 FOLDERS = ("checkpoints", "artefacts", "plots")
-Outcome = Literal["completed", "failed", "stopped", "spent"]
+Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]
 
 
 class RunState(Struct, frozen=True, forbid_unknown_fields=True):
     """How a run stands. `reason` is empty for one that goes on or has completed."""
 
-    state: Literal["running", "completed", "failed", "stopped", "spent"]
+    state: Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
     reason: str = ""
 
 
@@ -115,7 +115,7 @@ class Results:
         """The folder of a run, to read. Raises InputError, which names the runs that are there."""
         if not (path / "manifest.json").is_file():
             there = [run.run for run in list_runs(path.parent)]
-            raise InputError(f"{path}: no run there{nearest(path.name, there)}; nothing was read")
+            raise InputError(f"{path}: no run there{nearest(path.name, there)}")
         return cls(path)
 
     @classmethod
@@ -129,13 +129,13 @@ class Results:
             rounds = (path / "round_metrics.jsonl").open("ab", buffering=0)
         except OSError as error:
             raise InputError(
-                f"{path}: cannot be written to ({error.strerror}); nothing was started"
+                f"{path}: cannot be written to ({error.strerror})"
             ) from error
         try:
             fcntl.flock(rounds, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             rounds.close()
-            raise InputError(f"{path}: another process writes to this run; nothing was started") from error
+            raise InputError(f"{path}: another process writes to this run") from error
         if rounds.tell() and not (path / "round_metrics.jsonl").read_bytes().endswith(b"\n"):
             rounds.write(b"\n")  # a line cut short stays alone and is skipped by readers
         if after is not None:
@@ -299,7 +299,7 @@ def _decoded(path: Path, kind: Any) -> Any:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: cannot be read ({error}); expected what a run wrote there; not used"
+            f"{path}: cannot be read ({error}); expected what a run wrote there"
         ) from error
 
 
@@ -310,7 +310,7 @@ def _summary(values: Mapping[str, float | None], path: Path) -> Summary:
         )
     except msgspec.ValidationError as error:
         raise InputError(
-            f"{path}: cannot be read ({error}); expected what a run wrote there; not used"
+            f"{path}: cannot be read ({error}); expected what a run wrote there"
         ) from error
 
 

@@ -69,7 +69,7 @@ class _Account:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Ledger:
+class RunTotals:
     """Fed from any thread: `note` with every report that counts, `measure` with what the round loop collected."""
 
     def __init__(self) -> None:

@@ -56,13 +56,13 @@ def find(names: Sequence[str]) -> dict[str, Opener]:
 
 def _find(name: str) -> Opener:
     if name not in TRACKERS:
-        raise ConfigError(f"--track {name}: unknown tracker{nearest(name, TRACKERS)}; nothing was started")
+        raise ConfigError(f"--track {name}: unknown tracker{nearest(name, TRACKERS)}")
     extra, load = TRACKERS[name]
     try:
         return load()
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--track {name}: {error.name} is not installed; needs pip install 'edge-fl[{extra}]'; nothing was started"
+            f"--track {name}: {error.name} is not installed; needs pip install 'edge-fl[{extra}]'"
         ) from error
 
 

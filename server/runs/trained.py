@@ -30,7 +30,7 @@ def load(results: Results) -> TrainedRun:
     """Raises InputError for a run of devices, whose data are elsewhere; DataError without the dataset, ArtefactError without checkpoint."""
     recipe = results.recipe()
     if recipe.source == "fleet":
-        raise InputError(f"{results.id}: its data are on the devices, not here; nothing was loaded")
+        raise InputError(f"{results.id}: its data are on the devices, not here")
     study = studies.prepare(recipe)
     method = build_method(study.spec).at(max(recipe.rounds, 1))
     kept = checkpoint.load(results.checkpoints)

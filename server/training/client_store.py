@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.data.partition import Split
 from edge_fl.data.samples import ClientData, Images, Labels, Samples
 from edge_fl.methods.contract.client import Client
@@ -26,7 +26,7 @@ X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
 class Settings(msgspec.Struct, frozen=True):
     """The part of a store that is small: `clients` are those that train."""
 
-    spec: TaskSpec
+    spec: MethodSpec
     clients: tuple[ClientId, ...]
     precision: str = "fp32"
 

@@ -58,11 +58,11 @@ def require_bufferable(cohort: CohortConfig, method: Method, source: Source) -> 
     if not method.averages():
         raise ConfigError(
             f"{asked}: {method.title} sends more than networks that all clients start from alike, so that late updates cannot be"
-            " moved to newer ones; expected buffer_size = 0, or a method that averages, such as fedavg; nothing was started"
+            " moved to newer ones; expected buffer_size = 0, or a method that averages, such as fedavg"
         )
     if source == "hybrid":
         raise ConfigError(
-            f"{asked}: source hybrid, expected simulated or fleet (simulated clients are late in a time of their own); nothing was started"
+            f"{asked}: source hybrid, expected simulated or fleet (simulated clients are late in a time of their own)"
         )
 
 

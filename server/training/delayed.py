@@ -19,7 +19,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
-TASK, START = "task", "start."  # how what a client works on is named among what it remembers
+TASK, START = "run_id", "start."  # how what a client works on is named among what it remembers
 TICKS = 1_000_000  # whole numbers, which a checkpoint keeps as they are
 
 

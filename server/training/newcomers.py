@@ -46,9 +46,7 @@ def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
     if not count:
         return ()
     if count >= len(clients):
-        raise DataError(
-            f"[data] unseen = {count} of {len(clients)} clients, expected fewer; nothing was started"
-        )
+        raise DataError(f"[data] unseen = {count} of {len(clients)} clients, expected fewer")
     chosen = generator(seed, "unseen").choice(len(clients), size=count, replace=False)
     return tuple(sorted(clients[row] for row in chosen))
 
@@ -97,7 +95,7 @@ class HeadTraining:
     optimiser: Optimiser = Sgd(0.1, momentum=0.9)
 
 
-def learn_task(
+def learn_new_task(
     method: Method,
     shared: Parts,
     clients: Mapping[str, ClientData],
@@ -147,24 +145,20 @@ def learn_task(
 
 def _head(method: Method, classes: int, training: HeadTraining) -> Part:
     if not method.exports:
-        raise MethodError(
-            f"{method.title}: shares no extractor, so no new task can use it; nothing was started"
-        )
+        raise MethodError(f"{method.title}: shares no extractor, so no new task can use it")
     if training.head not in HEADS:
-        raise MethodError(
-            f"head {training.head!r}: unknown{nearest(training.head, HEADS)}; nothing was started"
-        )
+        raise MethodError(f"head {training.head!r}: unknown{nearest(training.head, HEADS)}")
     build = HEADS[training.head]
     net = replace(method.net, classes=classes).with_part(
-        "task", lambda: build(method.net.feature_dim, classes)
+        "run_id", lambda: build(method.net.feature_dim, classes)
     )
-    return net.task
+    return net.run_id
 
 
 def _features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
     if samples.shape != method.net.input.shape:
         raise DataError(
-            f"the new task's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}; nothing was started"
+            f"the new task's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}"
         )
     x = torch.from_numpy(samples.x).to(device)
     return in_batches(lambda batch: steps.exported_features(method, shared, batch), x)

@@ -18,7 +18,7 @@ from functools import partial
 from edge_fl import logs
 from edge_fl.config import CohortConfig
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl.errors import RunError, SpentError
+from edge_fl.errors import BudgetExhaustedError, RunError
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.robust import Robust, robust
 from edge_fl.learn.aggregation.staleness import moved
@@ -234,7 +234,7 @@ def _spent(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
     clients = fleet.clients()
     spent = tuple(sorted(set(clients).difference(fleet.trainable())))
     if clients and len(spent) == len(clients) and not fleet.at_work():
-        raise SpentError(
+        raise BudgetExhaustedError(
             f"round {round}: the privacy budget of all {len(spent)} clients is spent; the run ends with round {round - 1}'s model"
         )
     return spent
@@ -279,10 +279,12 @@ def close(
     return closed, metrics
 
 
-def with_epsilon(spent: SpentError, closing: Mapping[ClientId, Mapping[str, float]]) -> SpentError:
+def with_epsilon(
+    spent: BudgetExhaustedError, closing: Mapping[ClientId, Mapping[str, float]]
+) -> BudgetExhaustedError:
     """The end of a run that closed, with how much its clients' updates have told at most."""
     told = [found[EPSILON] for found in closing.values() if EPSILON in found]
-    return SpentError(
+    return BudgetExhaustedError(
         f"{spent}, and its updates have told epsilon {max(told):.3g} at most" if told else str(spent)
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl.config import Recipe, TaskSpec
+from edge_fl.config import MethodSpec, Recipe
 from edge_fl.data import datasets, partition
 from edge_fl.data.samples import ClientData, Dataset
 from server.training import newcomers
@@ -22,9 +22,9 @@ class Study:
     split: partition.Split = field(repr=False)
 
     @property
-    def spec(self) -> TaskSpec:
+    def spec(self) -> MethodSpec:
         """The task of the recipe's method on this dataset."""
-        return task_spec(self.recipe, self.dataset)
+        return method_spec(self.recipe, self.dataset)
 
     @property
     def unseen(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def prepare(recipe: Recipe) -> Study:
     return Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
 
 
-def task_spec(recipe: Recipe, dataset: Dataset) -> TaskSpec:
+def method_spec(recipe: Recipe, dataset: Dataset) -> MethodSpec:
     """All that rebuilds the recipe's method for a dataset."""
-    task = recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed
-    return TaskSpec(*task, recipe.compression, recipe.privacy)
+    run_id = recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed
+    return MethodSpec(*run_id, recipe.compression, recipe.privacy)

@@ -55,7 +55,7 @@ def serving(broker: Mosquitto, issue: Issue, folder: Path) -> Iterator[ScriptedS
     payload = graphs.graph()
     manifest = graphs.manifest_for(payload)
     server.release(Repository(folder), manifest, payload)
-    server.want(DEVICE, "serve", task="toy", round=1, id="rel-1", release=1)
+    server.assignment(DEVICE, "serve", run_id="toy", round=1, id="rel-1", release=1)
     yield server
     server.leave()
 

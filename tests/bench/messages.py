@@ -51,7 +51,7 @@ def round_trip(turns: int, messages: int = MESSAGES) -> Figure:
         _client(at, "asker", answers.put) as asker,
         _client(at, "answerer", _nothing) as other,
     ):
-        there, back = TOPICS.request("d1"), TOPICS.want("d1")
+        there, back = TOPICS.request("d1"), TOPICS.assignment("d1")
         with _client(at, "echo", lambda event: _echo(event, other, back)) as echo:
             echo.subscribe(there)
             asker.subscribe(back)

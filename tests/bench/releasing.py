@@ -56,7 +56,7 @@ def released(model: str, turns: int) -> Figure:
     numbers = iter(range(1, 1000))
 
     def export() -> tuple[Manifest, dict[str, bytes]]:
-        return release(method, shared, study.spec, number=1, task="bench", round=1)
+        return release(method, shared, study.spec, number=1, run_id="bench", round=1)
 
     with TemporaryDirectory(prefix="edge-fl-bench-") as folder:
         repository, broker = Repository(Path(folder)), InMemoryBroker()

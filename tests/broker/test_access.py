@@ -46,14 +46,14 @@ def topics_of(device: str) -> dict[str, str]:
         "srv/state": FLEET.server_state(),
         "tuf": FLEET.tuf("timestamp.json"),
         "art": FLEET.chunk(SHA, 0),
-        "round": FLEET.round("task"),
-        "dn/want": FLEET.want(device),
+        "round": FLEET.round("run_id"),
+        "dn/assignment": FLEET.assignment(device),
         "dn/cmd": FLEET.command(device),
         "dn/ack": FLEET.ack(device),
         "dn/echo": FLEET.echo(device),
         "up/state": FLEET.state(device),
         "up/meta": FLEET.meta(device),
-        "up/rpt": FLEET.report(device, "task", 1),
+        "up/rpt": FLEET.report(device, "run_id", 1),
         "up/blob": FLEET.blob(device, "id", 0),
         "up/req": FLEET.request(device),
         "up/log": FLEET.log(device),
@@ -207,7 +207,7 @@ def test_a_role_writes_and_reads_what_it_should_and_nothing_else(site: Site, who
 
     for topic in (*(topic for _, topic in everything), f"{FLEET.root}/#", "#", FLEET.up(), FLEET.down("+")):
         subject.transport.subscribe(topic)  # granted, whatever they are
-    own_rsp = {"claim": own["enroll/rsp"], "device": FLEET.want(me)}.get(
+    own_rsp = {"claim": own["enroll/rsp"], "device": FLEET.assignment(me)}.get(
         role_of(me), FLEET.enrol_response(me)
     )
     subject.transport.drain(WAIT_S)
@@ -246,8 +246,8 @@ def test_a_stolen_client_id_is_worth_nothing(site: Site) -> None:
     thief.transport.publish(Packet(FLEET.state("pi-1"), b"spoofed"))
     thief.transport.publish(Packet(FLEET.log("pi-2"), b"own"))
     assert server.until(b"own") == set()
-    server.transport.publish(Packet(FLEET.want("pi-1"), b"for the victim"))
-    server.transport.publish(Packet(FLEET.want("pi-2"), b"for the thief"))
+    server.transport.publish(Packet(FLEET.assignment("pi-1"), b"for the victim"))
+    server.transport.publish(Packet(FLEET.assignment("pi-2"), b"for the thief"))
     assert thief.until(b"for the thief") == set()
     assert not victim.lost.is_set(), "the broker calls the thief by the name on its certificate"
     for ear in (victim, thief, server):
@@ -310,7 +310,7 @@ def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> 
         thief.transport.drain(1.0)
     other.transport.publish(Packet(FLEET.log("pi-1"), b"last"))
     assert server.until(b"last") == set()
-    server.transport.publish(Packet(FLEET.want("pi-5"), b"not for you"))
+    server.transport.publish(Packet(FLEET.assignment("pi-5"), b"not for you"))
     server.transport.drain(WAIT_S)
     assert thief.heard.empty()
     for ear in (thief, other, server):

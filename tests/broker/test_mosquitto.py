@@ -158,7 +158,7 @@ def test_a_device_reaches_its_own_topics_and_no_others(
             # granted, whatever they are
             pi.transport.subscribe(pattern)
         pi.transport.publish(Packet(fleet.state("pi-2"), b"spoofed"))
-        pi.transport.publish(Packet(fleet.want("pi-1"), b"spoofed"))
+        pi.transport.publish(Packet(fleet.assignment("pi-1"), b"spoofed"))
         pi.transport.publish(Packet(fleet.server_state(), b"spoofed"))
         pi.transport.publish(Packet(fleet.chunk("0" * 64, 0), b"spoofed", retain=True))
         pi.transport.publish(Packet(fleet.state("pi-1"), b"own"))
@@ -166,19 +166,19 @@ def test_a_device_reaches_its_own_topics_and_no_others(
         pi.transport.drain(WAIT_S)
         assert caplog.text.count("the broker refused") == 4
 
-        server.transport.publish(Packet(fleet.want("pi-2"), b"not yours"))
+        server.transport.publish(Packet(fleet.assignment("pi-2"), b"not yours"))
         other.transport.publish(Packet(fleet.log("pi-2"), b"not yours"))
         assert server.hear() == fleet.log("pi-2")
-        server.transport.publish(Packet(fleet.want("pi-1"), b"yours"))
-        assert pi.hear() == fleet.want("pi-1")
-        server.transport.publish(Packet(fleet.round("task"), b"everybody's"))
+        server.transport.publish(Packet(fleet.assignment("pi-1"), b"yours"))
+        assert pi.hear() == fleet.assignment("pi-1")
+        server.transport.publish(Packet(fleet.round("run_id"), b"everybody's"))
         heard = {pi.hear(), pi.hear(0.3)}
-        assert heard <= {fleet.want("pi-1"), fleet.round("task"), None}
-        assert fleet.round("task") in heard
+        assert heard <= {fleet.assignment("pi-1"), fleet.round("run_id"), None}
+        assert fleet.round("run_id") in heard
 
         large = os.urandom(256 * 1024)  # more than one TLS record
-        server.transport.publish(Packet(fleet.want("pi-1"), large))
-        assert pi.hear() == fleet.want("pi-1")
+        server.transport.publish(Packet(fleet.assignment("pi-1"), large))
+        assert pi.hear() == fleet.assignment("pi-1")
         for ear in (server, pi, other):
             ear.transport.close()
 

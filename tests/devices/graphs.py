@@ -120,7 +120,7 @@ def manifest_for(
     canary = Canary(5, 2, [[float(value) for value in row] for row in expected], tolerance=1e-4)
     fields = {
         "release": release,
-        "task": "toy",
+        "run_id": "toy",
         "method": "fedavg",
         "round": 1,
         "extractor": describe(payload, 1024),

@@ -16,7 +16,7 @@ from devices.runtime.interfaces import Connect
 from devices.runtime.runner import Runner
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Assembly, Blob, describe, split
-from edge_fl.wire.messages import MESSAGES, Ack, Report, Round, ServerState, Want, decode, encode
+from edge_fl.wire.messages import MESSAGES, Ack, Assignment, Report, Round, ServerState, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import UNTYPED, Event, Packet
 from server.release.repository import Repository
@@ -46,7 +46,7 @@ class ScriptedServer:
         self.transport.publish(Packet(topic, encode(message), retain))
 
     def round(self, round: Round) -> None:
-        self.say(TOPICS.round(round.task), round, retain=True)
+        self.say(TOPICS.round(round.run_id), round, retain=True)
 
     def chunks(
         self,
@@ -78,11 +78,11 @@ class ScriptedServer:
         self.metadata([file for file in repository.files() if file not in new])
         self.metadata(new)
 
-    def want(self, device: str, mode: Any, **fields: Any) -> Want:
+    def assignment(self, device: str, mode: Any, **fields: Any) -> Assignment:
         self._version += 1
-        want = Want(self._version, mode, **fields)
-        self.say(TOPICS.want(device), want, retain=True)
-        return want
+        assignment = Assignment(self._version, mode, **fields)
+        self.say(TOPICS.assignment(device), assignment, retain=True)
+        return assignment
 
     def ack(self, device: str, id: str, status: Any = "accepted") -> None:
         self.say(TOPICS.ack(device), Ack(id, status))

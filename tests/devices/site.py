@@ -93,7 +93,7 @@ class Site:
     def serve(self, manifest: Manifest, device: str = "pi-01") -> None:
         """Wants a device to serve a release."""
         id = f"rel-{manifest.release}"
-        self.server.want(device, "serve", task="toy", round=1, id=id, release=manifest.release)
+        self.server.assignment(device, "serve", run_id="toy", round=1, id=id, release=manifest.release)
 
     @property
     def home(self) -> Path:

@@ -203,7 +203,7 @@ def test_an_agent_stays_small_between_fits_and_within_bounds_at_their_peak(
     try:
         server.wait_for("pi-weighed", "state", lambda s: s.status == "ready")
         idle = resident(agent.pid)
-        server.want("pi-weighed", "serve", task="toy", round=1, id="rel-1", release=1)
+        server.assignment("pi-weighed", "serve", run_id="toy", round=1, id="rel-1", release=1)
         report = server.wait_for("pi-weighed", "rpt")
         reported_s = time.monotonic() - started_s
         server.ack("pi-weighed", "rel-1")

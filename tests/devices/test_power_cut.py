@@ -139,7 +139,7 @@ def release_served(folder: Path) -> int:
 def check_killed_at(home: Home, step: str, name: str, folder: Path) -> None:
     server = home.server
     shutil.copytree(home.folder, folder)
-    server.want(name, "serve", task="toy", round=1, id="rel-2", release=2)
+    server.assignment(name, "serve", run_id="toy", round=1, id="rel-2", release=2)
     with home.running(name, folder, step) as process:
         home.serve_acknowledging(process, name, "rel-2")
     assert release_served(folder) in (1, 2)

@@ -130,13 +130,13 @@ def numbered(count: int, size: Annotated[int, typer.Option(min=1)] = 1) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "No such command 'nowhere'; nothing was started, see 'edge-fl --help'"),
-        (["god"], "No such command 'god'. Did you mean 'go'?; nothing was started, see 'edge-fl --help'"),
-        (["go"], "Missing argument 'count'; nothing was started, see 'edge-fl go --help'"),
+        (["nowhere"], "No such command 'nowhere'; nothing was changed, see 'edge-fl --help'"),
+        (["god"], "No such command 'god'. Did you mean 'go'?; nothing was changed, see 'edge-fl --help'"),
+        (["go"], "Missing argument 'count'; nothing was changed, see 'edge-fl go --help'"),
         (["go", "x"], "Invalid value for 'count'"),
         (["go", "1", "--size", "0"], "'--size'"),
         (["go", "1", "--nothing"], "No such option: --nothing"),
-        (["--nothing"], "No such option: --nothing; nothing was started, see 'edge-fl --help'"),
+        (["--nothing"], "No such option: --nothing; nothing was changed, see 'edge-fl --help'"),
     ],
 )
 def test_a_wrong_command_line_is_bad_input(

@@ -39,8 +39,8 @@ def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parse(text, "demo.toml")
     message = str(caught.value)
-    assert message.startswith("demo.toml: ") and message.endswith("; nothing was started")
-    return message.removeprefix("demo.toml: ").removesuffix("; nothing was started")
+    assert message.startswith("demo.toml: ") and message.endswith("; nothing was changed")
+    return message.removeprefix("demo.toml: ").removesuffix("; nothing was changed")
 
 
 def test_an_empty_recipe_is_a_whole_one() -> None:

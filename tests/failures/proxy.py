@@ -70,8 +70,8 @@ class Proxy:
     async def _end(self) -> None:
         self._server.close()
         ending = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in ending:
-            task.cancel()
+        for run_id in ending:
+            run_id.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

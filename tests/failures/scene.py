@@ -24,12 +24,12 @@ from edge_fl.config import (
     CohortConfig,
     CompressionConfig,
     DataConfig,
-    JudgeConfig,
     MethodConfig,
     ModelConfig,
     OptimiserConfig,
     Recipe,
     ReleaseConfig,
+    ValidationConfig,
 )
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.seeds import generator
@@ -77,7 +77,7 @@ def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", *
             **{"min_devices": 2, "wait_s": 30.0, "deadline_s": 40.0, "quorum": 1.0, **cohort}
         ),
         compression=CompressionConfig(compression),
-        judge=JudgeConfig(quarantine_after=0),
+        validation=ValidationConfig(quarantine_after=0),
         release=ReleaseConfig(every=2, wait_s=5.0),
     )
 
@@ -244,7 +244,7 @@ class Scene:
         db = Database.open(self.database or self.folder / "server" / "registry.sqlite")
         record = runs.get(db, results.id)
         counted = [(one.device, f"{one.kind} {one.round}") for one in reports.of_run(db, results.id)]
-        asked = len({task.id for task in runs.tasks_of(db, results.id)})
+        asked = len({run_id.id for run_id in runs.requests_of(db, results.id)})
         db.close()
         last = sorted(results.checkpoints.glob("*.safetensors"))
         return Ending(

@@ -94,9 +94,9 @@ def test_every_row_has_a_test():
     assert here | LINKED.keys() | OWNED_ELSEWHERE.keys() == set(range(1, 33))
 
 
-@pytest.mark.parametrize("link", sorted({link for links in LINKED.values() for link in links}))
-def test_what_is_linked_exists(link):
-    file, _, name = link.partition("::")
+@pytest.mark.parametrize("link", sorted({connection for links in LINKED.values() for connection in links}))
+def test_what_is_linked_exists(connection):
+    file, _, name = connection.partition("::")
     tree = ast.parse((ROOT / file).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
@@ -128,8 +128,8 @@ def test_row_08_stale_future_and_unknown_reports_are_refused_by_name(real_bench)
     assert bench.eventually(lambda: len(device.acks) == 1)
     device.acks.clear()
     replayed = [("t1", 1, "t1-1-old-9"), ("t1", 7, "t1-7-future-1"), ("other", 1, "other-1-1")]
-    for task, round, id in replayed:
-        device.report(task, round, Report(id, "update", "b1", 20), b"")
+    for run_id, round, id in replayed:
+        device.report(run_id, round, Report(id, "update", "b1", 20), b"")
     assert bench.eventually(lambda: [ack.reason for ack in device.acks] == ["stale_round"] * 3)
     kept = reports.rejections_of(bench.inbox.journal.db, "main")
     assert {(one.run, one.round) for one in kept} == {("t1", 1), ("t1", 7), ("other", 1)}
@@ -205,7 +205,7 @@ def test_row_19_a_deadline_that_a_slow_link_misses_is_said_and_the_late_report_r
         bench.wait_for(full=2)
         assert one_round(bench, deadline_s=1.5).answered == ("d2",)
         assert bench.eventually(lambda: [ack.reason for ack in slow.acks] == ["stale_round"], 20)
-    states = {task.device: task.state for task in runs.tasks_of(bench.inbox.journal.db, "t1")}
+    states = {run_id.device: run_id.state for run_id in runs.requests_of(bench.inbox.journal.db, "t1")}
     assert states == {"d1": "timed_out", "d2": "succeeded"}
 
 
@@ -244,8 +244,8 @@ def test_row_21_a_flapping_device_restarts_no_round_and_asks_for_no_more(real_be
             stop.set()
             thread.join(5)
     assert (result.answered, result.attempts) == (("d1", "d2"), 1)
-    assert len({want.id for want in flapping.wants if want.mode == "train"}) == 1
-    assert len({task.id for task in runs.tasks_of(bench.inbox.journal.db, "t1")}) == 1
+    assert len({assignment.id for assignment in flapping.assignments if assignment.mode == "train"}) == 1
+    assert len({run_id.id for run_id in runs.requests_of(bench.inbox.journal.db, "t1")}) == 1
 
 
 def test_row_24_more_than_a_thousand_messages_wait_for_a_device_that_is_away(mosquitto_program, tmp_path):
@@ -290,9 +290,9 @@ def test_row_25_a_device_s_nonsense_leaves_the_thread_alive(real_bench):
     bench = real_bench
     device = bench.device("d1")
     bench.wait_for(full=1)
-    bench.link.on("log", lambda heard: 1 / 0)
+    bench.connection.on("log", lambda heard: 1 / 0)
     device.send(bench.topics.log("d1"), b'{"level": "info", "text": "x"}')
     device.send(bench.topics.state("d1"), encode(DeviceState("ready", "b1")), retain=True)
     device.send(bench.topics.meta("d1"), encode(Capability("full", "test", "3", samples=20)), retain=True)
     assert one_round(bench).answered == ("d1",)
-    assert bench.link._thread.is_alive()
+    assert bench.connection._thread.is_alive()

@@ -26,26 +26,30 @@ from devices.runtime.device import Device
 from devices.runtime.interfaces import DeviceEvent
 from devices.storage.store import Store
 from devices.workers.base import Worker
-from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
+from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.messages import MESSAGES, Capability, DeviceState, Log, ServerState, Want, encode
+from edge_fl.wire.messages import MESSAGES, Assignment, Capability, DeviceState, Log, ServerState, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
 from server.mqtt import retained
-from server.mqtt.connection import Link
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.connection import ServerConnection
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
 from server.mqtt.updates.inbox import Inbox
-from server.mqtt.updates.round_request import Exchange
+from server.mqtt.updates.round_request import RoundRequest
 from server.mqtt.updates.validation import Expected, Terms
 from tests.fuzz.spoil import spoilt_text, spoilt_trees, to_json
 from tests.fuzz.valid import structs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
-SPEC = TaskSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
+SPEC = MethodSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
 TOPICS = Topics("main")
-DOWN = {"server_state": TOPICS.server_state(), "round": TOPICS.round("t"), "want": TOPICS.want("d1")}
+DOWN = {
+    "server_state": TOPICS.server_state(),
+    "round": TOPICS.round("t"),
+    "assignment": TOPICS.assignment("d1"),
+}
 DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1"), "echo": TOPICS.echo("d1")}
 UP = {"state": TOPICS.state("d1"), "meta": TOPICS.meta("d1"), "rpt": TOPICS.report("d1", "t", 1)}
 UP |= {"req": TOPICS.request("d1"), "log": TOPICS.log("d1")}
@@ -109,9 +113,12 @@ def _hear_and_obey(tier: Any, heard: list[Packet], store: Store) -> None:
     for packet in heard:
         _let(alive, scheduler, packet)
     server = ServerState(True, secrets.token_hex(8))
-    for message, topic in ((server, DOWN["server_state"]), (Want(1, "rest", why="tired"), DOWN["want"])):
+    for message, topic in (
+        (server, DOWN["server_state"]),
+        (Assignment(1, "rest", why="tired"), DOWN["assignment"]),
+    ):
         _let(alive, scheduler, Packet(topic, encode(message)))
-    assert alive.state.want and alive.state.want.why == "tired"
+    assert alive.state.assignment and alive.state.assignment.why == "tired"
 
 
 def _let(alive: Device, scheduler: Nobody, event: DeviceEvent) -> None:
@@ -130,21 +137,23 @@ class _Deaf:
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[Link, InMemoryTransport, queue.SimpleQueue[str]]]:
+def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.SimpleQueue[str]]]:
     """A server with an exchange open, a device's connection to it, and the log lines that it hears."""
     broker = InMemoryBroker()
-    link = Link(partial(InMemoryTransport, broker), "main", limits=retained.Limits(settle_s=0.02))
+    connection = ServerConnection(
+        partial(InMemoryTransport, broker), "main", limits=retained.Limits(settle_s=0.02)
+    )
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Journal(fleet="main", quarantine_after=0) as journal:
-        inbox, _, _ = Inbox(link, journal), Roster(link, journal), Wants(link)
-        link.on(
+        inbox, _, _ = Inbox(connection, journal), Roster(connection, journal), Assignments(connection)
+        connection.on(
             "log", lambda heard: lines.put(heard.message.text) if isinstance(heard.message, Log) else None
         )
-        link.open()
+        connection.open()
         expected = Expected({}, frozenset(), frozenset(), 4096)
-        inbox.open(Exchange("t-1-0", "t", 1, "train", ["d1"], expected), Terms(SPEC, {}, 0.0))
-        yield link, InMemoryTransport(broker, "d1", None, lambda event: None), lines
-        link.close()
+        inbox.open(RoundRequest("t-1-0", "t", 1, "train", ["d1"], expected), Terms(SPEC, {}, 0.0))
+        yield connection, InMemoryTransport(broker, "d1", None, lambda event: None), lines
+        connection.close()
     broker.close()
 
 
@@ -159,12 +168,12 @@ BLOBS = st.builds(
 @LONG
 @given(heard=st.lists(st.one_of(packets(UP), packets(UP), BLOBS), max_size=4), number=st.integers(0, 2**30))
 def test_a_server_lives_on_whatever_it_hears(
-    server: tuple[Link, InMemoryTransport, queue.SimpleQueue[str]],
+    server: tuple[ServerConnection, InMemoryTransport, queue.SimpleQueue[str]],
     heard: list[Packet],
     number: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    link, device, lines = server
+    connection, device, lines = server
     caplog.clear()
     with caplog.at_level(logging.ERROR):
         for packet in heard:
@@ -175,15 +184,15 @@ def test_a_server_lives_on_whatever_it_hears(
             pass
     said = [record.getMessage() for record in caplog.records]
     assert not [line for line in said if CLONED not in line]
-    link.check()
+    connection.check()
     assert "edge-fl-server" in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_device_that_was_heard_is_known(
-    server: tuple[Link, InMemoryTransport, queue.SimpleQueue[str]],
+    server: tuple[ServerConnection, InMemoryTransport, queue.SimpleQueue[str]],
 ) -> None:
     """The stage of the test above works: what is right gets through it."""
-    link, device, lines = server
+    connection, device, lines = server
     device.publish(Packet(UP["state"], encode(DeviceState("ready", "b1"))))
     device.publish(Packet(UP["log"], encode(Log("info", "hello"))))
-    assert lines.get(timeout=10) == "hello" and not link.refused
+    assert lines.get(timeout=10) == "hello" and not connection.refused

@@ -76,7 +76,7 @@ def test_a_chaos_profile_with_something_wrong_is_refused_or_read_the_same_again(
 
 
 def _require_helpful(error: ConfigError, file: str) -> None:
-    assert str(error).startswith(file) and "nothing was started" in str(error) and len(str(error)) < 1500
+    assert str(error).startswith(file) and "nothing was changed" in str(error) and len(str(error)) < 1500
 
 
 def _spoilt(settings: Struct, data: st.DataObject) -> bytes:

@@ -48,7 +48,7 @@ from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 TOPICS = Topics("main")
-FROM_SERVER = ("want", "cmd", "ack")
+FROM_SERVER = ("assignment", "cmd", "ack")
 
 
 def data_of(client: str, samples: int = 20) -> ClientData:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl.config import PrivacyConfig, Recipe
-from edge_fl.errors import SpentError
+from edge_fl.errors import BudgetExhaustedError
 from edge_fl.learn.codec import privacy
 from server.registry import Database, runs
 from server.runs.results import Results, list_runs
@@ -37,7 +37,7 @@ def only_run(folder: Path) -> Results:
 
 def require_spent(results: Results) -> None:
     state = results.state()
-    assert state.state == "spent"
+    assert state.state == "budget_exhausted"
     assert (
         "round 3: the privacy budget of all 2 clients is spent; the run ends with round 2's model"
         in state.reason
@@ -48,11 +48,11 @@ def require_spent(results: Results) -> None:
     closing = json.loads((results.path / "round_metrics.jsonl").read_text().splitlines()[-1])
     assert closing["closing"] and closing["round"] == 2
     assert metrics.PERSONAL_AFTER in closing["metrics"][next(iter(closing["metrics"]))]
-    assert "spent" in (results.path / "report.html").read_text()
+    assert "budget_exhausted" in (results.path / "report.html").read_text()
 
 
 def test_a_fleet_whose_budget_is_spent_closes_and_releases_what_it_has(site: Site) -> None:
-    with site.fleet(FULL, HEADS), pytest.raises(SpentError) as ended:
+    with site.fleet(FULL, HEADS), pytest.raises(BudgetExhaustedError) as ended:
         site.run("fedavg", 5, edit=frugal)
     results = only_run(site.folder / "runs")
     require_spent(results)
@@ -63,7 +63,7 @@ def test_a_fleet_whose_budget_is_spent_closes_and_releases_what_it_has(site: Sit
     assert [float(rows[id]["epsilon"]) for id in FULL] == [pytest.approx(TOLD)] * 2
     assert (rows["h1"]["epsilon"], rows["h1"]["release"]) == ("", str(len(list(results.artefacts.iterdir()))))
     (known,) = runs.listed(Database.open(site.folder / "server" / "registry.sqlite"), "main")
-    assert known.state == "spent"
+    assert known.state == "budget_exhausted"
 
 
 def test_a_simulation_whose_budget_is_spent_prints_what_it_has_reached(
@@ -84,8 +84,8 @@ def test_a_simulation_whose_budget_is_spent_prints_what_it_has_reached(
 
 def test_a_run_in_which_nobody_may_tell_anything_has_failed(site: Site) -> None:
     with site.fleet(FULL, {}):
-        with pytest.raises(SpentError):
+        with pytest.raises(BudgetExhaustedError):
             site.run("fedavg", 5, edit=frugal)
-        with pytest.raises(SpentError, match=r"round 1: .* of all 2 clients"):
+        with pytest.raises(BudgetExhaustedError, match=r"round 1: .* of all 2 clients"):
             site.run("fedavg", 5, edit=frugal)
-    assert {run.state for run in list_runs(site.folder / "runs")} == {"spent", "failed"}
+    assert {run.state for run in list_runs(site.folder / "runs")} == {"budget_exhausted", "failed"}

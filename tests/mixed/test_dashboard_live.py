@@ -33,8 +33,8 @@ from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server.mqtt.connection import Link
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.connection import ServerConnection
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
 from server.mqtt.updates.inbox import Inbox
@@ -125,13 +125,17 @@ class Live:
 def live(mosquitto_program: Program, tmp_path: Path) -> Iterator[Live]:
     with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         db = Database.open(tmp_path / "server" / "registry.sqlite")
-        link = Link(partial(MqttTransport, broker.endpoint), "main")
+        connection = ServerConnection(partial(MqttTransport, broker.endpoint), "main")
         with Journal(db, "main") as journal:
-            roster, inbox, wants = Roster(link, journal), Inbox(link, journal), Wants(link)
-            link.open()
-            journal.begin(link.epoch)
+            roster, inbox, assignments = (
+                Roster(connection, journal),
+                Inbox(connection, journal),
+                Assignments(connection),
+            )
+            connection.open()
+            journal.begin(connection.epoch)
             repository = Repository(tmp_path / "releases" / "main")
-            rollout = Rollout(link, roster, inbox, wants, repository, db=db)
+            rollout = Rollout(connection, roster, inbox, assignments, repository, db=db)
             runner = Runner(workers=2)
             thread = threading.Thread(target=partial(runner.run, deadline_s=380), daemon=True)
             thread.start()
@@ -142,7 +146,7 @@ def live(mosquitto_program: Program, tmp_path: Path) -> Iterator[Live]:
             runner.stop()
             thread.join(30)
             rollout.close()
-            link.close()
+            connection.close()
         db.close()
 
 

@@ -27,7 +27,7 @@ from edge_fl.wire.topics import Topics
 from server.dashboard.queries import fleet as fleets
 from server.dashboard.queries.fleet import FleetQuery, FleetRow
 from server.mqtt import retained
-from server.mqtt.connection import Link
+from server.mqtt.connection import ServerConnection
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
 from server.registry import Database
@@ -62,11 +62,11 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
     config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
     meter = Meter(folder, lambda: 0)
     watch = Watch(config, device, partial(runner.deliver, device), meter)
-    link = Link(connect, "main", limits=retained.Limits(settle_s=0.05))
+    connection = ServerConnection(connect, "main", limits=retained.Limits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
-        Roster(link, journal)
-        link.open()
-        journal.begin(link.epoch)
+        Roster(connection, journal)
+        connection.open()
+        journal.begin(connection.epoch)
         runner.add(device, connect)
         thread = threading.Thread(target=partial(runner.run, deadline_s=60), daemon=True)
         thread.start()
@@ -88,5 +88,5 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
         assert shown.why == "drift" and shown.drift > drift.THRESHOLD
         runner.stop()
         thread.join(20)
-        link.close()
+        connection.close()
     broker.close()

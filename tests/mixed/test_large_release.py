@@ -109,7 +109,7 @@ def test_45_megabytes_reach_ten_devices_over_tls(
         ]
         for device in devices:
             runner.add(device, connect)
-            server.want(device.name, "serve", task="toy", round=1, id="rel-1", release=1)
+            server.assignment(device.name, "serve", run_id="toy", round=1, id="rel-1", release=1)
         began_s = time.monotonic()
         thread = threading.Thread(target=partial(runner.run, deadline_s=300), daemon=True)
         thread.start()
@@ -193,7 +193,7 @@ def test_a_device_killed_at_any_chunk_fetches_none_of_the_verified_ones_again(
     server, repository = ScriptedServer(connect), Repository(tmp_path / "home")
     server.online()
     server.release(repository, manifest, payload)
-    server.want("pi-01", "serve", task="toy", round=1, id="rel-1", release=1)
+    server.assignment("pi-01", "serve", run_id="toy", round=1, id="rel-1", release=1)
     came: Counter[int] = Counter()
 
     def run(stop_at: int) -> None:

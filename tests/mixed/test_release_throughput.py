@@ -155,7 +155,7 @@ def ours(program: Program, folder: Path, payload: bytes, number: int) -> Ours:
             )
             published_s = time.monotonic() - began_s
             for device in devices:
-                server.want(device.name, "serve", task="toy", round=1, id="rel-1", release=1)
+                server.assignment(device.name, "serve", run_id="toy", round=1, id="rel-1", release=1)
             eventually(lambda: all(map(has_installed, devices)), WAIT_S)
             seconds, broker_mb, lost = time.monotonic() - began_s, peak_mb(broker.pid), dropped(broker)
         eventually(lambda: all(device.state.release == 1 for device in devices), WAIT_S)

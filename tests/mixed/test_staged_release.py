@@ -27,8 +27,8 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from server.mqtt import retained
-from server.mqtt.connection import Link
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.connection import ServerConnection
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
 from server.mqtt.updates.inbox import Inbox
 from server.registry import Database, rollouts
@@ -93,12 +93,12 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     connect = partial(InMemoryTransport, broker)
 
     def make(count: int, hidden: float = 0.0) -> Fleet:
-        link = Link(connect, "main", limits=retained.Limits(settle_s=0.05))
-        roster, inbox, wants = Roster(link), Inbox(link), Wants(link)
-        link.open()
+        connection = ServerConnection(connect, "main", limits=retained.Limits(settle_s=0.05))
+        roster, inbox, assignments = Roster(connection), Inbox(connection), Assignments(connection)
+        connection.open()
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
-        rollout = Rollout(link, roster, inbox, wants, repository, plan=PLAN, db=db)
-        closing.extend([rollout.close, link.close, db.close])
+        rollout = Rollout(connection, roster, inbox, assignments, repository, plan=PLAN, db=db)
+        closing.extend([rollout.close, connection.close, db.close])
         made = Fleet(rollout, db, repository)
         for rank, name in enumerate(
             sorted(map("pi-{:03d}".format, range(count)), key=lambda id: place(id, 2))

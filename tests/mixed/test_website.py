@@ -93,7 +93,9 @@ class Fleet:
         transport.close()
         elsewhere.close()
         self.server.metadata(self.repository.files())
-        self.server.want("pi-01", "serve", task="toy", round=number, id=f"rel-{number}", release=number)
+        self.server.assignment(
+            "pi-01", "serve", run_id="toy", round=number, id=f"rel-{number}", release=number
+        )
         return manifest
 
     def serves(self, device: Any, release: int) -> None:

@@ -22,7 +22,7 @@ from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.install.trust import Trust
 from edge_fl import metrics
-from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
+from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn.tree import from_arrays, to_arrays
 from edge_fl.methods import build_method
@@ -31,13 +31,13 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.seeds import generator
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
-from edge_fl.wire.messages import Ack, Capability, DeviceState, Report, Round, Want, decode, encode
+from edge_fl.wire.messages import Ack, Assignment, Capability, DeviceState, Report, Round, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
 from server.mqtt import retained
-from server.mqtt.connection import Link
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.connection import ServerConnection
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
 from server.mqtt.fleet import Limits, MqttFleet
 from server.mqtt.journal import Journal
@@ -51,11 +51,11 @@ INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))
 QUICK = retained.Limits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
 
 
-def spec_of(method: str, **options: Any) -> TaskSpec:
+def spec_of(method: str, **options: Any) -> MethodSpec:
     """A task small enough for a test: 4x4 images, three classes."""
     model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
     config = MethodConfig(method, 1, 8, OptimiserConfig("sgd", 0.05), options)
-    return TaskSpec(model, INPUT, ["a", "b", "c"], config, seed=1)
+    return MethodSpec(model, INPUT, ["a", "b", "c"], config, seed=1)
 
 
 def data_of(client: str, samples: int = 20) -> ClientData:
@@ -97,7 +97,7 @@ class ScriptedDevice:
     chunk_bytes: int = 1024
     chunks_first: bool = True
     acks: list[Ack] = field(default_factory=list)
-    wants: list[Want] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -162,20 +162,20 @@ class ScriptedDevice:
                 self._unanswered.pop(self.acks[-1].id, None)
             case "art":
                 self._fetched(address.path[0], int(address.path[2]), packet.payload)
-            case "want":
-                want = decode(packet.payload, Want)
-                self.wants.append(want)
-                if want.mode in KINDS:
-                    self._fetch(want)
+            case "assignment":
+                assignment = decode(packet.payload, Assignment)
+                self.assignments.append(assignment)
+                if assignment.mode in KINDS:
+                    self._fetch(assignment)
 
-    def _fetch(self, want: Want) -> None:
-        if want.down is None:
-            self._work(want, b"")
+    def _fetch(self, assignment: Assignment) -> None:
+        if assignment.down is None:
+            self._work(assignment, b"")
             return
-        self._down[want.down.sha256] = Assembly(want.down)
-        self._wanted = want
-        groups = range(-(-len(want.down.chunks) // GROUP))
-        self._fetching = [self.topics.chunk_group(want.down.sha256, group) for group in groups]
+        self._down[assignment.down.sha256] = Assembly(assignment.down)
+        self._wanted = assignment
+        groups = range(-(-len(assignment.down.chunks) // GROUP))
+        self._fetching = [self.topics.chunk_group(assignment.down.sha256, group) for group in groups]
         for pattern in self._fetching:
             self._transport.subscribe(pattern)
 
@@ -187,29 +187,31 @@ class ScriptedDevice:
             self._fetching = []
             self._work(self._wanted, assembly.join())
 
-    def _work(self, want: Want, down: bytes) -> None:
+    def _work(self, assignment: Assignment, down: bytes) -> None:
         time.sleep(self.delay_s)
-        method = build_method(self._rounds[want.task].spec).at(want.round)
+        method = build_method(self._rounds[assignment.run_id].spec).at(assignment.round)
         parts = from_arrays(tensors.unpack(down)) if down else {}
         own = self._own.get("own") or steps.start_own(method, self.id)
         client, found, up = client_of(self.id), {}, {}
-        if want.mode == "evaluate":
+        if assignment.mode == "evaluate":
             found = client.evaluate(method, parts, own)
         else:
-            update, self._own["own"] = getattr(client, want.mode)(method, want.round, parts, own)
-            self._own[f"after {want.round}"] = self._own["own"]
+            update, self._own["own"] = getattr(client, assignment.mode)(method, assignment.round, parts, own)
+            self._own[f"after {assignment.round}"] = self._own["own"]
             found, up = update.metrics, update.parts
         payload = tensors.pack(to_arrays(up)) if up else b""
         blob = describe(payload, self.chunk_bytes) if up else None
         compression = method.compression.kind if up else "none"
-        report = Report(want.id, KINDS[want.mode], self.boot, 20, found, blob, compression=compression)  # type: ignore[arg-type]
-        for sent, content in self.tamper(want.mode, report, payload):
-            self._unanswered[sent.id] = (want.task, want.round, sent, content)
-            self.report(want.task, want.round, sent, content)
+        report = Report(
+            assignment.id, KINDS[assignment.mode], self.boot, 20, found, blob, compression=compression
+        )  # type: ignore[arg-type]
+        for sent, content in self.tamper(assignment.mode, report, payload):
+            self._unanswered[sent.id] = (assignment.run_id, assignment.round, sent, content)
+            self.report(assignment.run_id, assignment.round, sent, content)
 
-    def report(self, task: str, round: int, report: Report, payload: bytes) -> None:
+    def report(self, run_id: str, round: int, report: Report, payload: bytes) -> None:
         """Sends a report and its chunks, in the order that `chunks_first` says."""
-        said = Packet(self.topics.report(self.id, task, round), encode(report))
+        said = Packet(self.topics.report(self.id, run_id, round), encode(report))
         if not self.chunks_first:
             self._transport.publish(said)
         for index, chunk in enumerate(split(payload, self.chunk_bytes)):
@@ -269,19 +271,33 @@ class ScriptedHead:
             self._files[address.path[0]] = packet.payload
         elif address.kind == "ack":
             self.acks.append(decode(packet.payload, Ack))
-        elif address.kind == "want" and (want := decode(packet.payload, Want)).mode == "serve":
-            self._serve(want)
+        elif (
+            address.kind == "assignment"
+            and (assignment := decode(packet.payload, Assignment)).mode == "serve"
+        ):
+            self._serve(assignment)
 
-    def _serve(self, want: Want) -> None:
+    def _serve(self, assignment: Assignment) -> None:
         manifests = {found.release: found for found in self._trust.refresh(self._files.__getitem__)}
-        extractor = manifests[want.release].extractor.sha256
+        extractor = manifests[assignment.release].extractor.sha256
         before = {metrics.PERSONAL_BEFORE: self.after / 2} if self.served else {}
         found = {**before, metrics.PERSONAL_AFTER: self.after, metrics.TEST_SAMPLES: 4.0}
         report = Report(
-            want.id, "head", self.boot, 9, found, None, want.release, extractor, "svm", 0.5, 100, 10
+            assignment.id,
+            "head",
+            self.boot,
+            9,
+            found,
+            None,
+            assignment.release,
+            extractor,
+            "svm",
+            0.5,
+            100,
+            10,
         )
-        self.served.append(want.release)
-        self._say(self.topics.report(self.id, want.task, want.round), report)
+        self.served.append(assignment.release)
+        self._say(self.topics.report(self.id, assignment.run_id, assignment.round), report)
 
 
 @dataclass(kw_only=True)
@@ -301,7 +317,7 @@ class Stage:
         self.heads.append(ScriptedHead(self.connect, self.topics, id, folder, **fields))
         return self.heads[-1]
 
-    def spec(self, method: str, **options: Any) -> TaskSpec:
+    def spec(self, method: str, **options: Any) -> MethodSpec:
         return spec_of(method, **options)
 
     def client(self, id: str) -> Client:
@@ -335,14 +351,16 @@ class Stage:
 class Bench(Stage):
     """A server with its lease, for what runs inside one."""
 
-    link: Link
+    connection: ServerConnection
     roster: Roster
     inbox: Inbox
-    wants: Wants
+    assignments: Assignments
 
-    def fleet(self, spec: TaskSpec, **limits: float) -> MqttFleet:
+    def fleet(self, spec: MethodSpec, **limits: float) -> MqttFleet:
         limits = {"deadline_s": 20.0, "lost_s": 0.3, **limits}
-        return MqttFleet(self.link, self.roster, self.inbox, self.wants, "t1", spec, Limits(**limits))
+        return MqttFleet(
+            self.connection, self.roster, self.inbox, self.assignments, "t1", spec, Limits(**limits)
+        )
 
     def wait_for(self, **devices: int) -> None:
         self.roster.wait_for(**devices, deadline_s=5)
@@ -363,14 +381,25 @@ def stage(broker: InMemoryBroker) -> Iterator[Stage]:
 
 
 def _bench(connect: Connect, fleet: str) -> Iterator[Bench]:
-    link = Link(connect, fleet, limits=QUICK)
+    connection = ServerConnection(connect, fleet, limits=QUICK)
     with Journal(fleet=fleet) as journal:
-        roster, inbox, wants = Roster(link, journal), Inbox(link, journal), Wants(link)
-        bench = Bench(connect=connect, topics=link.topics, link=link, roster=roster, inbox=inbox, wants=wants)
-        link.open()
-        journal.begin(link.epoch)
+        roster, inbox, assignments = (
+            Roster(connection, journal),
+            Inbox(connection, journal),
+            Assignments(connection),
+        )
+        bench = Bench(
+            connect=connect,
+            topics=connection.topics,
+            connection=connection,
+            roster=roster,
+            inbox=inbox,
+            assignments=assignments,
+        )
+        connection.open()
+        journal.begin(connection.epoch)
         yield bench
-        link.close()
+        connection.close()
         bench.close()
 
 

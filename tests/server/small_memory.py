@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
+from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
@@ -22,7 +22,7 @@ from server.training.engines.vector import VectorFleet
 from server.training.fleet import Fleet
 
 CLIENTS, EXTRA_BYTES = 64, 250 * 2**20
-SPEC = TaskSpec(
+SPEC = MethodSpec(
     ModelConfig("tests.edge_fl.methods.toy:Flat", {"feature_dim": 250}),
     InputSpec(1, 64, 64),
     ["a", "b"],

@@ -53,7 +53,7 @@ class FaultInjector:
         self._restarts = {"broker": self.cut_all, **_commanded(chaos), **(restarts or {})}
         if chaos.server.restarts and "server" not in self._restarts:
             raise ConfigError(
-                "[server] restarts: a fleet cannot restart its server without [server] stop and start; nothing was started"
+                "[server] restarts: a fleet cannot restart its server without [server] stop and start"
             )
         self._loop = MqttLoop()
 

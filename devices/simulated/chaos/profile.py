@@ -69,9 +69,7 @@ def load(name: str) -> Chaos:
     known = {file.stem: file for file in PROFILES.glob("*.toml")}
     path = known.get(name, Path(name))
     if path.suffix != ".toml":
-        raise ConfigError(
-            f"chaos profile {name!r}: neither a TOML file nor known{nearest(name, known)}; nothing was started"
-        )
+        raise ConfigError(f"chaos profile {name!r}: neither a TOML file nor known{nearest(name, known)}")
     return config.checked(config.read(path), Chaos, str(path))
 
 

@@ -64,9 +64,7 @@ def _to_largest(change: Tensor, keep: float, key: Tensor) -> Coded:
 def _from_largest(coded: Coded, shape: torch.Size) -> Tensor:
     at = coded[AT].long()
     if not bool((at.diff() > 0).all() and (at >= 0).all() and (at < shape.numel()).all()):
-        raise ProtocolError(
-            f"topk: positions of values, expected ascending ones below {shape.numel()}; refused"
-        )
+        raise ProtocolError(f"topk: positions of values, expected ascending ones below {shape.numel()}")
     return coded[""].new_zeros(shape.numel()).index_put((at,), coded[""]).reshape(shape)
 
 

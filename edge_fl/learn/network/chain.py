@@ -41,7 +41,7 @@ class Row(nn.Module):
         return x
 
 
-class Link(NamedTuple):
+class Layer(NamedTuple):
     """One layer of a chain; `tensors` are the names of its weight and bias in the part, as far as it has them."""
 
     layer: Callable[[Tensor], Tensor]
@@ -68,19 +68,19 @@ class Kind(NamedTuple):
     backward: Callable[..., tuple[Tensor, Sequence[Tensor | Product]]]
 
 
-def links(module: nn.Module) -> tuple[Link, ...] | None:
+def links(module: nn.Module) -> tuple[Layer, ...] | None:
     """The layers of a chain, first to last; None for a network with any other module, a hook, or a tensor that two layers share."""
     if any(child._forward_hooks or child._forward_pre_hooks for child in module.modules()):
         return None
     names = {id(tensor): name for name, tensor in module.named_parameters()}
-    found: list[Link] = []
+    found: list[Layer] = []
     for layer in _flat(module):
         if isinstance(layer, nn.Module):
             if type(layer) not in KINDS or not KINDS[type(layer)].understood(layer):
                 return None
-            found.append(Link(layer, tuple(names[id(tensor)] for tensor in layer.parameters())))
+            found.append(Layer(layer, tuple(names[id(tensor)] for tensor in layer.parameters())))
         else:
-            found.append(Link(layer, ()))
+            found.append(Layer(layer, ()))
     tensors = [name for link in found for name in link.tensors]
     return tuple(found) if len(set(tensors)) == len(tensors) else None
 

@@ -37,12 +37,10 @@ def check(method: str, values: dict[str, Any], known: dict[str, tuple[Any, Hyper
     """Raises MethodError for an unknown name, a wrong type or a value out of range."""
     for name, value in values.items():
         if name not in known:
-            raise MethodError(
-                f"method {method}: unknown hyper-parameter {name!r}{nearest(name, known)}; nothing was started"
-            )
+            raise MethodError(f"method {method}: unknown hyper-parameter {name!r}{nearest(name, known)}")
         default, limits = known[name]
         if wrong := _wrong(value, default, limits):
-            raise MethodError(f"method {method}: {name} = {value!r}, expected {wrong}; nothing was started")
+            raise MethodError(f"method {method}: {name} = {value!r}, expected {wrong}")
 
 
 def _wrong(value: Any, default: Any, limits: Hyper) -> str:

@@ -118,9 +118,7 @@ class Method(ABC):
         known = hyper.hypers(type(self))
         hyper.check(self.title, {name: getattr(self, name) for name in known}, known)
         if self.epochs < 0:
-            raise MethodError(
-                f"method {self.title}: epochs = {self.epochs}, expected 0 or more; nothing was started"
-            )
+            raise MethodError(f"method {self.title}: epochs = {self.epochs}, expected 0 or more")
         net = self.net
         for name, spec in self.parts.items():
             net = net.with_added(name, spec, self)

@@ -112,7 +112,7 @@ def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
     """Logits [N, C] of the global model as it would be exported. Raises MethodError for a method without one."""
     logits = method.predict_global(norm.for_export(shared), x)
     if logits is None:
-        raise MethodError(f"{method.title} has no global model; nothing was predicted")
+        raise MethodError(f"{method.title} has no global model")
     return logits
 
 

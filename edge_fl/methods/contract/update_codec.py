@@ -24,7 +24,10 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON
 
 RESIDUAL = ".residual"  # behind a part's name: what error feedback has kept back of it
-LEDGER, SPENT = "privacy", "spent"  # the personal part that knows what a client's updates have told, as μ²
+LEDGER, SPENT = (
+    "privacy",
+    "budget_exhausted",
+)  # the personal part that knows what a client's updates have told, as μ²
 
 
 def sent(
@@ -123,7 +126,7 @@ def require_possible(method: Method) -> None:
     least = private.epsilon(private.cost(method.privacy), method.privacy.delta)
     if 0 < method.privacy.budget < least:
         raise MethodError(
-            f"[privacy] budget = {method.privacy.budget:g}: one update tells {least:.3g} already; nothing was started"
+            f"[privacy] budget = {method.privacy.budget:g}: one update tells {least:.3g} already"
         )
 
 
@@ -150,7 +153,7 @@ def _require_covered(method: Method, covered: Parts, up: Parts) -> None:
     if bare:
         raise MethodError(
             f"[privacy] {method.title} sends {'.'.join(min(bare))}, expected parameters that the client had received and nothing else"
-            " (no BatchNorm statistics, no class means): noise would not cover it; nothing was sent"
+            " (no BatchNorm statistics, no class means): noise would not cover it"
         )
 
 

@@ -45,7 +45,7 @@ class BrokerLimits:
     retain: bool = True
 
 
-class Client(PahoClient):
+class MqttClient(PahoClient):
     """paho's client on sockets of ours: without delay (88 ms a round trip otherwise), and closed when TLS fails, which paho forgets."""
 
     tls: Callable[[], ssl.SSLContext | None]
@@ -71,9 +71,9 @@ def make_client(
     session_expiry_s: int,
     clean_start: bool,
     keepalive_s: int,
-) -> Client:
+) -> MqttClient:
     """A client that is ready for `reconnect`, and leaves writing to its owner. Raises ConfigError."""
-    client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
+    client = MqttClient(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
     client.connect_timeout = limits.connect_timeout_s
     client.max_inflight_messages = 0  # no window of its own: ours also knows the broker's
     client.on_socket_register_write = lambda *_: None  # without a callback paho would write inside `publish`
@@ -89,7 +89,7 @@ def make_client(
             endpoint.host, endpoint.port, keepalive_s, clean_start=clean, properties=properties
         )
     except ValueError as error:
-        raise ConfigError(f"broker {endpoint}: {error} expected a host and a port; not connecting") from error
+        raise ConfigError(f"broker {endpoint}: {error} expected a host and a port") from error
     return client
 
 

@@ -91,7 +91,7 @@ class MqttLoop:
         """Calls `ready` with READ, WRITE or both when the socket is; READ is asked for until `want` says otherwise."""
         self._selector.register(sock, READ, ready)
 
-    def want(self, sock: Any, events: int, ready: Callable[[int], object]) -> None:
+    def assignment(self, sock: Any, events: int, ready: Callable[[int], object]) -> None:
         """Changes what the socket is watched for."""
         self._selector.modify(sock, events, ready)
 

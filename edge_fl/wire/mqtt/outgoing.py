@@ -73,7 +73,8 @@ class Outgoing:
         with self._changed:
             if self._bytes + len(packet.payload) > self._max_bytes:
                 raise ProtocolError(
-                    f"{packet.topic}: {self._bytes} bytes already wait for the broker, at most {self._max_bytes}; nothing was sent"
+                    f"{packet.topic}: {self._bytes} bytes already wait for the broker, at most {self._max_bytes}",
+                    consequence="nothing was sent",
                 )
             self._bytes += len(packet.payload)
             self._last += 1

@@ -318,7 +318,7 @@ class MqttTransport(Transport):
         events = READ | WRITE if self._client.want_write() else READ
         if self._socket and events != self._events:
             self._events = events
-            self._loop.want(self._socket, events, self._ready)
+            self._loop.assignment(self._socket, events, self._ready)
 
     def _unwatch(self) -> None:
         if self._socket:

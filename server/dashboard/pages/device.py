@@ -69,7 +69,7 @@ def body(page: DevicePage | None, device: str, now: datetime) -> str:
             f"<h2>Samples by class</h2><div class='sheet padded'>{spread}</div>" if spread else "",
             f"<h2>What it is</h2><div class='sheet padded'>{facts(rest)}{notes}</div>",
             _reports(page),
-            _tasks(page),
+            _requests(page),
             _refused(page),
         ]
     )
@@ -135,19 +135,19 @@ def _reports(page: DevicePage) -> str:
     )
 
 
-def _tasks(page: DevicePage) -> str:
-    if not page.tasks:
+def _requests(page: DevicePage) -> str:
+    if not page.requests:
         return ""
     rows = (
         (
-            clock(task.asked_at),
-            escape(task.mode),
-            escape(task.run),
-            number(task.round),
-            word(task.state),
-            escape(task.reason),
+            clock(run_id.asked_at),
+            escape(run_id.mode),
+            escape(run_id.run),
+            number(run_id.round),
+            word(run_id.state),
+            escape(run_id.reason),
         )
-        for task in page.tasks
+        for run_id in page.requests
     )
     return "<h2>Tasks</h2>" + table(
         ("Asked, UTC", "Mode", "Run", "Round", "State", "Reason"), rows, {"Round"}, named=False

@@ -8,7 +8,7 @@ from server.dashboard.pages.parts import device_link, empty, table, word
 from server.dashboard.queries.log import LEVELS, Event
 from server.report.formatting import clock, escape
 
-OF_DEVICES = frozenset({"refused", "task", "quarantine"})
+OF_DEVICES = frozenset({"refused", "run_id", "quarantine"})
 OF_RUNS = frozenset({"run", "round"})
 
 

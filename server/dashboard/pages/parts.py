@@ -23,7 +23,7 @@ TONES = {
     "warning": "warn",
     "timed_out": "warn",
     "rolled_back": "warn",
-    "spent": "warn",
+    "budget_exhausted": "warn",
     "stopped": "hollow",
     "sleeping": "hollow",
     "disconnected": "hollow",

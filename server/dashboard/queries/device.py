@@ -9,8 +9,8 @@ from msgspec import Struct
 from sqlalchemy import select
 
 from server.registry import Database
-from server.registry.records import DeviceRecord, Rejection, ReportRecord, TaskRecord
-from server.registry.tables import devices, rejections, reports, tasks
+from server.registry.records import DeviceRecord, Rejection, ReportRecord, RequestRecord
+from server.registry.tables import devices, rejections, reports, requests
 
 NEWEST = 60
 
@@ -20,7 +20,7 @@ class DevicePage(Struct, frozen=True):
 
     record: DeviceRecord
     reports: tuple[ReportRecord, ...] = ()
-    tasks: tuple[TaskRecord, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
     rejections: tuple[Rejection, ...] = ()
 
 
@@ -32,7 +32,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
     return DevicePage(
         found[0],
         tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
-        tuple(db.find(_of(tasks, fleet, device, "asked_at"), TaskRecord)),
+        tuple(db.find(_of(requests, fleet, device, "asked_at"), RequestRecord)),
         tuple(db.find(_of(rejections, fleet, device, "number"), Rejection)),
     )
 

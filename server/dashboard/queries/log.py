@@ -8,7 +8,7 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, Text, cast, literal, select, union_all
 
 from server.registry import Database
-from server.registry.tables import devices, rejections, releases, rollouts, rounds, runs, tasks
+from server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
 
 NEWEST = 200
 LEVELS = ("info", "warning", "error")
@@ -39,7 +39,7 @@ def _parts(fleet: str) -> list[Select[Any]]:
     ended = begun & (runs.c.ended_at != "")
     bad = (runs.c.state == "failed") & begun
     of_run = rounds.join(runs, runs.c.run == rounds.c.run)
-    failed = (tasks.c.fleet == fleet) & tasks.c.state.in_(("failed", "timed_out"))
+    failed = (requests.c.fleet == fleet) & requests.c.state.in_(("failed", "timed_out"))
     barred = (devices.c.fleet == fleet) & (devices.c.quarantine != "")
     return [
         _part(runs.c.created_at, "info", "run", runs.c.run, runs.c.method + " on " + runs.c.dataset, begun),
@@ -84,11 +84,11 @@ def _parts(fleet: str) -> list[Select[Any]]:
             rejections.c.fleet == fleet,
         ),
         _part(
-            tasks.c.ended_at,
+            requests.c.ended_at,
             "warning",
-            "task",
-            tasks.c.device,
-            tasks.c.mode + " " + tasks.c.state + ": " + tasks.c.reason,
+            "run_id",
+            requests.c.device,
+            requests.c.mode + " " + requests.c.state + ": " + requests.c.reason,
             failed,
         ),
         _part(devices.c.seen_at, "error", "quarantine", devices.c.device, devices.c.quarantine, barred),

@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from edge_fl.metrics import Summary
 from server.registry import Database, runs
 from server.registry.records import RoundRecord, RunRecord
-from server.registry.tables import rejections, reports, tasks
+from server.registry.tables import rejections, reports, requests
 from server.runs import round_metrics
 
 NEWEST_RUNS = 100
@@ -73,13 +73,13 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
 
 def _badly(db: Database, run: str) -> dict[int, Counter[str]]:
     """Tasks that did not succeed, by round: "timed_out" or the reason -> how many."""
-    wanted = select(tasks.c.round, tasks.c.state, tasks.c.reason, func.count()).where(
-        tasks.c.run == run, tasks.c.state.in_(("failed", "timed_out", "removed"))
+    wanted = select(requests.c.round, requests.c.state, requests.c.reason, func.count()).where(
+        requests.c.run == run, requests.c.state.in_(("failed", "timed_out", "removed"))
     )
     found: dict[int, Counter[str]] = {}
     with db.reading() as connection:
         for round, state, reason, count in connection.execute(
-            wanted.group_by(tasks.c.round, tasks.c.state, tasks.c.reason)
+            wanted.group_by(requests.c.round, requests.c.state, requests.c.reason)
         ):
             found.setdefault(round, Counter())[reason if state == "failed" and reason else state] += count
     return found
@@ -107,7 +107,7 @@ def _bytes(db: Database, run: str) -> dict[int, int]:
 
 def _under_way(db: Database, run: str) -> dict[str, int]:
     """The tasks of the newest round that was asked for, by state."""
-    newest = select(func.max(tasks.c.round)).where(tasks.c.run == run).scalar_subquery()
-    wanted = select(tasks.c.state, func.count()).where(tasks.c.run == run, tasks.c.round == newest)
+    newest = select(func.max(requests.c.round)).where(requests.c.run == run).scalar_subquery()
+    wanted = select(requests.c.state, func.count()).where(requests.c.run == run, requests.c.round == newest)
     with db.reading() as connection:
-        return dict(connection.execute(wanted.group_by(tasks.c.state)).all())
+        return dict(connection.execute(wanted.group_by(requests.c.state)).all())

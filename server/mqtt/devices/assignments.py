@@ -11,45 +11,45 @@ from collections.abc import Iterable
 from typing import Any
 
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.messages import Mode, Request, Want, decode
-from server.mqtt.connection import Heard, Link
+from edge_fl.wire.messages import Assignment, Mode, Request, decode
+from server.mqtt.connection import Heard, ServerConnection
 from server.mqtt.retained import Connect, read_retained
 
 WANTS_PER_EPOCH = 2**20
 LASTING: frozenset[Mode] = frozenset({"serve"})
 
 
-class Wants:
+class Assignments:
     """The current want of every device that was asked for something."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._current: dict[str, Want] = {}
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
+        self._current: dict[str, Assignment] = {}
         self._count = 0
         self._lock = threading.Lock()
-        link.on("req", self._asked)
-        link.on_return(lambda _: self.say_again())
+        connection.on("req", self._asked)
+        connection.on_return(lambda _: self.say_again())
 
     def ask(self, device: str, mode: Mode, **fields: Any) -> None:
         """Replaces what is wanted of a device."""
         with self._lock:
             self._count += 1
-            want = Want(self._link.epoch * WANTS_PER_EPOCH + self._count, mode, **fields)
-            self._current[device] = want
-            self._publish(device, want)
+            assignment = Assignment(self._connection.epoch * WANTS_PER_EPOCH + self._count, mode, **fields)
+            self._current[device] = assignment
+            self._publish(device, assignment)
 
     def again(self, device: str) -> None:
         """Says the current want once more, under its number: nothing is done twice."""
         with self._lock:
-            if want := self._current.get(device):
-                self._publish(device, want)
+            if assignment := self._current.get(device):
+                self._publish(device, assignment)
 
     def say_again(self) -> None:
         """Says every current want once more."""
         for device in list(self._current):
             self.again(device)
 
-    def current(self, device: str) -> Want | None:
+    def current(self, device: str) -> Assignment | None:
         """What is wanted of a device now."""
         return self._current.get(device)
 
@@ -58,29 +58,31 @@ class Wants:
         with self._lock:
             for device in devices:
                 self._current.pop(device, None)
-                self._link.forget(self._link.topics.want(device))
+                self._connection.forget(self._connection.topics.assignment(device))
 
     def withdraw_passing(self) -> None:
         """Clears every want that has no meaning without this run."""
-        self.withdraw([device for device, want in self._current.items() if want.mode not in LASTING])
+        self.withdraw(
+            [device for device, assignment in self._current.items() if assignment.mode not in LASTING]
+        )
 
-    def _publish(self, device: str, want: Want) -> None:
-        self._link.say(self._link.topics.want(device), want, retain=True)
+    def _publish(self, device: str, assignment: Assignment) -> None:
+        self._connection.say(self._connection.topics.assignment(device), assignment, retain=True)
 
     def _asked(self, heard: Heard) -> None:
-        if isinstance(heard.message, Request) and heard.message.ask == "want":
+        if isinstance(heard.message, Request) and heard.message.ask == "assignment":
             self.again(heard.address.device)
 
 
-def withdraw_leftovers(link: Link, connect: Connect) -> int:
+def withdraw_leftovers(connection: ServerConnection, connect: Connect) -> int:
     """Clears the wants to train that a server which was killed left behind; how many there were."""
     cleared = 0
-    for topic, payload in read_retained(connect, [link.topics.want("+")]).items():
+    for topic, payload in read_retained(connect, [connection.topics.assignment("+")]).items():
         try:
-            lasting = decode(payload, Want).mode in LASTING
+            lasting = decode(payload, Assignment).mode in LASTING
         except ProtocolError:
             lasting = False
         if not lasting:
-            link.forget(topic)
+            connection.forget(topic)
             cleared += 1
     return cleared

@@ -65,7 +65,7 @@ def _row(device: Device, heard: str) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,
-        "status": state.status if state else "silent",
+        "status": state.status if state else "unknown",
         "tier": capability.tier if capability else "",
         "head": capability.head if capability else "",
         "samples": capability.samples if capability else 0,

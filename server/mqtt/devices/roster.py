@@ -17,7 +17,7 @@ from msgspec import Struct
 from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
-from server.mqtt.connection import Heard, Link
+from server.mqtt.connection import Heard, ServerConnection
 from server.mqtt.devices.clones import Clones
 from server.mqtt.journal import Journal
 from server.registry.records import DeviceRecord
@@ -89,15 +89,15 @@ def of_tier(devices: Iterable[Device], tier: Tier) -> list[DeviceId]:
 class Roster:
     """The table of one fleet as it changes; made before the link opens."""
 
-    def __init__(self, link: Link, journal: Journal | None = None) -> None:
-        self._link = link
-        self._journal = journal or Journal(fleet=link.topics.fleet)
+    def __init__(self, connection: ServerConnection, journal: Journal | None = None) -> None:
+        self._connection = connection
+        self._journal = journal or Journal(fleet=connection.topics.fleet)
         self._devices: dict[DeviceId, Device] = {}
         self._change = threading.Condition()  # holds a re-entrant lock
         self._listeners: list[Changed] = []
         self._clones = Clones()
         for kind in ("state", "meta"):
-            link.on(kind, self._hear)
+            connection.on(kind, self._hear)
 
     @property
     def table(self) -> Table:
@@ -136,10 +136,10 @@ class Roster:
         until = time.monotonic() + deadline_s
         with self._change:
             while len(self.full_devices()) < full or len(self.head_devices()) < heads:
-                self._link.check()
+                self._connection.check()
                 if (left := until - time.monotonic()) <= 0:
                     raise DeadlineError(
-                        f"fleet {self._link.topics.fleet!r}: {len(self.full_devices())} full and {len(self.head_devices())} head-only"
+                        f"fleet {self._connection.topics.fleet!r}: {len(self.full_devices())} full and {len(self.head_devices())} head-only"
                         f" devices after {deadline_s:g} s, expected {full} and {heads}; there are {self._who()}; the run stops"
                     )
                 self._change.wait(min(left, POLL_S))
@@ -161,13 +161,13 @@ class Roster:
                 self._devices[id] = now
             self._change.notify_all()
             count = len(self._devices)
-        self._link.expect(count)
+        self._connection.expect(count)
         if heard.retained and isinstance(message, DeviceState) and message.status not in GONE:
-            self._link.ask_rebirth(id)
+            self._connection.ask_rebirth(id)
         if isinstance(message, DeviceState) and message.status != "lost":
             self._look_for_clones(id, message.boot)
         if now is not None and now is not before:
-            self._journal.heard(_record(self._link.topics.fleet, now))
+            self._journal.heard(_record(self._connection.topics.fleet, now))
             for listener in self._listeners:
                 listener(before, now)
 

@@ -19,14 +19,14 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Report
 from server.mqtt.devices.roster import Roster
-from server.mqtt.updates.round_request import Answer, Exchange, Verdict
+from server.mqtt.updates.round_request import Answer, RoundRequest, Verdict
 from server.mqtt.updates.validation import STATISTICS, Expected, expected_of, misshapen
 
 STALE = "upload_stale"
 HEADER_BYTES = 64 * 1024
 
 
-class Contributions:
+class HeadUpdates:
     """Those of the current release. Reports and chunks come from the receive thread, `take` is called by the round loop.
 
     `settled` hears each report whose upload has been judged, for or against.
@@ -36,7 +36,7 @@ class Contributions:
         self, roster: Roster, settled: Callable[[str, Report], None], torch_device: str = "cpu"
     ) -> None:
         self._roster, self._settled, self._torch_device = roster, settled, torch_device
-        self._exchange: Exchange | None = None
+        self._round_request: RoundRequest | None = None
         self._waiting: dict[str, Update] = {}
         self._lock = threading.Lock()
 
@@ -44,33 +44,33 @@ class Contributions:
         """From now on uploads with the report `id`, on this release, are taken, and those on the one before no longer."""
         flaw, expected = partial(_flaw, manifest), expected_from(manifest, method)
         with self._lock:
-            self._exchange = Exchange(
-                id, manifest.task, manifest.round, "serve", (), expected, self._samples, flaw
+            self._round_request = RoundRequest(
+                id, manifest.run_id, manifest.round, "serve", (), expected, self._samples, flaw
             )
 
     def is_open(self, id: str) -> bool:
         """Whether chunks of the report `id` may come."""
-        return self._exchange is not None and self._exchange.id == id
+        return self._round_request is not None and self._round_request.id == id
 
     @property
     def place(self) -> tuple[str, int]:
         """The run and the round of the release whose uploads are taken."""
-        return (self._exchange.task, self._exchange.round) if self._exchange else ("", 0)
+        return (self._round_request.run_id, self._round_request.round) if self._round_request else ("", 0)
 
     def take_report(self, device: str, report: Report) -> Verdict | None:
         """The verdict on a report with a blob; None while chunks are missing."""
         with self._lock:
-            if self._exchange is not None and self.is_open(report.id):
-                return self._noted(self._exchange, self._exchange.take_report(device, report))
+            if self._round_request is not None and self.is_open(report.id):
+                return self._noted(self._round_request, self._round_request.take_report(device, report))
         self._settled(device, report)
         return Verdict(report.id, "accepted", STALE)
 
     def take_chunk(self, device: str, id: str, index: int, payload: bytes) -> Verdict | None:
         """The verdict, if this chunk completed an upload."""
         with self._lock:
-            if self._exchange is None or not self.is_open(id) or self._roster.get(device) is None:
+            if self._round_request is None or not self.is_open(id) or self._roster.get(device) is None:
                 return None
-            return self._noted(self._exchange, self._exchange.take_chunk(device, index, payload))
+            return self._noted(self._round_request, self._round_request.take_chunk(device, index, payload))
 
     def take(self) -> list[Update]:
         """What has come since it was last asked, by ascending device; each counts once."""
@@ -78,9 +78,9 @@ class Contributions:
             waiting, self._waiting = self._waiting, {}
         return [waiting[device] for device in sorted(waiting)]
 
-    def _noted(self, exchange: Exchange, verdict: Verdict | None) -> Verdict | None:
-        while not exchange.answers.empty():
-            self._keep(exchange.answers.get())
+    def _noted(self, round_request: RoundRequest, verdict: Verdict | None) -> Verdict | None:
+        while not round_request.answers.empty():
+            self._keep(round_request.answers.get())
         if verdict and verdict.status == "rejected":
             return replace(verdict, status="accepted", reason=f"upload_{verdict.reason}")
         return verdict

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from edge_fl.wire.messages import Ack, Report
-from server.mqtt.connection import Heard, Link
+from server.mqtt.connection import Heard, ServerConnection
 from server.mqtt.journal import Journal
-from server.mqtt.updates.head_updates import Contributions
-from server.mqtt.updates.round_request import Exchange, Verdict
+from server.mqtt.updates.head_updates import HeadUpdates
+from server.mqtt.updates.round_request import RoundRequest, Verdict
 from server.mqtt.updates.validation import Terms
 
 log = logging.getLogger(__name__)
@@ -33,31 +33,31 @@ class Inbox:
     What counts is in the journal before its device is told so.
     """
 
-    def __init__(self, link: Link, journal: Journal | None = None) -> None:
-        self._link = link
-        self.journal = journal or Journal(fleet=link.topics.fleet)
-        self._open: dict[str, Exchange] = {}
+    def __init__(self, connection: ServerConnection, journal: Journal | None = None) -> None:
+        self._connection = connection
+        self.journal = journal or Journal(fleet=connection.topics.fleet)
+        self._open: dict[str, RoundRequest] = {}
         self._lock = threading.Lock()
         self._on_head: HeadHandler = lambda device, report: Verdict(report.id, "rejected", STALE)
-        self._contributions: Contributions | None = None
+        self._contributions: HeadUpdates | None = None
         self.counts: Counter[str] = Counter()
-        link.on("rpt", self._report)
-        link.on("blob", self._chunk)
-        link.on_refused(self._malformed)
+        connection.on("rpt", self._report)
+        connection.on("blob", self._chunk)
+        connection.on_refused(self._malformed)
 
-    def open(self, exchange: Exchange, terms: Terms) -> None:
+    def open(self, round_request: RoundRequest, terms: Terms) -> None:
         """From now on answers to this exchange are taken; `terms` are what it judges by."""
         with self._lock:
-            self._open[exchange.id] = exchange
+            self._open[round_request.id] = round_request
 
-    def close(self, exchange: Exchange) -> None:
+    def close(self, round_request: RoundRequest) -> None:
         """From now on they are late."""
         with self._lock:
-            self._open.pop(exchange.id, None)
+            self._open.pop(round_request.id, None)
 
-    def on_head(self, handler: HeadHandler, contributions: Contributions) -> None:
+    def on_head(self, handler: HeadHandler, head_updates: HeadUpdates) -> None:
         """Who takes the reports of fitted heads, and the chunks that come with them."""
-        self._on_head, self._contributions = handler, contributions
+        self._on_head, self._contributions = handler, head_updates
 
     def _report(self, heard: Heard) -> None:
         report, device = heard.message, heard.address.device
@@ -76,23 +76,23 @@ class Inbox:
             return Verdict(report.id, "duplicate")
         if report.kind == "head":
             return self._on_head(device, report)
-        exchange = self._open.get(report.id)
-        if exchange is None or path != (exchange.task, str(exchange.round)):
+        round_request = self._open.get(report.id)
+        if round_request is None or path != (round_request.run_id, str(round_request.round)):
             return Verdict(report.id, "rejected", STALE)
-        if device not in exchange.cohort:
+        if device not in round_request.cohort:
             return Verdict(report.id, "rejected", "not_in_cohort")
-        return exchange.take_report(device, report)
+        return round_request.take_report(device, report)
 
     def _chunk(self, heard: Heard) -> None:
         device, (id, index) = heard.address.device, heard.address.path
         with self._lock:
-            exchange, heads, payload = self._open.get(id), self._contributions, heard.message
+            round_request, heads, payload = self._open.get(id), self._contributions, heard.message
             run, round = "", 0
             if not isinstance(payload, bytes) or self.journal.barred(device):
                 verdict = None
-            elif exchange and device in exchange.cohort:
-                run, round = exchange.task, exchange.round
-                verdict = exchange.take_chunk(device, int(index), payload)
+            elif round_request and device in round_request.cohort:
+                run, round = round_request.run_id, round_request.round
+                verdict = round_request.take_chunk(device, int(index), payload)
             elif heads and heads.is_open(id):
                 run, round = heads.place
                 verdict = heads.take_chunk(device, id, int(index), payload)
@@ -133,4 +133,4 @@ class Inbox:
                 extra={"device": device},
             )
         ack = Ack(verdict.id, verdict.status, verdict.reason)
-        self._link.say(self._link.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)
+        self._connection.say(self._connection.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)

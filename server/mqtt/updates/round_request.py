@@ -62,7 +62,7 @@ class _Upload:
     assembly: Assembly | None = None
 
 
-class Exchange:
+class RoundRequest:
     """One question to `cohort`, known by `id`; answers go to `answers`, a queue of its own or one that several share.
 
     `samples` tells what a device said to have (0: unknown).
@@ -71,7 +71,7 @@ class Exchange:
     def __init__(
         self,
         id: str,
-        task: str,
+        run_id: str,
         round: int,
         mode: Mode,
         cohort: Collection[str],
@@ -80,7 +80,7 @@ class Exchange:
         flaw: Flaw = lambda parts, report: "",
         answers: queue.SimpleQueue[Answer] | None = None,
     ) -> None:
-        self.id, self.task, self.round, self.mode = id, task, round, mode
+        self.id, self.run_id, self.round, self.mode = id, run_id, round, mode
         self.cohort = frozenset(cohort)
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue() if answers is None else answers
         self.settled: dict[str, Verdict] = {}

@@ -8,14 +8,14 @@ from edge_fl.learn.tree import Parts, to_arrays
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Blob, describe
 from server.mqtt.chunks import clear_chunks, send_chunks
-from server.mqtt.connection import Link
+from server.mqtt.connection import ServerConnection
 
 
-class Broadcasts:
+class SharedBlobs:
     """What travels down in one exchange: one blob for all clients that receive the same, sent once and kept until the end."""
 
-    def __init__(self, link: Link, expiry_s: float) -> None:
-        self._link, self._expiry_s = link, expiry_s
+    def __init__(self, connection: ServerConnection, expiry_s: float) -> None:
+        self._connection, self._expiry_s = connection, expiry_s
         self._packed: dict[frozenset[tuple[str, str, int]], tuple[Parts, Blob]] = {}
         self._payloads: dict[str, tuple[Blob, bytes]] = {}
 
@@ -38,12 +38,12 @@ class Broadcasts:
 
     def send_again(self, sha256: str, only: Sequence[int] | None = None) -> None:
         """Retains the chunks of one blob anew, or `only` these; does nothing for a blob that is not ours."""
-        if (known := self._payloads.get(sha256)) and (transport := self._link.transport):
+        if (known := self._payloads.get(sha256)) and (transport := self._connection.transport):
             blob, payload = known
             chunks = None if only is None else [index for index in only if index < len(blob.chunks)]
             send_chunks(
                 transport,
-                self._link.topics,
+                self._connection.topics,
                 blob,
                 payload,
                 max(1, round(self._expiry_s)),
@@ -55,10 +55,10 @@ class Broadcasts:
         for sha256 in list(self._payloads):
             self.send_again(sha256)
 
-    def clear(self, others: Iterable[Broadcasts] = ()) -> None:
+    def clear(self, others: Iterable[SharedBlobs] = ()) -> None:
         """Nothing of it stays retained but what belongs to `others` too."""
         kept = {sha256 for other in others for sha256 in other._payloads}
         for sha256, (blob, _) in self._payloads.items():
-            if sha256 not in kept and (transport := self._link.transport):
-                clear_chunks(transport, self._link.topics, blob)
+            if sha256 not in kept and (transport := self._connection.transport):
+                clear_chunks(transport, self._connection.topics, blob)
         self._payloads, self._packed = {}, {}

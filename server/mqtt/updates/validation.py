@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from edge_fl.config import TaskSpec
+from edge_fl.config import MethodSpec
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Params, Parts, from_arrays, to_arrays
@@ -70,7 +70,7 @@ class Expected:
 class Terms(Struct, frozen=True):
     """What else an update is judged by: no part may be `max_growth` times as long as was sent down (`lengths`), plus 1; 0: any length."""
 
-    spec: TaskSpec
+    spec: MethodSpec
     lengths: dict[str, float]
     max_growth: float
 

@@ -23,11 +23,11 @@ from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Ack, Report, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
-from server.mqtt.connection import Heard, Link
+from server.mqtt.connection import Heard, ServerConnection
 from server.mqtt.journal import Journal
 from server.mqtt.retained import Connect
 from server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
-from server.mqtt.updates.round_request import Answer, Exchange, Verdict
+from server.mqtt.updates.round_request import Answer, RoundRequest, Verdict
 from server.mqtt.updates.validation import Terms, expected_of, flaw_of
 from server.registry import devices, shared_round
 from server.registry.shared_round import CohortRequest, ReportState, SharedReport
@@ -43,7 +43,7 @@ def shared(pattern: str) -> str:
     return f"$share/{GROUP}/{pattern}"
 
 
-class Worker:
+class UpdateWorker:
     """Takes reports and chunks off the broker until closed. As a context manager."""
 
     def __init__(self, connect: Connect, journal: Journal) -> None:
@@ -132,7 +132,7 @@ class Worker:
         """As the one server would have judged it: by an exchange of its own."""
         terms = msgspec.convert(request.terms, Terms)
         method = build_method(terms.spec).at(max(request.round, 1))
-        exchange = Exchange(
+        round_request = RoundRequest(
             request.id,
             request.run,
             request.round,
@@ -142,9 +142,9 @@ class Worker:
             self._samples,
             flaw_of(method, terms),
         )
-        verdict = exchange.take_report(device, report)
+        verdict = round_request.take_report(device, report)
         for index, payload in chunks.items():
-            verdict = verdict or exchange.take_chunk(device, index, payload)
+            verdict = verdict or round_request.take_chunk(device, index, payload)
         return verdict
 
     def _samples(self, device: str) -> int:
@@ -166,23 +166,25 @@ class Worker:
 class SharedInbox(Inbox):
     """The coordinator's inbox: reports come to it through the registry, judged; those of heads it judges itself, as ever."""
 
-    def __init__(self, link: Link, journal: Journal) -> None:
-        super().__init__(link, journal)
-        self._exchanges: dict[str, Exchange] = {}
+    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
+        super().__init__(connection, journal)
+        self._round_requests: dict[str, RoundRequest] = {}
         shared_round.clear(journal.db, journal.fleet)
         self._closing = threading.Event()
         threading.Thread(target=self._look, name="edge-fl-shared-reports", daemon=True).start()
 
-    def open(self, exchange: Exchange, terms: Terms) -> None:
-        place = (exchange.id, exchange.task, exchange.round, exchange.mode)
-        asked = CohortRequest(self.journal.fleet, *place, sorted(exchange.cohort), msgspec.to_builtins(terms))
-        self._exchanges[exchange.id] = exchange
+    def open(self, round_request: RoundRequest, terms: Terms) -> None:
+        place = (round_request.id, round_request.run_id, round_request.round, round_request.mode)
+        asked = CohortRequest(
+            self.journal.fleet, *place, sorted(round_request.cohort), msgspec.to_builtins(terms)
+        )
+        self._round_requests[round_request.id] = round_request
         shared_round.ask(self.journal.db, asked)
 
-    def close(self, exchange: Exchange) -> None:
-        super().close(exchange)
-        shared_round.close(self.journal.db, self.journal.fleet, exchange.id)
-        self._exchanges.pop(exchange.id, None)
+    def close(self, round_request: RoundRequest) -> None:
+        super().close(round_request)
+        shared_round.close(self.journal.db, self.journal.fleet, round_request.id)
+        self._round_requests.pop(round_request.id, None)
 
     def stop(self) -> None:
         """Looks no more."""
@@ -198,15 +200,15 @@ class SharedInbox(Inbox):
                 log.warning("%s", error)
 
     def _deliver(self, found: SharedReport) -> None:
-        exchange, report = self._exchanges.get(found.id), found.report
+        round_request, report = self._round_requests.get(found.id), found.report
         if found.state == "passed":
             self._report(Heard(Address("rpt", found.device, (found.run, str(found.round))), report))
             if found.payload and report.blob:
                 for index, chunk in enumerate(split(found.payload, report.blob.chunk_bytes)):
                     self._chunk(Heard(Address("blob", found.device, (report.id, str(index))), bytes(chunk)))
-        elif exchange and found.device not in exchange.settled:
+        elif round_request and found.device not in round_request.settled:
             word: Literal["accepted", "rejected"] = "rejected" if found.reason else "accepted"
-            exchange.settled[found.device] = Verdict(found.id, word, found.reason)  # it counts once
+            round_request.settled[found.device] = Verdict(found.id, word, found.reason)  # it counts once
             self.counts[found.reason or found.state] += 1
             parts = from_arrays(tensors.unpack(found.payload)) if found.payload else {}
-            exchange.answers.put(Answer(found.device, report, parts, found.reason))
+            round_request.answers.put(Answer(found.device, report, parts, found.reason))

@@ -29,7 +29,7 @@ POLL_S = 0.2
 COLUMNS = {
     "release": "release",
     "method": "method",
-    "task": "task",
+    "run_id": "run_id",
     "round": "round",
     "kib": "KiB",
     "state": "roll-out",
@@ -44,7 +44,7 @@ class Row(Struct, frozen=True):
 
     release: int
     method: str
-    task: str
+    run_id: str
     round: int
     kib: int
     state: str
@@ -66,9 +66,7 @@ class ReleaseControl:
         """Raises InputError when nothing was ever released."""
         folder = self.home / self.fleet
         if not (folder / "metadata").is_dir():
-            raise InputError(
-                f"{folder}: no releases in it; expected --home of a server that released; nothing was done"
-            )
+            raise InputError(f"{folder}: no releases in it; expected --home of a server that released")
         return Repository(folder)
 
     def rows(self) -> list[Row]:
@@ -84,7 +82,7 @@ class ReleaseControl:
         kept = [manifest.release for manifest in self.repository.releases()]
         wanted = kept[-1] if release is None and kept else release
         if wanted not in kept:
-            raise InputError(f"release {wanted}: not kept, only {kept} are; nothing was done")
+            raise InputError(f"release {wanted}: not kept, only {kept} are")
         fields = msgspec.to_builtins(plan)
         return rollouts.begin(self.db, self.fleet, wanted, previous=serving(self.db, self.fleet), plan=fields)
 
@@ -92,7 +90,7 @@ class ReleaseControl:
         """Pauses or aborts the roll-out under way -> its number. Raises InputError when there is none."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished is None:
-            raise InputError(f"fleet {self.fleet!r}: no roll-out is under way; nothing was done")
+            raise InputError(f"fleet {self.fleet!r}: no roll-out is under way")
         rollouts.steer(self.db, unfinished.number, wanted)
         return unfinished.number
 
@@ -104,7 +102,7 @@ class ReleaseControl:
         last = next(iter(rollouts.listed(self.db, self.fleet)), None)
         target = release or (last.previous if last else 0)
         if not target:
-            raise InputError(f"fleet {self.fleet!r}: there is no release to go back to; nothing was done")
+            raise InputError(f"fleet {self.fleet!r}: there is no release to go back to")
         return self.roll_out(target, RolloutConfig(groups=EVERYBODY))
 
     def carry_out(
@@ -120,17 +118,17 @@ class ReleaseControl:
             return self._watch(number, tell, watch, deadline_s, lambda: None)
         with Journal(self.db, self.fleet) as journal, connected(self.connect, journal) as here:
             rollout = Rollout(
-                here.link,
+                here.connection,
                 here.roster,
                 here.inbox,
-                here.wants,
+                here.assignments,
                 self.repository,
                 db=self.db,
                 resume=True,
                 watch=watch,
             )
             try:
-                record = self._watch(number, tell, watch, deadline_s, here.link.check)
+                record = self._watch(number, tell, watch, deadline_s, here.connection.check)
                 rollout.wait(0, max(1.0, min(deadline_s, 60.0)))
                 return record
             finally:
@@ -149,7 +147,7 @@ class ReleaseControl:
             check()
             record = rollouts.get(self.db, number)
             if record is None:
-                raise InputError(f"roll-out {number}: not in the registry; nothing was done")
+                raise InputError(f"roll-out {number}: not in the registry")
             if (now := f"release {record.release}: {_stands(record)}") != said:
                 tell(said := now)
             watch(Count("groups", record.stage, len(record.plan.get("groups", [1.0]))))
@@ -176,7 +174,7 @@ class ReleaseControl:
         return Row(
             release,
             manifest.method,
-            manifest.task,
+            manifest.run_id,
             manifest.round,
             -(-manifest.extractor.bytes // 1024),
             record.state if record else "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from edge_fl.capability import Tier
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Device, Roster
 
 log = logging.getLogger(__name__)
@@ -19,8 +19,8 @@ WHY = "no_extractor"
 class Refusal:
     """Made instead of a rollout, after the link is open."""
 
-    def __init__(self, roster: Roster, wants: Wants, task: str, title: str) -> None:
-        self._wants, self._task, self._title = wants, task, title
+    def __init__(self, roster: Roster, assignments: Assignments, run_id: str, title: str) -> None:
+        self._assignments, self._run_id, self._title = assignments, run_id, title
         roster.on_change(lambda before, now: self._tell(now))
         for device in roster.table.values():
             self._tell(device)
@@ -28,12 +28,14 @@ class Refusal:
     def _tell(self, device: Device) -> None:
         if device.tier is not Tier.HEAD or not device.ready:
             return
-        want = self._wants.current(device.id)
-        if want is None or want.why != WHY:
+        assignment = self._assignments.current(device.id)
+        if assignment is None or assignment.why != WHY:
             log.warning(
                 "%s: head-only, refused: %s shares no extractor",
                 device.id,
                 self._title,
                 extra={"device": device.id},
             )
-            self._wants.ask(device.id, "rest", task=self._task, id=f"{self._task}-refused", why=WHY)
+            self._assignments.ask(
+                device.id, "rest", run_id=self._run_id, id=f"{self._run_id}-refused", why=WHY
+            )

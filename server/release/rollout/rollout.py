@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Mapping
 
 from edge_fl.capability import Tier
-from edge_fl.config import RolloutConfig, TaskSpec
+from edge_fl.config import MethodSpec, RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import EdgeFLError
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Report, Request
-from server.mqtt.connection import Heard, Link
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.connection import Heard, ServerConnection
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Device, Roster
-from server.mqtt.updates.head_updates import Contributions
+from server.mqtt.updates.head_updates import HeadUpdates
 from server.mqtt.updates.inbox import Inbox
 from server.mqtt.updates.round_request import Verdict
 from server.registry import Database
@@ -32,7 +32,7 @@ from server.release.export import Quantiser
 from server.release.publish import Publisher
 from server.release.repository import Repository
 from server.release.rollout.gates import outcome_of
-from server.release.rollout.staged import StagedRollout, want_id
+from server.release.rollout.staged import StagedRollout, assignment_id
 from server.release.rollout.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class Rollout:
 
     def __init__(
         self,
-        link: Link,
+        connection: ServerConnection,
         roster: Roster,
         inbox: Inbox,
-        wants: Wants,
+        assignments: Assignments,
         repository: Repository,
         heard: Callable[[str, Report], None] = lambda device, report: None,
         torch_device: str = "cpu",
@@ -64,21 +64,26 @@ class Rollout:
         quantiser: Quantiser | None = None,
         watch: Watch = unwatched,
     ) -> None:
-        assert link.transport is not None
-        self._link, self._roster, self._wants, self._repository = link, roster, wants, repository
+        assert connection.transport is not None
+        self._connection, self._roster, self._assignments, self._repository = (
+            connection,
+            roster,
+            assignments,
+            repository,
+        )
         self._heard, self._plan, self._quantiser, self._told = heard, plan, quantiser, watch
-        self._publisher = Publisher(link.transport, link.topics, repository, watch=watch)
+        self._publisher = Publisher(connection.transport, connection.topics, repository, watch=watch)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
-        self._staged = StagedRollout(db or Database.open(), link.topics.fleet, resume=resume)
+        self._staged = StagedRollout(db or Database.open(), connection.topics.fleet, resume=resume)
         # devices, and ids of wants
-        self._reported = {(device, self._staged.want) for device in self._staged.answered}
+        self._reported = {(device, self._staged.assignment) for device in self._staged.answered}
         self._change = threading.Condition()
         self._publishing = threading.Lock()
         self._reassert()
-        self.contributions = Contributions(roster, self._count, torch_device)
-        inbox.on_head(self._take, self.contributions)
-        link.on("req", self._asked)
-        link.on_return(lambda forgotten: self._reassert(chunks=forgotten))
+        self.head_updates = HeadUpdates(roster, self._count, torch_device)
+        inbox.on_head(self._take, self.head_updates)
+        connection.on("req", self._asked)
+        connection.on_return(lambda forgotten: self._reassert(chunks=forgotten))
         roster.on_change(self._offer)
         self._closed, self._news = threading.Event(), threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="edge-fl-rollout", daemon=True)
@@ -105,7 +110,14 @@ class Rollout:
         self._watcher.join(CLOSE_S)
 
     def release(
-        self, method: Method, shared: Parts, spec: TaskSpec, *, task: str, round: int, collect: bool = False
+        self,
+        method: Method,
+        shared: Parts,
+        spec: MethodSpec,
+        *,
+        run_id: str,
+        round: int,
+        collect: bool = False,
     ) -> Manifest:
         """Exports, publishes and offers one release; with `collect`, devices may send back what the method can use.
 
@@ -117,12 +129,12 @@ class Rollout:
             shared,
             spec,
             number=number,
-            task=task,
+            run_id=run_id,
             round=round,
             collect=collect,
             quantiser=self._quantiser,
         )
-        self.contributions.open(want_id(number), manifest, method)
+        self.head_updates.open(assignment_id(number), manifest, method)
         self.roll_out(manifest, payloads)
         return manifest
 
@@ -141,7 +153,7 @@ class Rollout:
         with self._change:
             while self._staged.moving or (self._heads < heads if heads else self.missing()):
                 self._told(Count("heads", self._heads, heads or self._heads + len(self.missing())))
-                self._link.check()
+                self._connection.check()
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._change.wait(min(left, POLL_S))
@@ -155,7 +167,7 @@ class Rollout:
         until = time.monotonic() + deadline_s
         with self._change:
             while self._staged.moving and (left := until - time.monotonic()) > 0:
-                self._link.check()
+                self._connection.check()
                 self._change.wait(min(left, POLL_S))
         return not self._staged.moving
 
@@ -175,10 +187,10 @@ class Rollout:
         if not now.ready or now.tier is not Tier.HEAD:
             return
         manifest, id = self._wanted(now.id)
-        want = self._wants.current(now.id)
-        if manifest and (want is None or want.id != id):
-            self._wants.ask(
-                now.id, "serve", task=manifest.task, round=manifest.round, id=id, release=manifest.release
+        assignment = self._assignments.current(now.id)
+        if manifest and (assignment is None or assignment.id != id):
+            self._assignments.ask(
+                now.id, "serve", run_id=manifest.run_id, round=manifest.round, id=id, release=manifest.release
             )
 
     def _offer_all(self) -> None:
@@ -191,8 +203,8 @@ class Rollout:
         if stages is None:
             return None, ""
         if stages.admits(device):
-            return self._known.get(stages.release), self._staged.want
-        id = self._staged.way_back if stages.returns(device) else want_id(previous)
+            return self._known.get(stages.release), self._staged.assignment
+        id = self._staged.way_back if stages.returns(device) else assignment_id(previous)
         return self._known.get(previous), id
 
     def _watch(self) -> None:
@@ -244,7 +256,7 @@ class Rollout:
         if not report.error and report.extractor not in manifest.extractors:
             return Verdict(report.id, "rejected", "extractor")
         if report.blob and not report.error:
-            return self.contributions.take_report(device, report)
+            return self.head_updates.take_report(device, report)
         self._count(device, report)
         return Verdict(report.id, "accepted")
 
@@ -262,9 +274,9 @@ class Rollout:
         """A device misses metadata, or chunks of a release, that the broker should have."""
         request = heard.message
         if isinstance(request, Request) and request.ask == "metadata":
-            self._link.aside("metadata", lambda: self._reassert(chunks=False))
+            self._connection.aside("metadata", lambda: self._reassert(chunks=False))
         elif isinstance(request, Request) and request.ask == "chunks":
-            self._link.aside(f"repair {request.sha256}", lambda: self._repair(request))
+            self._connection.aside(f"repair {request.sha256}", lambda: self._repair(request))
 
     def _repair(self, request: Request) -> None:
         with self._publishing:

@@ -39,7 +39,7 @@ class StagedRollout:
     ) -> None:
         self._db, self._fleet, self._clock = db, fleet, clock
         self._lock = threading.RLock()
-        self._number, self.want = 0, ""
+        self._number, self.assignment = 0, ""
         self._group_began_s = clock()
         self._written: tuple[State, int] = ("running", 0)
         self._untold = False  # devices have not heard yet where the roll-out stands
@@ -75,12 +75,12 @@ class StagedRollout:
             plan = settled(plan, devices, self.previous)
             fields = msgspec.to_builtins(plan)
             self._number = rollouts.begin(self._db, self._fleet, release, previous=self.previous, plan=fields)
-            self._set(Stages(release, plan), want_id(release))
+            self._set(Stages(release, plan), assignment_id(release))
 
-    def note(self, device: str, want: str, outcome: Outcome) -> None:
+    def note(self, device: str, assignment: str, outcome: Outcome) -> None:
         """What a device answered to the want of this id."""
         with self._lock:
-            if self.stages and want == self.want:
+            if self.stages and assignment == self.assignment:
                 self.stages = noted(self.stages, device, outcome)
 
     def advance(self, there: Collection[str]) -> bool:
@@ -123,15 +123,15 @@ class StagedRollout:
             if known.release == record.release
         ]
         again = record.number > min(earlier)
-        want = want_id(record.release) + (f"-again-{record.number}" if again else "")
+        assignment = assignment_id(record.release) + (f"-again-{record.number}" if again else "")
         for report in reports.of_release(self._db, self._fleet, record.release):
-            if report.id == want:
+            if report.id == assignment:
                 stages = noted(stages, report.device, outcome_of(report.error, report.metrics))
-        self._set(stages, want)
+        self._set(stages, assignment)
         self._untold = True
 
-    def _set(self, stages: Stages, want: str) -> None:
-        self.stages, self.want, self._written = stages, want, (stages.state, stages.stage)
+    def _set(self, stages: Stages, assignment: str) -> None:
+        self.stages, self.assignment, self._written = stages, assignment, (stages.state, stages.stage)
         self._group_began_s = self._clock()
         if stages.state == "aborted":
             # by what was reported before the restart: `advance` has still to write it down
@@ -155,7 +155,7 @@ def serving(db: Database, fleet: str) -> int:
     return 0
 
 
-def want_id(release: int) -> str:
+def assignment_id(release: int) -> str:
     """Of the want to serve a release, and of the report that answers it."""
     return f"rel-{release}"
 

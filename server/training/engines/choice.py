@@ -139,9 +139,7 @@ def _vector(store: ClientStore, method: Method) -> Fleet:
 
 def _pool(store: ClientStore, method: Method) -> Fleet:
     if store.device != "cpu":
-        raise ConfigError(
-            f"engine 'pool': computes on the CPU, not on {store.device}; use 'vector'; nothing was started"
-        )
+        raise ConfigError(f"engine 'pool': computes on the CPU, not on {store.device}; use 'vector'")
     return PoolFleet(store)
 
 

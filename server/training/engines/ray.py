@@ -132,9 +132,7 @@ def _connected(workers: int) -> Any:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
     except ImportError as error:
-        raise ConfigError(
-            "engine 'ray': not installed; pip install 'edge-fl[scale]'; nothing was started"
-        ) from error
+        raise ConfigError("engine 'ray': not installed; pip install 'edge-fl[scale]'") from error
     if not ray.is_initialized():
         local: dict[str, Any] = {"num_cpus": workers or processes.cores(), "_node_ip_address": "127.0.0.1"}
         settings = {} if "RAY_ADDRESS" in os.environ else {**local, "include_dashboard": False}

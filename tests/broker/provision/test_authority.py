@@ -78,7 +78,7 @@ def test_what_is_there_is_never_overwritten(authority: Authority, tmp_path: Path
     (tmp_path / "pi-1").mkdir()
     for folders in ({"pi-1": tmp_path / "pi-1"}, {"server": tmp_path / "new"}, {"claim-1": tmp_path / "new"}):
         for issue in (authority.bake, authority.claim):
-            with pytest.raises(ConfigError, match="nothing was issued"):
+            with pytest.raises(ConfigError, match="nothing was changed"):
                 issue(folders)
     authority.bake({"pi-2": tmp_path / "pi-2"})
     with pytest.raises(ConfigError, match=r"'pi-2': has a certificate .* already"):
@@ -89,7 +89,7 @@ def test_what_is_there_is_never_overwritten(authority: Authority, tmp_path: Path
 def test_a_name_whose_folder_cannot_be_made_is_not_taken(authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for issue in (authority.bake, authority.claim):
-        with pytest.raises(ConfigError, match="expected a folder to write to; nothing was issued"):
+        with pytest.raises(ConfigError, match="expected a folder to write to; nothing was changed"):
             issue({"pi-1": tmp_path / "pi-1", "pi-2": tmp_path / "file" / "pi-2"})
     assert not (tmp_path / "pi-1").exists()
     authority.bake({name: tmp_path / name for name in ("pi-1", "pi-2")})

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 from devices.agent import effects, events
 from devices.agent.state import AgentState, wake_at
 from devices.agent.step import step
-from edge_fl.config import InputSpec, MethodConfig, ModelConfig, TaskSpec
+from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.release.manifest import Canary, Manifest
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import (
     Ack,
+    Assignment,
     Capability,
     Command,
     DeviceState,
@@ -19,13 +20,12 @@ from edge_fl.wire.messages import (
     Report,
     Round,
     ServerState,
-    Want,
 )
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connected
 
 TOPICS = Topics("main")
-SPEC = TaskSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
+SPEC = MethodSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
 DOWN = describe(b"broadcast" * 100)
 ONNX = describe(b"extractor" * 100)
 MANIFEST = Manifest(
@@ -54,7 +54,7 @@ class Agent:
         address = {
             ServerState: Address("server_state"),
             Round: Address("round", path=("t",)),
-            Want: Address("want", "pi-01"),
+            Assignment: Address("assignment", "pi-01"),
             Ack: Address("ack", "pi-01"),
             Command: Address("cmd", "pi-01"),
             Echo: Address("echo", "pi-01"),
@@ -93,16 +93,18 @@ def none_of(kind: type, found: tuple[effects.Effect, ...]) -> bool:
     return not any(isinstance(effect, kind) for effect in found)
 
 
-def train(version: int = 1, round: int = 1, attempt: int = 0, **changes: Any) -> Want:
-    return replace_want(Want(version, "train", "t", round, f"t-{round}-{attempt}", DOWN), **changes)
+def train(version: int = 1, round: int = 1, attempt: int = 0, **changes: Any) -> Assignment:
+    return replace_want(Assignment(version, "train", "t", round, f"t-{round}-{attempt}", DOWN), **changes)
 
 
-def replace_want(want: Want, **changes: Any) -> Want:
-    return Want(**{**{name: getattr(want, name) for name in want.__struct_fields__}, **changes})
+def replace_want(assignment: Assignment, **changes: Any) -> Assignment:
+    return Assignment(
+        **{**{name: getattr(assignment, name) for name in assignment.__struct_fields__}, **changes}
+    )
 
 
-def serve(version: int = 1, release: int = 3) -> Want:
-    return Want(version, "serve", "t", 5, f"rel-{release}", release=release)
+def serve(version: int = 1, release: int = 3) -> Assignment:
+    return Assignment(version, "serve", "t", 5, f"rel-{release}", release=release)
 
 
 def report(id: str, kind: str = "update", **changes: Any) -> Report:

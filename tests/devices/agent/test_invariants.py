@@ -13,11 +13,11 @@ from devices.agent.state import Phase, wake_at
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import (
     Ack,
+    Assignment,
     Command,
     DeviceState,
     Round,
     ServerState,
-    Want,
 )
 from edge_fl.wire.transport import Connected, Disconnected
 from tests.devices.agent.agents import DOWN, MANIFEST, ONNX, SPEC, Agent, report
@@ -39,14 +39,14 @@ heard = st.one_of(
     ),
     st.builds(lambda r: Round("t", r, 60, SPEC), rounds),
     st.builds(
-        lambda v, r, a: Want(v, "train", "t", r, f"t-{r}-{a}", DOWN if a else None),
+        lambda v, r, a: Assignment(v, "train", "t", r, f"t-{r}-{a}", DOWN if a else None),
         versions,
         rounds,
         st.integers(0, 1),
     ),
-    st.builds(lambda v, r, m: Want(v, m, "t", r, f"t-{r}-{m}", DOWN), versions, rounds, modes),
-    st.builds(lambda v, r: Want(v, "serve", "t", 1, f"rel-{r}", release=r), versions, rounds),
-    st.builds(lambda v: Want(v, "rest"), versions),
+    st.builds(lambda v, r, m: Assignment(v, m, "t", r, f"t-{r}-{m}", DOWN), versions, rounds, modes),
+    st.builds(lambda v, r: Assignment(v, "serve", "t", 1, f"rel-{r}", release=r), versions, rounds),
+    st.builds(lambda v: Assignment(v, "rest"), versions),
     st.builds(Ack, ids, st.sampled_from(["accepted", "duplicate", "rejected"])),
     st.builds(
         Command, st.just("c1"), st.sampled_from(["rebirth", "abort", "revoke-local-head", "log-level"])
@@ -73,10 +73,10 @@ def answer(job: effects.Effect, how: str) -> events.Event:
             return events.Fetched(blob.sha256, blob.bytes)
         case effects.Install(manifest):
             return events.Installed(manifest.release)
-        case effects.Fit(want):
-            return events.Finished(report(want.id, "head", release=want.release))
-        case effects.Train(want):
-            return events.Finished(report(want.id))
+        case effects.Fit(assignment):
+            return events.Finished(report(assignment.id, "head", release=assignment.release))
+        case effects.Train(assignment):
+            return events.Finished(report(assignment.id))
     raise AssertionError(job)
 
 

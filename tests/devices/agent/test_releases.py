@@ -138,8 +138,8 @@ def test_new_data_refit_the_head_of_the_release_that_serves() -> None:
     device.on(events.DataChanged(replace_capability(device.state.capability, samples=8)))
     assert device.said()[-1] == "init"  # what a device can do changes only at a birth
     fit = the(effects.Fit, device.sleep_until_woken())
-    assert fit.want.release == 3 and fit.want.id.startswith("refit-boot-1-")
-    device.on(events.Finished(report(fit.want.id, "head", release=3)))
+    assert fit.assignment.release == 3 and fit.assignment.id.startswith("refit-boot-1-")
+    device.on(events.Finished(report(fit.assignment.id, "head", release=3)))
     assert none_of(effects.Fit, device.on(events.Tick(), after_s=1.0))
 
 
@@ -154,7 +154,7 @@ def test_drift_has_the_data_looked_at_once_more_within_the_budget() -> None:
     device.hear(Ack("rel-3", "accepted"))
     device.on(events.Rationed("budget: processor"))
     assert none_of(effects.Fit, device.on(events.Drifted(0.8)))
-    assert the(effects.Fit, device.on(events.Rationed(""))).want.release == 3
+    assert the(effects.Fit, device.on(events.Rationed(""))).assignment.release == 3
     device.on(events.Finished(report("refit", "head", release=3)))
     assert none_of(effects.Fit, device.on(events.Drifted(0.9)))
 

@@ -10,10 +10,10 @@ from devices.agent.outbox import OutboxEntry, Parcel
 from devices.agent.state import Limits, wake_at
 from edge_fl.wire.messages import (
     Ack,
+    Assignment,
     Command,
     Round,
     ServerState,
-    Want,
 )
 from tests.devices.agent.agents import (
     DOWN,
@@ -33,9 +33,9 @@ def test_a_round_is_fetched_trained_reported_and_acknowledged() -> None:
     device.hear(Round("t", 1, 60, SPEC))
     assert the(effects.Fetch, device.hear(train())) == effects.Fetch(DOWN, keep=False)
     trained = the(effects.Train, device.on(events.Fetched(DOWN.sha256, 900)))
-    assert (trained.want.id, trained.spec, trained.bytes_down) == ("t-1-0", SPEC, 900)
+    assert (trained.assignment.id, trained.spec, trained.bytes_down) == ("t-1-0", SPEC, 900)
     sent = the(effects.Send, device.on(events.Finished(report("t-1-0"))))
-    assert (sent.parcel.task, sent.parcel.round, sent.expiry_s) == ("t", 1, 120)
+    assert (sent.parcel.run_id, sent.parcel.round, sent.expiry_s) == ("t", 1, 120)
     acknowledged = device.hear(Ack("t-1-0", "accepted"))
     assert the(effects.Forget, acknowledged).id == "t-1-0"
     assert the(effects.Remember, acknowledged).memory.done == ("t-1-0",)
@@ -135,7 +135,7 @@ def test_a_newer_want_waits_for_the_worker_and_its_old_result_is_thrown_away() -
 
 def test_rest_drops_what_is_under_way_and_asks_for_nothing() -> None:
     device = full_device_at_work()
-    device.hear(Want(2, "rest"))
+    device.hear(Assignment(2, "rest"))
     assert none_of(effects.Send, device.on(events.Finished(report("t-1-0"))))
     assert wake_at(device.state) == float("inf")
 

@@ -49,7 +49,7 @@ def test_keys_are_for_their_owner_and_are_never_shown(contents: MakeContents) ->
 
 
 def test_an_identity_that_is_incomplete_or_another_devices_is_refused(identity: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is the identity of pi-07, not of pi-08; nothing was written"):
+    with pytest.raises(ConfigError, match=r"is the identity of pi-07, not of pi-08; nothing was changed"):
         read_identity(identity, "pi-08")
     (identity / "client.key").unlink()
     with pytest.raises(ConfigError, match=r"client\.key: No such file"):

@@ -65,7 +65,7 @@ class Scene:
         for name, payload in files.items():
             self.site.server.transport.publish(Packet(TOPICS.tuf(name), payload, retain=True))
 
-    def want(self, manifest: Manifest) -> None:
+    def assignment(self, manifest: Manifest) -> None:
         self.site.serve(manifest)
 
     def is_refused(self, why: str) -> None:
@@ -169,7 +169,7 @@ def test_forged_metadata_are_refused_and_the_honest_ones_are_taken_later(scene: 
     old = scene.files if attack != "rollback" else _empty_repository_of(scene)
     second = scene.site.publish()
     scene.retain(forge(scene, old))
-    scene.want(second)
+    scene.assignment(second)
     scene.is_refused(why)
     assert not (scene.site.folder / "exploded").exists()
     honest = Repository(scene.server.folder)
@@ -193,7 +193,7 @@ def test_a_thief_who_ran_ahead_is_left_behind_by_new_keys(scene: Scene) -> None:
     timestamp.sign(scene.server.keys.signer(scene.server._root.roles[Timestamp.type].keyids[0]))
     ahead = scene.site.publish()
     scene.retain({"timestamp.json": timestamp.to_bytes()})
-    scene.want(ahead)
+    scene.assignment(ahead)
     scene.is_refused("missing")  # of the release nothing is known to that timestamp
     scene.retain(scene.files)
     scene.is_refused("rollback")
@@ -220,7 +220,7 @@ def test_a_bad_chunk_is_never_kept_and_the_disk_stays_bounded(scene: Scene, atta
         bad = CHUNKS[attack](scene, bytes(chunk))
         topic = TOPICS.chunk(manifest.extractor.sha256, index)
         scene.site.server.transport.publish(Packet(topic, bad, True, content_type=UNTYPED))
-    scene.want(manifest)
+    scene.assignment(manifest)
     scene.is_refused("chunk_hash")
     kept = (scene.site.home / "release" / "chunks").glob("*")
     assert sum(path.stat().st_size for path in kept) <= manifest.extractor.bytes
@@ -247,7 +247,7 @@ def test_a_bad_model_with_a_valid_signature_is_refused_for_good_while_the_old_pa
     scene: Scene, model: str
 ) -> None:
     make, fields, why = MODELS[model]
-    scene.want(scene.site.publish(make(), **fields))
+    scene.assignment(scene.site.publish(make(), **fields))
     server = scene.site.server
     report = server.wait_for("pi-01", "rpt", number=2)
     assert (report.error, report.release, report.metrics) == (why, 2, {})

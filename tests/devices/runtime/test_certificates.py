@@ -161,11 +161,11 @@ def test_rotation_loses_no_message_and_the_new_certificate_serves_from_then_on(s
     sent, until = 0, time.monotonic() + WAIT_S
     while renewal.current.serial == old.serial and time.monotonic() < until:
         renewal.tick()
-        server.publish(Packet(FLEET.want("pi-7"), b"%d" % sent))
+        server.publish(Packet(FLEET.assignment("pi-7"), b"%d" % sent))
         sent += 1
         time.sleep(0.05)
     assert renewal.current.serial != old.serial
-    server.publish(Packet(FLEET.want("pi-7"), b"last"))
+    server.publish(Packet(FLEET.assignment("pi-7"), b"last"))
     events: list[Event] = []
     while not events or not (isinstance(events[-1], Packet) and events[-1].payload == b"last"):
         events.append(heard.get(timeout=WAIT_S))

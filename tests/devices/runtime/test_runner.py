@@ -50,7 +50,7 @@ def test_a_head_device_is_born_installs_fits_reports_and_predicts(site: Site) ->
     manifest = site.publish()
     with running(head_device(site.home), connect=site.connect):
         assert server.wait_for("pi-01", "meta").samples == 20
-        assert server.wait_for("pi-01", "req").ask == "want"
+        assert server.wait_for("pi-01", "req").ask == "assignment"
         site.serve(manifest)
         report = server.wait_for("pi-01", "rpt")
         assert (report.id, report.kind, report.release, report.head) == ("rel-1", "head", 1, "nearest")
@@ -167,7 +167,7 @@ def test_an_extractor_that_fails_its_canary_is_reported_and_the_old_pair_serves(
 
 def test_metadata_that_come_after_the_want_are_waited_for(local: Site) -> None:
     server = local.server
-    server.want("pi-01", "serve", task="toy", round=1, id="rel-1", release=1)
+    server.assignment("pi-01", "serve", run_id="toy", round=1, id="rel-1", release=1)
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "state", lambda s: s.why == "missing")
         local.publish()
@@ -222,7 +222,7 @@ def test_messages_that_break_the_protocol_are_dropped_and_the_device_lives_on(lo
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "state", lambda s: s.status == "ready")
         for payload in (b"[" * 5000, b'{"version": 1e400}', b"\xff", b'{"version": -1, "mode": "serve"}'):
-            server.transport.publish(Packet(TOPICS.want("pi-01"), payload))
+            server.transport.publish(Packet(TOPICS.assignment("pi-01"), payload))
         server.say(TOPICS.command("pi-01"), Command("c1", "rebirth"))
         server.wait_for("pi-01", "meta", number=2)
 

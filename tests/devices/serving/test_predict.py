@@ -167,7 +167,7 @@ def test_the_whole_head_path_runs_where_torch_and_scikit_learn_cannot_be_importe
     try:
         born = server.wait_for("pi-09", "meta")
         assert born.tier == "head" and sum(born.samples_per_class) == 48 and born.max_opset >= 17
-        server.want("pi-09", "serve", task="toy", round=1, id="rel-1", release=1)
+        server.assignment("pi-09", "serve", run_id="toy", round=1, id="rel-1", release=1)
         report = server.wait_for("pi-09", "rpt")
         took_s = time.monotonic() - started_s
         assert not report.error, report

@@ -16,7 +16,7 @@ from devices.simulated.fleet import FleetConfig, full_devices, names, run_fleet,
 from devices.simulated.outcome import DeviceOutcome, Progress
 from devices.workers.full import FullWorker
 from edge_fl.cli import main
-from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, TaskSpec
+from edge_fl.config import DataConfig, InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ConfigError
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
@@ -31,7 +31,7 @@ from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 INPUT = InputSpec(1, 8, 8)
 DIGITS = [str(digit) for digit in range(10)]
-SPEC = TaskSpec(
+SPEC = MethodSpec(
     ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}), INPUT, DIGITS, MethodConfig("fedavg"), seed=0
 )
 WEIGHTS = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
@@ -86,9 +86,9 @@ def test_a_fleet_trains_installs_fits_reports_and_ends(broker: InMemoryBroker, t
     blob = server.chunks(down)
     for name in names(6):
         if name in full:
-            server.want(name, "train", task="t", round=1, id="t-1-0", down=blob)
+            server.assignment(name, "train", run_id="t", round=1, id="t-1-0", down=blob)
         else:
-            server.want(name, "serve", task="t", round=1, id="rel-1", release=1)
+            server.assignment(name, "serve", run_id="t", round=1, id="rel-1", release=1)
     for name in names(6):
         server.ack(name, server.wait_for(name, "rpt").id)
     thread.join(60)
@@ -185,7 +185,7 @@ def test_shares_are_numbers_or_fractions(
     [(10, "8", "4"), (10, "-1", "11"), (10, "many", ""), (None, "0.8", "0.2"), (10, "", "11")],
 )
 def test_shares_that_do_not_add_up_are_refused(devices: int | None, head: str, full: str) -> None:
-    with pytest.raises(ConfigError, match="nothing was started"):
+    with pytest.raises(ConfigError, match="nothing was changed"):
         shares(devices, head, full)
 
 

@@ -22,10 +22,10 @@ from edge_fl.config import (
     CompressionConfig,
     InputSpec,
     MethodConfig,
+    MethodSpec,
     ModelConfig,
     OptimiserConfig,
     PrivacyConfig,
-    TaskSpec,
 )
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn import tree
@@ -35,7 +35,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.metrics import EPSILON
 from edge_fl.wire.blob import describe
-from edge_fl.wire.messages import PRIVACY_SPENT, Capability, Round, Want
+from edge_fl.wire.messages import PRIVACY_SPENT, Assignment, Capability, Round
 from edge_fl.wire.tensors import pack, unpack
 from tests.devices.scripted import TOPICS, ScriptedServer, running
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -43,9 +43,9 @@ from tests.memory_broker import InMemoryBroker, InMemoryTransport
 NO_NOISE = PrivacyConfig()
 
 
-def spec_for(method: str, kind: Any = "none", privacy: PrivacyConfig = NO_NOISE) -> TaskSpec:
+def spec_for(method: str, kind: Any = "none", privacy: PrivacyConfig = NO_NOISE) -> MethodSpec:
     model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
-    return TaskSpec(
+    return MethodSpec(
         model,
         InputSpec(1, 8, 8),
         ["a", "b", "c"],
@@ -73,12 +73,12 @@ def worker(folder: Path, data: ClientData = DATA) -> FullWorker:
     return FullWorker("pi-01", Store(folder), lambda classes, input: data)
 
 
-def ask(mode: Any, round: int, down: bytes, attempt: int = 0) -> Want:
-    return Want(round, mode, "t", round, f"t-{round}-{attempt}", describe(down))
+def ask(mode: Any, round: int, down: bytes, attempt: int = 0) -> Assignment:
+    return Assignment(round, mode, "t", round, f"t-{round}-{attempt}", describe(down))
 
 
-def perform(worker: FullWorker, want: Want, spec: TaskSpec, down: bytes) -> Finished:
-    done = worker.perform(Train(want, spec, "boot-1", 5), down)
+def perform(worker: FullWorker, assignment: Assignment, spec: MethodSpec, down: bytes) -> Finished:
+    done = worker.perform(Train(assignment, spec, "boot-1", 5), down)
     assert isinstance(done, Finished)
     return done
 
@@ -129,7 +129,7 @@ def test_a_second_attempt_at_a_round_starts_from_the_same_personal_parts(tmp_pat
     assert blobs[0] == blobs[1]
 
 
-def private_task(updates: float) -> tuple[TaskSpec, bytes]:
+def private_task(updates: float) -> tuple[MethodSpec, bytes]:
     """A task whose budget is worth so many updates, and its broadcast."""
     privacy = PrivacyConfig(noise_multiplier=1.0, clip=1.0)
     budget = epsilon(updates * cost(privacy), privacy.delta)
@@ -147,10 +147,10 @@ def test_a_device_whose_budget_is_spent_trains_no_more_whatever_process_task_or_
         report = perform(worker(tmp_path), ask("train", 1, payload, attempt_number), spec, payload).report
         told.append(report.metrics[EPSILON])
     assert told == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
-    want = replace(ask("train", 1, payload, 2), task="another", id="another-1-0")
-    failed = attempt(partial(worker(tmp_path).perform, Train(want, spec, "b", 0), payload))
+    assignment = replace(ask("train", 1, payload, 2), run_id="another", id="another-1-0")
+    failed = attempt(partial(worker(tmp_path).perform, Train(assignment, spec, "b", 0), payload))
     assert isinstance(failed, Failed) and (failed.reason, failed.final) == (PRIVACY_SPENT, True)
-    assert not Store(tmp_path).blob(want.id)
+    assert not Store(tmp_path).blob(assignment.id)
     evaluated = perform(worker(tmp_path), ask("evaluate", 1, payload, 3), spec, payload).report
     assert metrics.GLOBAL_TEST in evaluated.metrics
 
@@ -174,7 +174,7 @@ def test_a_device_s_noise_is_not_what_the_server_could_draw(tmp_path: Path) -> N
 def test_the_owner_s_limit_holds_whatever_the_task_allows(tmp_path: Path) -> None:
     spec, payload = private_task(100)
 
-    def tried(spec: TaskSpec, epsilon: float) -> Any:
+    def tried(spec: MethodSpec, epsilon: float) -> Any:
         limited = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, epsilon=epsilon)
         return attempt(partial(limited.perform, Train(ask("train", 1, payload), spec, "b", 0), payload))
 
@@ -239,8 +239,8 @@ def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path
         for round in (1, 2):
             payload = pack(tree.to_arrays(steps.broadcast(method, shared, "pi-01")))
             server.round(Round("t", round, 60, spec))
-            server.want(
-                "pi-01", "train", task="t", round=round, id=f"t-{round}-0", down=server.chunks(payload)
+            server.assignment(
+                "pi-01", "train", run_id="t", round=round, id=f"t-{round}-0", down=server.chunks(payload)
             )
             report = server.wait_for("pi-01", "rpt", number=round)
             assert report.id == f"t-{round}-0"
@@ -261,7 +261,7 @@ def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(tmp_pat
     server.online()
     payload = pack(tree.to_arrays(steps.start(build_method(spec))))
     server.round(Round("t", 1, 60, spec))
-    server.want("pi-01", "train", task="t", round=1, id="t-1-0", down=server.chunks(payload))
+    server.assignment("pi-01", "train", run_id="t", round=1, id="t-1-0", down=server.chunks(payload))
     with running(full_device(tmp_path), connect=connect):
         first = server.wait_for("pi-01", "rpt")
     device = full_device(tmp_path)

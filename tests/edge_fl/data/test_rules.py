@@ -111,5 +111,5 @@ def test_when_draws_do_not_help_samples_move_until_the_minimum_holds() -> None:
     ],
 )
 def test_what_cannot_be_dealt_is_refused(deal, message: str) -> None:
-    with pytest.raises(DataError, match=f"{message}.*nothing was split"):
+    with pytest.raises(DataError, match=f"{message}.*nothing was changed"):
         deal()

@@ -28,7 +28,7 @@ def test_the_soft_limit_is_raised_when_it_is_too_low(low: int) -> None:
 def test_a_hard_limit_that_is_too_low_is_named(low: int) -> None:
     if low == resource.RLIM_INFINITY:
         pytest.skip("no hard limit here")
-    with pytest.raises(InputError, match=rf"may have {low}; .*nothing was started"):
+    with pytest.raises(InputError, match=rf"may have {low}; .*nothing was changed"):
         descriptors.require(low, "a fleet")
 
 

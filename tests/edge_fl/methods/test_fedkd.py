@@ -64,12 +64,12 @@ def test_one_step_goes_down_the_whole_loss() -> None:
     net, x = method.net, data.x.float() / 255
     z_s, z_t = net.extractor(w["extractor"], x), net.extractor(w["personal_extractor"], x)
     s, t = net.head(w["head"], z_s), net.head(w["personal_head"], z_t)
-    task = F.cross_entropy(s, data.y) + F.cross_entropy(t, data.y)
+    run_id = F.cross_entropy(s, data.y) + F.cross_entropy(t, data.y)
     both = [
         F.kl_div(F.log_softmax(a, 1), F.softmax(b, 1), reduction="batchmean") for a, b in ((s, t), (t, s))
     ]
     hidden = F.mse_loss(z_t, z_s @ w["alignment"]["weight"].T)
-    (task + (both[0] + both[1] + 2 * hidden) / task).backward()
+    (run_id + (both[0] + both[1] + 2 * hidden) / run_id).backward()
     expected = tree.map(lambda p: -0.05 * p.grad, w)
     found = {**tree.shaped(up["change"], down), **{n: tree.map(torch.sub, new[n], own[n]) for n in own}}
     assert distance(expected, found) < 1e-6

@@ -49,7 +49,7 @@ def test_in_full_scope_the_extractor_is_tuned_too() -> None:
 
 @pytest.mark.parametrize("name", ["local+ft", "fedper+ft", "fedbabu+ft", "repper+ft"])
 def test_a_method_that_sends_no_head_cannot_be_tuned_so(name: str) -> None:
-    with pytest.raises(MethodError, match="needs a shared extractor and a shared head; nothing was started"):
+    with pytest.raises(MethodError, match="needs a shared extractor and a shared head; nothing was changed"):
         toy.method(name)
 
 

@@ -21,11 +21,11 @@ from edge_fl.wire.messages import (
     MAX_JSON_BYTES,
     MAX_JSON_DEPTH,
     MESSAGES,
+    Assignment,
     Capability,
     Log,
     Report,
     ServerState,
-    Want,
     decode,
     encode,
 )
@@ -294,6 +294,6 @@ def test_too_long_a_message_is_not_sent() -> None:
 
 
 def test_the_chunk_list_of_a_want_must_fit_its_length() -> None:
-    tree = example(Want) | {"down": msgspec.to_builtins(describe(b"parts")) | {"chunks": []}}
+    tree = example(Assignment) | {"down": msgspec.to_builtins(describe(b"parts")) | {"chunks": []}}
     with pytest.raises(ProtocolError, match=r"5 bytes in 0 chunks, expected 1 - at `\$\.down`"):
-        decode(json.dumps(tree).encode(), Want)
+        decode(json.dumps(tree).encode(), Assignment)

@@ -23,7 +23,7 @@ TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
     "tuf": ("server", "tuf", lambda a: FLEET.tuf(*a.path)),
     "chunk": ("server", "art", lambda a: FLEET.chunk(a.path[0], int(a.path[2]))),
     "round": ("server", "round", lambda a: FLEET.round(*a.path)),
-    "want": ("server", "want", lambda a: FLEET.want(a.device)),
+    "assignment": ("server", "assignment", lambda a: FLEET.assignment(a.device)),
     "command": ("server", "cmd", lambda a: FLEET.command(a.device)),
     "ack": ("server", "ack", lambda a: FLEET.ack(a.device)),
     "echo": ("itself", "echo", lambda a: FLEET.echo(a.device)),
@@ -52,8 +52,8 @@ ADDRESSES: dict[str, st.SearchStrategy[Address]] = {
     "beat": st.just(Address("beat")),
     "tuf": st.builds(lambda file: Address("tuf", path=(file,)), files),
     "art": st.builds(lambda sha, i: Address("art", path=(sha, str(i // GROUP), str(i))), hashes, numbers),
-    "round": st.builds(lambda task: Address("round", path=(task,)), names),
-    "rpt": st.builds(lambda d, task, n: Address("rpt", d, (task, str(n))), names, names, numbers),
+    "round": st.builds(lambda run_id: Address("round", path=(run_id,)), names),
+    "rpt": st.builds(lambda d, run_id, n: Address("rpt", d, (run_id, str(n))), names, names, numbers),
     "blob": st.builds(lambda d, id, n: Address("blob", d, (id, str(n))), names, ids, numbers),
 }
 every_kind = pytest.mark.parametrize("kind", ADDRESSES)
@@ -161,7 +161,7 @@ def test_a_refused_topic_still_names_its_device() -> None:
 
 def test_subscriptions_match_what_they_are_for_and_no_more() -> None:
     assert topic_matches_sub(FLEET.up(), FLEET.report("pi-1", "digits", 3))
-    assert not topic_matches_sub(FLEET.up(), FLEET.want("pi-1"))
+    assert not topic_matches_sub(FLEET.up(), FLEET.assignment("pi-1"))
     assert topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-1"))
     assert not topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-2"))
     group = FLEET.chunk_group(SHA, 1)

@@ -13,7 +13,7 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.config import RolloutConfig
 from edge_fl.errors import ConnectError, InputError
-from edge_fl.wire.messages import Want, decode
+from edge_fl.wire.messages import Assignment, decode
 from edge_fl.wire.topics import Topics
 from server.cli import release
 from server.registry import Database, reports, rollouts
@@ -99,7 +99,9 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
 
 
 def test_a_running_server_does_as_it_is_told(releases, bench: Bench, tmp_path) -> None:
-    rollout = Rollout(bench.link, bench.roster, bench.inbox, bench.wants, releases.repository, db=releases.db)
+    rollout = Rollout(
+        bench.connection, bench.roster, bench.inbox, bench.assignments, releases.repository, db=releases.db
+    )
     said: list[str] = []
     number = releases.roll_out(2, RolloutConfig(groups=(1e-9, 1.0), success=1.0))
     releases.steer("paused")
@@ -127,7 +129,7 @@ def test_an_abort_leaves_word_for_devices_that_come_later(releases, stage, tmp_p
     late = stage.head("late", tmp_path)
     assert releases.carry_out(releases.roll_out(1, AT_ONCE), lambda line: None, 20).state == "completed"
     assert late.served == [1]
-    assert decode(stage.retained("d/late/dn/want")["d/late/dn/want"], Want).release == 1
+    assert decode(stage.retained("d/late/dn/assignment")["d/late/dn/assignment"], Assignment).release == 1
 
 
 def test_the_list_shows_every_kept_release_and_how_it_stands(releases, tmp_path: Path, capsys) -> None:

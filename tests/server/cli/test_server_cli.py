@@ -22,7 +22,7 @@ from server.mqtt.retained import Limits
 from server.registry import Database, devices
 from server.registry.records import DeviceRecord
 from server.runs.results import Results
-from server.runs.totals import Ledger
+from server.runs.totals import RunTotals
 
 
 def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys, tmp_path):
@@ -106,8 +106,8 @@ def test_the_list_shows_what_a_device_measured_and_whether_somebody_listens(benc
     transport.drain(5)
     online, (row,) = device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2))
     assert online
-    assert (row["status"], row["measured"]) == ("silent", "no torch; 512 MB")
-    bench.link.close()
+    assert (row["status"], row["measured"]) == ("unknown", "no torch; 512 MB")
+    bench.connection.close()
     assert not device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2)).online
     transport.close()
 
@@ -125,7 +125,7 @@ def report(kind="head", **fields):
 
 
 def test_the_ledger_adds_bytes_and_seconds_and_keeps_the_last_measurement():
-    ledger = Ledger()
+    ledger = RunTotals()
     devices = {"d1": device("d1", "full"), "h1": device("h1", "head"), "h2": device("h2", "head")}
     ledger.note("h1", report(metrics={"personal.test_acc.after": 0.5}, release=1))
     ledger.note(

@@ -15,9 +15,9 @@ from server.registry.records import (
     Rejection,
     ReleaseRecord,
     ReportRecord,
+    RequestRecord,
     RoundRecord,
     RunRecord,
-    TaskRecord,
 )
 from server.registry.tables import devices as table
 from server.registry.tables import reports as report_table
@@ -106,9 +106,9 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
             means = {"personal.test_acc.before": mean, "global.test_acc": mean - 0.08}
             runs.note_round(db, RoundRecord("toy-1", round, 20, 19, 3.5, 1_200_000, 1_180_000, means))
     asked = [
-        TaskRecord("main", name(n), "t-13", "toy-1", ROUNDS + 1, "train") for n in range(min(20, devices))
+        RequestRecord("main", name(n), "t-13", "toy-1", ROUNDS + 1, "train") for n in range(min(20, devices))
     ]
-    runs.ask(db, [*asked, TaskRecord("main", name(0), "t-4", "toy-1", 4, "train")])
+    runs.ask(db, [*asked, RequestRecord("main", name(0), "t-4", "toy-1", 4, "train")])
     runs.settle(db, "main", "t-4", "timed_out")
     for number in range(min(9, devices)):
         runs.settle(db, "main", "t-13", "succeeded", device=name(number))

@@ -193,7 +193,9 @@ def test_dots_are_as_large_as_the_counts_they_stand_for() -> None:
 def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
     every = log.newest(db, "main")
     assert [event.at for event in every] == sorted((event.at for event in every), reverse=True)
-    assert {"run", "round", "release", "roll-out", "refused", "task", "quarantine"} == {e.kind for e in every}
+    assert {"run", "round", "release", "roll-out", "refused", "run_id", "quarantine"} == {
+        e.kind for e in every
+    }
     assert {event.level for event in log.newest(db, "main", "error")} == {"error"}
 
 

@@ -128,7 +128,7 @@ def test_malformed_packets_are_counted_by_sender_and_kind(bench):
     bench.wait_for(full=1)
     _, result = one_round(bench, bench.spec("fedavg"))
     assert result.answered == ("d1",)
-    assert bench.link.refused == {"d1 rpt": 5, "d1 blob": 1, "d1 nonsense": 1}
+    assert bench.connection.refused == {"d1 rpt": 5, "d1 blob": 1, "d1 nonsense": 1}
 
 
 def test_chunks_that_nobody_asked_for_take_no_memory(bench):
@@ -138,13 +138,15 @@ def test_chunks_that_nobody_asked_for_take_no_memory(bench):
     fleet = bench.fleet(bench.spec("fedavg"))
     downs = rounds.Broadcasts(method, steps.start(method), ["d1"])
     updates = fleet.train(1, method, downs)
-    (exchange,) = (opened.exchange for opened in fleet._open.values())
+    (round_request,) = (opened.round_request for opened in fleet._open.values())
     for index in range(64):
-        endless.send(bench.topics.blob("d1", exchange.id, index), bytes(200_000), content_type=SAFETENSORS)
-    bench.link.transport.drain(5)
-    assert bench.eventually(lambda: "d1" in exchange._uploads)
-    held = sum(map(len, exchange._uploads["d1"].early.values()))
-    assert held <= exchange._expected.max_bytes < 64 * 200_000
+        endless.send(
+            bench.topics.blob("d1", round_request.id, index), bytes(200_000), content_type=SAFETENSORS
+        )
+    bench.connection.transport.drain(5)
+    assert bench.eventually(lambda: "d1" in round_request._uploads)
+    held = sum(map(len, round_request._uploads["d1"].early.values()))
+    assert held <= round_request._expected.max_bytes < 64 * 200_000
     fleet.close()
     assert list(updates) == []
 

@@ -15,7 +15,7 @@ from edge_fl.methods.contract import steps, tiers
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
-from server.mqtt.updates.head_updates import STALE, Contributions
+from server.mqtt.updates.head_updates import STALE, HeadUpdates
 from server.training import rounds
 from server.training.engines.sequential import SequentialFleet
 from server.training.hybrid import HybridFleet
@@ -105,19 +105,17 @@ class Desk:
         self.method = build_method(bench.spec(name))
         plan = tiers.head_plan(self.method, 8)
         self.manifest = graphs.manifest_for(b"x", feature_dim=4, classes=["a", "b", "c"], heads=plan)
-        self.contributions = Contributions(
-            bench.roster, lambda device, report: self.settled.append(report.id)
-        )
-        self.contributions.open("rel-1", self.manifest, self.method)
+        self.head_updates = HeadUpdates(bench.roster, lambda device, report: self.settled.append(report.id))
+        self.head_updates.open("rel-1", self.manifest, self.method)
 
     def send(self, parts, id: str = "rel-1", samples: int = 20):
         payload = tensors.pack(parts)
         blob = describe(payload, 1024)
         report = Report(id, "head", "b1", samples, blob=blob, release=1)
-        first = self.contributions.take_report("h1", report)
+        first = self.head_updates.take_report("h1", report)
         for index in range(len(blob.chunks)):
             chunk = payload[1024 * index : 1024 * (index + 1)]
-            first = self.contributions.take_chunk("h1", id, index, chunk) or first
+            first = self.head_updates.take_chunk("h1", id, index, chunk) or first
         return first
 
 
@@ -129,9 +127,9 @@ def test_a_good_upload_is_taken_once(bench):
     desk = Desk(bench, "fedcrc")
     verdict = desk.send({"global_head": HEAD})
     assert (verdict.status, verdict.reason, desk.settled) == ("accepted", "", ["rel-1"])
-    (update,) = desk.contributions.take()
+    (update,) = desk.head_updates.take()
     assert (update.client, update.samples, list(update.parts)) == ("h1", 20, ["global_head"])
-    assert desk.contributions.take() == []
+    assert desk.head_updates.take() == []
 
 
 BAD = {
@@ -175,20 +173,20 @@ def test_a_bad_upload_is_not_used_and_its_report_is_accepted_all_the_same(bench,
     desk = Desk(bench, name)
     verdict = desk.send(parts, samples=samples)
     assert (verdict.status, verdict.reason) == ("accepted", reason)
-    assert desk.settled == ["rel-1"] and desk.contributions.take() == []
+    assert desk.settled == ["rel-1"] and desk.head_updates.take() == []
 
 
 def test_an_upload_on_a_release_that_is_no_longer_current_is_not_used(bench):
     desk = Desk(bench, "fedcrc")
-    desk.contributions.open("rel-2", desk.manifest, desk.method)
-    assert desk.send({"global_head": HEAD}).reason == STALE and desk.contributions.take() == []
+    desk.head_updates.open("rel-2", desk.manifest, desk.method)
+    assert desk.send({"global_head": HEAD}).reason == STALE and desk.head_updates.take() == []
 
 
 def test_what_came_too_late_for_one_aggregate_is_there_for_the_next(bench):
     desk = Desk(bench, "fedcrc")
     desk.send({"global_head": HEAD})
-    desk.contributions.open("rel-2", desk.manifest, desk.method)
-    assert len(desk.contributions.take()) == 1
+    desk.head_updates.open("rel-2", desk.manifest, desk.method)
+    assert len(desk.head_updates.take()) == 1
 
 
 # hybrid: simulated clients and devices in one cohort
@@ -222,7 +220,7 @@ class Waiting(SequentialFleet):
     """Clients that do not begin before the device has been asked."""
 
     def each(self, step, round, method, downs):
-        assert self.bench.eventually(lambda: self.bench.devices[0].wants)
+        assert self.bench.eventually(lambda: self.bench.devices[0].assignments)
         yield from super().each(step, round, method, downs)
 
 

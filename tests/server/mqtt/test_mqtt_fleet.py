@@ -13,7 +13,7 @@ from edge_fl.errors import RunError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.wire.messages import Report, Request, Want, decode, encode
+from edge_fl.wire.messages import Assignment, Report, Request, decode, encode
 from edge_fl.wire.transport import Packet
 from server.registry import runs
 from server.training import rounds
@@ -49,9 +49,9 @@ def test_devices_and_simulation_agree_to_the_bit(bench, name):
 
 def test_equal_broadcasts_are_sent_once_and_nothing_stays_retained(bench):
     sent = []
-    publish = bench.link.transport.publish
+    publish = bench.connection.transport.publish
     # a spy, everything goes through
-    bench.link.transport.publish = lambda packet: (sent.append(packet), publish(packet))
+    bench.connection.transport.publish = lambda packet: (sent.append(packet), publish(packet))
     for id in IDS:
         bench.device(id)
     bench.wait_for(full=3)
@@ -60,7 +60,7 @@ def test_equal_broadcasts_are_sent_once_and_nothing_stays_retained(bench):
     assert len(chunks) == len(set(chunks)) == 1
     kept = bench.retained()
     assert not [topic for topic in kept if topic.startswith("art/")]
-    assert {decode(kept[f"d/{id}/dn/want"], Want).mode for id in IDS} == {"rest"}
+    assert {decode(kept[f"d/{id}/dn/assignment"], Assignment).mode for id in IDS} == {"rest"}
     fleet.close()
     kept = bench.retained()
     assert not [topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("/want")]
@@ -104,7 +104,7 @@ def test_a_device_that_is_reborn_in_mid_round_still_answers(bench):
     def forgetful(mode, report, payload):
         tries.append(report.id)
         if len(tries) == 1:
-            reborn.send(bench.topics.want("d2"), b"", retain=True)  # the broker has lost it
+            reborn.send(bench.topics.assignment("d2"), b"", retain=True)  # the broker has lost it
             reborn.reboot("b2")
             return []
         return [(report, payload)]
@@ -193,15 +193,15 @@ def test_a_device_may_ask_for_chunks_and_for_its_want_again(bench):
     method = build_method(bench.spec("fedavg"))
     fleet = bench.fleet(bench.spec("fedavg"))
     fleet.train(1, method, rounds.Broadcasts(method, steps.start(method), ["d1"]))
-    want = decode(bench.retained()["d/d1/dn/want"], Want)
-    chunk = bench.topics.chunk(want.down.sha256, 0)
-    bench.link.transport.publish(Packet(chunk, b"", retain=True))
-    silent.send(bench.topics.request("d1"), encode(Request("r1", "chunks", want.down.sha256, [0])))
+    assignment = decode(bench.retained()["d/d1/dn/assignment"], Assignment)
+    chunk = bench.topics.chunk(assignment.down.sha256, 0)
+    bench.connection.transport.publish(Packet(chunk, b"", retain=True))
+    silent.send(bench.topics.request("d1"), encode(Request("r1", "chunks", assignment.down.sha256, [0])))
     assert bench.eventually(lambda: chunk.removeprefix(bench.topics.root + "/") in bench.retained("art/#"))
-    before = len(silent.wants)
-    silent.send(bench.topics.request("d1"), encode(Request("r2", "want")))
-    assert bench.eventually(lambda: len(silent.wants) > before)
-    assert silent.wants[-1] == want
+    before = len(silent.assignments)
+    silent.send(bench.topics.request("d1"), encode(Request("r2", "assignment")))
+    assert bench.eventually(lambda: len(silent.assignments) > before)
+    assert silent.assignments[-1] == assignment
     fleet.close()
 
 
@@ -262,7 +262,7 @@ def test_a_round_ends_with_its_goal_and_puts_the_others_to_rest(bench):
     result = next(rounds.run(method, fleet, plan))
     assert time.monotonic() - started < 3.5
     assert (result.asked, result.answered) == (("d1", "d2", "d3", "d4"), ("d1", "d2"))
-    states = {given.device: given.state for given in runs.tasks_of(bench.inbox.journal.db, "t1")}
+    states = {given.device: given.state for given in runs.requests_of(bench.inbox.journal.db, "t1")}
     assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "removed", "d4": "removed"}
 
 

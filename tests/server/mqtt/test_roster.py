@@ -7,11 +7,11 @@ from contextlib import contextmanager
 import pytest
 
 from edge_fl.errors import ConnectError, DeadlineError
-from edge_fl.wire.messages import Capability, Command, DeviceState, ServerState, Want, decode, encode
+from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
 from server.mqtt import retained
-from server.mqtt.connection import Link
-from server.mqtt.devices.assignments import Wants, withdraw_leftovers
+from server.mqtt.connection import ServerConnection
+from server.mqtt.devices.assignments import Assignments, withdraw_leftovers
 from server.mqtt.devices.roster import Device, Roster, fold
 from server.mqtt.journal import Journal
 from server.registry import Database, devices
@@ -76,7 +76,7 @@ def test_waiting_in_vain_says_who_is_there(bench):
 def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_are(bench):
     early = bench.device("d1")
     bench.wait_for(full=1)
-    second = Link(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    second = ServerConnection(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
     heard = []
     early._take = lambda packet: heard.append(packet)
     roster = Roster(second)
@@ -91,23 +91,23 @@ def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_
 
 
 def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
-    second = Link(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
+    second = ServerConnection(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
     with pytest.raises(
-        ConnectError, match=f"another server .boot {bench.link.boot}, epoch 1. is online"
+        ConnectError, match=f"another server .boot {bench.connection.boot}, epoch 1. is online"
     ) as refused:
         second.open()
     assert refused.value.exit_code == 2
-    bench.link.check()
-    assert decode(bench.retained()["srv/state"], ServerState).boot == bench.link.boot
+    bench.connection.check()
+    assert decode(bench.retained()["srv/state"], ServerState).boot == bench.connection.boot
 
 
 def test_takeover_ends_the_first_server_which_says_so(bench):
-    second = Link(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    second = ServerConnection(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
     second.open()
-    assert second.epoch == bench.link.epoch + 1
+    assert second.epoch == bench.connection.epoch + 1
     with pytest.raises(ConnectError, match=r"another (client|server)"):
         for _ in range(500):
-            bench.link.check()
+            bench.connection.check()
             bench.eventually(lambda: False, 0.01)
     assert decode(bench.retained()["srv/state"], ServerState).boot == second.boot
     second.close()
@@ -115,24 +115,26 @@ def test_takeover_ends_the_first_server_which_says_so(bench):
 
 def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
     early = stage.connect("early", None, lambda event: None)
-    link = Link(stage.connect, "main", limits=retained.Limits(settle_s=0.05))
-    link.open()
+    connection = ServerConnection(stage.connect, "main", limits=retained.Limits(settle_s=0.05))
+    connection.open()
     old = ServerState(False, "old", 7)
     early.publish(Packet(stage.topics.server_state(), encode(old), retain=True))
     assert stage.eventually(lambda: decode(stage.retained()["srv/state"], ServerState).epoch == 8)
-    link.check()
-    link.close()
+    connection.check()
+    connection.close()
     early.close()
 
 
 @pytest.mark.broker
 def test_takeover_over_a_real_broker_is_no_war_of_reconnects(real_bench):
-    second = Link(real_bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    second = ServerConnection(
+        real_bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05)
+    )
     second.open()
 
     def is_over():
         try:
-            real_bench.link.check()
+            real_bench.connection.check()
         except ConnectError as error:
             return "took over" in str(error)
         return False
@@ -151,9 +153,9 @@ def test_the_state_says_offline_after_a_goodbye_and_after_a_crash(bench):
         return decode(bench.retained()["srv/state"], ServerState).online
 
     assert online()
-    bench.link.transport.close(clean=False)
+    bench.connection.transport.close(clean=False)
     assert bench.eventually(lambda: not online())
-    second = Link(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
+    second = ServerConnection(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
     second.open()
     assert online()
     second.close()
@@ -171,24 +173,24 @@ def test_a_handler_that_fails_does_not_stop_the_next_message(bench):
     def fail(heard):
         raise RuntimeError("a bug")
 
-    bench.link.on("state", fail)
+    bench.connection.on("state", fail)
     bench.device("d1"), bench.device("d2")
     bench.wait_for(full=2)
 
 
 def test_a_newer_server_numbers_its_wants_higher_and_withdraws_what_was_left_behind(bench):
-    bench.wants.ask("d1", "train", task="t1", round=3, id="t1-3")
-    bench.wants.ask("h1", "serve", release=2, id="rel-2")
-    left = decode(bench.retained()["d/d1/dn/want"], Want)
-    bench.link.transport.close(clean=False)
-    second = Link(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
-    wants = Wants(second)
+    bench.assignments.ask("d1", "train", run_id="t1", round=3, id="t1-3")
+    bench.assignments.ask("h1", "serve", release=2, id="rel-2")
+    left = decode(bench.retained()["d/d1/dn/assignment"], Assignment)
+    bench.connection.transport.close(clean=False)
+    second = ServerConnection(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    assignments = Assignments(second)
     second.open()
     assert withdraw_leftovers(second, bench.connect) == 1
-    assert "d/d1/dn/want" not in bench.retained()
-    assert decode(bench.retained()["d/h1/dn/want"], Want).mode == "serve"
-    wants.ask("d1", "rest")
-    assert decode(bench.retained()["d/d1/dn/want"], Want).version > left.version
+    assert "d/d1/dn/assignment" not in bench.retained()
+    assert decode(bench.retained()["d/h1/dn/assignment"], Assignment).mode == "serve"
+    assignments.ask("d1", "rest")
+    assert decode(bench.retained()["d/d1/dn/assignment"], Assignment).version > left.version
     second.close()
 
 
@@ -207,31 +209,31 @@ def test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way(stage,
     early = stage.connect("early", None, lambda event: None)
     early.publish(Packet(stage.topics.server_state(), encode(ServerState(True, "old", 7)), retain=True))
     early.drain(5)
-    link = Link(stage.connect, "main", limits=retained.Limits(settle_s=0.05, lease_s=0.5))
-    link.open()
-    assert link.epoch == 8
+    connection = ServerConnection(stage.connect, "main", limits=retained.Limits(settle_s=0.05, lease_s=0.5))
+    connection.open()
+    assert connection.epoch == 8
     assert "no sign of life for 0.5 s; going on in its place" in caplog.text
-    link.close()
+    connection.close()
     early.close()
 
 
 def test_a_returning_broker_that_kept_an_old_database_is_told_everything_again(bench, broker):
     """The session is there, so nothing says that what is retained is out of date."""
     said = []
-    bench.link.on_return(said.append)
+    bench.connection.on_return(said.append)
     broker.drop("server-main")
     assert bench.eventually(lambda: said == [False])
 
 
 @contextmanager
 def server_on(stage, db):
-    link = Link(stage.connect, "main", limits=QUICK)
+    connection = ServerConnection(stage.connect, "main", limits=QUICK)
     with Journal(db) as journal:
-        Roster(link, journal)
-        link.open()
-        journal.begin(link.epoch)
+        Roster(connection, journal)
+        connection.open()
+        journal.begin(connection.epoch)
         yield
-        link.close()
+        connection.close()
 
 
 def statuses(db):
@@ -245,7 +247,7 @@ def test_the_registry_does_not_go_on_saying_that_a_device_is_there_when_nobody_l
         assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "d2": "ready"})
         stage.devices[1].crash()
         assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "d2": "lost"})
-    assert statuses(db) == {"d1": "silent", "d2": "lost"}
+    assert statuses(db) == {"d1": "unknown", "d2": "lost"}
 
 
 def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage):
@@ -254,7 +256,7 @@ def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage)
     devices.heard(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
     stage.device("d1")
     with server_on(stage, db):
-        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "left": "silent"})
+        assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "left": "unknown"})
         assert devices.get(db, "main", "left").activity == "idle"
 
 
@@ -270,9 +272,9 @@ def test_a_large_fleet_is_told_to_spread_its_return(bench):
         return decode(bench.retained()["srv/state"], ServerState).return_s
 
     assert return_s() == 1.0
-    bench.link.expect(120)
+    bench.connection.expect(120)
     assert return_s() == 1.0
-    bench.link.expect(2000)
+    bench.connection.expect(2000)
     assert bench.eventually(lambda: return_s() == 20.0)
 
 

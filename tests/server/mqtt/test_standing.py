@@ -22,7 +22,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.messages import DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Disconnected, Packet
-from server.mqtt.connection import Link
+from server.mqtt.connection import ServerConnection
 from server.mqtt.connector import connector, denied
 from server.mqtt.devices import device_list
 from server.mqtt.devices.clones import Clones
@@ -56,7 +56,7 @@ class Site:
     authority: Authority
     port: int
     folder: Path
-    link: Link
+    connection: ServerConnection
     roster: Roster
     inbox: Inbox
     devices: list[ScriptedDevice]
@@ -67,7 +67,7 @@ class Site:
             self.authority.bake({name: folder})
         endpoint = identity.read(folder).endpoint("127.0.0.1", self.port)
         self.devices.append(
-            ScriptedDevice(partial(MqttTransport, endpoint), self.link.topics, name, boot=boot)
+            ScriptedDevice(partial(MqttTransport, endpoint), self.connection.topics, name, boot=boot)
         )
         return self.devices[-1]
 
@@ -91,11 +91,13 @@ def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
         Journal(denied=denied(server)) as journal,
     ):
         port = broker.settings.port
-        link = Link(connector("127.0.0.1", port, server), "main", limits=QUICK)
-        site = Site(authority, port, tmp_path, link, Roster(link, journal), Inbox(link, journal), [])
-        link.open()
+        connection = ServerConnection(connector("127.0.0.1", port, server), "main", limits=QUICK)
+        site = Site(
+            authority, port, tmp_path, connection, Roster(connection, journal), Inbox(connection, journal), []
+        )
+        connection.open()
         yield site
-        link.close()
+        connection.close()
         for device in site.devices:
             device.close()
 
@@ -134,10 +136,10 @@ def test_what_a_revoked_device_says_in_a_session_that_lives_on_does_not_count(si
 def test_a_second_server_finds_the_first_one_and_leaves_it_in_peace(site: Site) -> None:
     second = connector("127.0.0.1", site.port, site.authority.home / "server")
     with pytest.raises(ConnectError, match="another server"):
-        Link(second, "main", limits=QUICK).open()
+        ServerConnection(second, "main", limits=QUICK).open()
     site.device("pi-4")
     assert eventually(lambda: site.roster.full_devices() == ["pi-4"])
-    site.link.check()
+    site.connection.check()
 
 
 @pytest.mark.broker
@@ -150,18 +152,18 @@ def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None
             == ["pi-5"]
         )
     )
-    site.link.check()
+    site.connection.check()
 
 
 @pytest.mark.broker
 def test_only_devices_are_heard_as_devices(site: Site) -> None:
-    will = Packet(site.link.topics.state("operator"), b"")
+    will = Packet(site.connection.topics.state("operator"), b"")
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")(
         "operator", will, lambda event: None
     )
     operator.wait_connected(10)
-    operator.publish(Packet(site.link.topics.state("operator"), encode(DeviceState("ready", "b1"))))
-    assert eventually(lambda: site.link.refused)
+    operator.publish(Packet(site.connection.topics.state("operator"), encode(DeviceState("ready", "b1"))))
+    assert eventually(lambda: site.connection.refused)
     assert "operator" not in site.roster.table
     operator.close()
 
@@ -177,11 +179,11 @@ def test_a_device_is_not_thrown_out_by_somebody_who_looks_with_its_identity(site
 def test_who_looks_as_the_operator_leaves_an_operator_at_work_alone(site: Site) -> None:
     lost = threading.Event()
     connect = connector("127.0.0.1", site.port, site.authority.home / "operator")
-    will = Packet(site.link.topics.state("operator"), b"")
+    will = Packet(site.connection.topics.state("operator"), b"")
     at_work = connect("operator", will, lambda event: isinstance(event, Disconnected) and lost.set())
     at_work.wait_connected(10)
-    assert read_retained(connect, [site.link.topics.server_state()])
-    at_work.publish(Packet(site.link.topics.server_state(), b""))
+    assert read_retained(connect, [site.connection.topics.server_state()])
+    at_work.publish(Packet(site.connection.topics.server_state(), b""))
     at_work.drain(10)
     assert not lost.is_set() and not at_work.refused
     at_work.close()

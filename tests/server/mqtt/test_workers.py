@@ -25,9 +25,9 @@ from edge_fl.wire import identity, tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
-from server.mqtt.connection import Link
+from server.mqtt.connection import ServerConnection
 from server.mqtt.connector import connector
-from server.mqtt.devices.assignments import Wants
+from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
 from server.mqtt.updates.workers import SharedInbox, Worker
@@ -61,16 +61,16 @@ def crew(own_mosquitto, url):
 
     db = Database.open(url)
     with Journal(db) as journal:
-        link = Link(connect, "main", workers=True, limits=QUICK)
-        inbox = SharedInbox(link, journal)
-        around = {"roster": Roster(link, journal), "inbox": inbox, "wants": Wants(link)}
-        bench = Bench(connect=connect, topics=link.topics, link=link, **around)
-        link.open()
+        connection = ServerConnection(connect, "main", workers=True, limits=QUICK)
+        inbox = SharedInbox(connection, journal)
+        around = {"roster": Roster(connection, journal), "inbox": inbox, "wants": Assignments(connection)}
+        bench = Bench(connect=connect, topics=connection.topics, connection=connection, **around)
+        connection.open()
         journals = [Journal(Database.open(url)) for _ in range(2)]
         with Worker(connect_first, journals[0]) as first, Worker(connect, journals[1]) as second:
             yield bench, (first, second)
         inbox.stop()
-        link.close()
+        connection.close()
         bench.close()
         for one in journals:
             one.db.close()
@@ -91,7 +91,7 @@ def test_workers_share_a_round_that_ends_as_with_one_server(crew):
     assert sum(worker.taken for worker in workers) >= 2 * len(IDS)
     assert all(worker.taken for worker in workers)
     assert bench.eventually(lambda: all(len(device.acks) == 2 for device in bench.devices))
-    assert {task.state for task in runs.tasks_of(bench.inbox.journal.db, "t1")} == {"succeeded"}
+    assert {run_id.state for run_id in runs.requests_of(bench.inbox.journal.db, "t1")} == {"succeeded"}
     assert len(reports.of_run(bench.inbox.journal.db, "t1")) == 2 * len(IDS)
 
 
@@ -173,12 +173,12 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         port, db = broker.settings.port, stack.enter_context(closing(Database.open(url)))
         connect = connector("127.0.0.1", port, tmp_path / "home" / "server")
         journal = stack.enter_context(Journal(db))
-        link = Link(connect, "main", workers=True, limits=QUICK)
-        inbox = SharedInbox(link, journal)
-        around = {"roster": Roster(link, journal), "inbox": inbox, "wants": Wants(link)}
-        bench = Bench(connect=connect, topics=link.topics, link=link, **around)
-        link.open()
-        stack.callback(link.close)
+        connection = ServerConnection(connect, "main", workers=True, limits=QUICK)
+        inbox = SharedInbox(connection, journal)
+        around = {"roster": Roster(connection, journal), "inbox": inbox, "wants": Assignments(connection)}
+        bench = Bench(connect=connect, topics=connection.topics, connection=connection, **around)
+        connection.open()
+        stack.callback(connection.close)
         stack.callback(inbox.stop)
         workers = [stack.enter_context(_worker(url, port, ids / name)) for name in ("worker-1", "worker-2")]
         for number, id in enumerate(IDS):

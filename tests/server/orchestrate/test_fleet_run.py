@@ -25,7 +25,7 @@ from edge_fl.config import (
 )
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError, StoppedError
 from edge_fl.learn.tree import same
-from edge_fl.wire.messages import ServerState, Want, decode
+from edge_fl.wire.messages import Assignment, ServerState, decode
 from server.mqtt.journal import Journal
 from server.mqtt.session import connected
 from server.orchestrate import fleet_run
@@ -109,7 +109,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
         (1, 2, 2),
         (2, 2, 2),
     ]
-    assert {given.state for given in runs.tasks_of(db, path.name)} == {"succeeded"}
+    assert {given.state for given in runs.requests_of(db, path.name)} == {"succeeded"}
     assert {one.device: (one.before, one.after) for one in reports.of_release(db, "main", 2)}["h1"] == (
         0.5,
         1.0,
@@ -125,9 +125,11 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     kept = stage.retained()
     assert not decode(kept["srv/state"], ServerState).online
     assert not [
-        topic for topic in kept if topic.startswith("round/") or topic.endswith(("d1/dn/want", "d2/dn/want"))
+        topic
+        for topic in kept
+        if topic.startswith("round/") or topic.endswith(("d1/dn/assignment", "d2/dn/assignment"))
     ]
-    assert decode(kept["d/h1/dn/want"], Want).release == 2
+    assert decode(kept["d/h1/dn/assignment"], Assignment).release == 2
     needed = json.loads((path / "artefacts" / "release-2.json").read_text())["extractor"]["sha256"]
     chunks = [payload for topic, payload in kept.items() if topic.startswith(f"art/{needed}/")]
     assert chunks
@@ -230,7 +232,9 @@ def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, run_req
     assert checkpoint.load(results.checkpoints).round == 1
     kept = stage.retained()
     assert not decode(kept["srv/state"], ServerState).online
-    assert not [topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("dn/want")]
+    assert not [
+        topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("dn/assignment")
+    ]
 
 
 def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, run_request, ctrl_c):

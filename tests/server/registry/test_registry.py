@@ -16,9 +16,9 @@ from server.registry.records import (
     DeviceRecord,
     Rejection,
     ReleaseRecord,
+    RequestRecord,
     RoundRecord,
     RunRecord,
-    TaskRecord,
 )
 from server.registry.tables import metadata
 
@@ -112,12 +112,12 @@ def test_a_round_that_is_repeated_replaces_itself(db):
 
 
 def test_a_task_ends_in_exactly_one_word(db):
-    runs.ask(db, [TaskRecord("main", device, "r1-1", "r1", 1, "train") for device in ("d1", "d2", "d3")])
+    runs.ask(db, [RequestRecord("main", device, "r1-1", "r1", 1, "train") for device in ("d1", "d2", "d3")])
     assert runs.settle(db, "main", "r1-1", "succeeded", device="d1") == 1
     assert runs.settle(db, "main", "r1-1", "rejected", "tensors", device="d2") == 1
     assert runs.settle(db, "main", "r1-1", "timed_out", "deadline") == 1
     assert runs.settle(db, "main", "r1-1", "failed", device="d1") == 0
-    assert {task.device: task.state for task in runs.tasks_of(db, "r1", 1)} == {
+    assert {run_id.device: run_id.state for run_id in runs.requests_of(db, "r1", 1)} == {
         "d1": "succeeded",
         "d2": "rejected",
         "d3": "timed_out",

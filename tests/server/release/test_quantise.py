@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_fl.config import InputSpec, MethodConfig, ModelConfig, OptimiserConfig, QuantiseConfig, TaskSpec
+from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig, QuantiseConfig
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
@@ -43,14 +43,14 @@ def clients(input: InputSpec, count: int = 3, samples: int = 60, classes: int = 
     return [ClientData(some(rng, samples), some(rng, samples), some(rng, 4)) for rng in generators]
 
 
-def spec_of(model: str, input: InputSpec, **options: Any) -> TaskSpec:
-    return TaskSpec(
+def spec_of(model: str, input: InputSpec, **options: Any) -> MethodSpec:
+    return MethodSpec(
         ModelConfig(model, options), input, [str(n) for n in range(10)], MethodConfig("fedavg"), 1
     )
 
 
 @pytest.fixture(scope="module")
-def tiny() -> tuple[TaskSpec, Any, bytes]:
+def tiny() -> tuple[MethodSpec, Any, bytes]:
     spec = spec_of("cnn-tiny", GREY, feature_dim=16, width=4)
     method = build_method(spec)
     return spec, method, export.export(method, steps.start(method)).onnx
@@ -90,7 +90,7 @@ def test_a_release_with_both_carries_a_canary_for_each(tiny: Any) -> None:
     spec, method, _ = tiny
     int8 = quantiser(clients(GREY, 2), GATE, 1, lambda line: None)
     manifest, payloads = export.release(
-        method, steps.start(method), spec, number=1, task="toy", round=1, quantiser=int8
+        method, steps.start(method), spec, number=1, run_id="toy", round=1, quantiser=int8
     )
     assert decode(encode(manifest)) == manifest
     assert payloads.keys() >= manifest.extractors
@@ -123,7 +123,7 @@ def test_a_trained_network_passes_the_gate_as_int8(model: str, capsys: Any) -> N
     order = generator(3, "test.order").permutation(len(found.samples))
     train, held_out = found.samples.take(order[:1500]), found.samples.take(order[1500:2500])
     data = ClientData(train, held_out, held_out)
-    spec = TaskSpec(
+    spec = MethodSpec(
         ModelConfig(model),
         found.input,
         list(found.classes),

@@ -139,7 +139,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(
     )
     assert child.returncode == 4, child.stderr
     assert child.stderr.splitlines()[-1] == (
-        f"edge-fl: --track {name}: {name} is not installed; needs pip install 'edge-fl[{extra}]'; nothing was started"
+        f"edge-fl: --track {name}: {name} is not installed; needs pip install 'edge-fl[{extra}]'; nothing was changed"
     )
     assert not list(tmp_path.iterdir())
 

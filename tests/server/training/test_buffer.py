@@ -97,7 +97,7 @@ def test_a_resumed_run_goes_on_with_those_at_work(stage, tmp_path, name):
 )
 def test_what_cannot_be_joined_late_is_refused_by_name(settings, said):
     recipe = config.with_settings(Recipe(source="fleet"), ["cohort.buffer_size=3", *settings])
-    with pytest.raises(ConfigError, match=f"buffer_size = 3: .*{said}.*nothing was started"):
+    with pytest.raises(ConfigError, match=f"buffer_size = 3: .*{said}.*nothing was changed"):
         prepare(recipe)
 
 
@@ -133,7 +133,7 @@ def test_a_straggler_counts_in_a_later_round_as_fedbuff_says(site):
             break
     staleness = result.staleness["d3"]
     assert staleness == at - 1  # it was asked in the first round
-    assert [want.mode for want in slow.wants] == ["train"]  # and never again meanwhile
+    assert [assignment.mode for assignment in slow.assignments] == ["train"]  # and never again meanwhile
     updates = []
     for id in result.answered:
         began = at - result.staleness.get(id, 0)
@@ -160,7 +160,10 @@ def test_a_device_past_the_bound_is_told_so_and_counts_nowhere(site):
     assert not any("d3" in result.answered for result in found)
     accepted = reports.of_run(site.inbox.journal.db, "t1")
     assert sum(len(result.answered) for result in found) <= len(accepted)
-    assert {task.state for task in runs.tasks_of(site.inbox.journal.db, "t1")} <= {"succeeded", "timed_out"}
+    assert {run_id.state for run_id in runs.requests_of(site.inbox.journal.db, "t1")} <= {
+        "succeeded",
+        "timed_out",
+    }
     fleet.close()
 
 
@@ -174,4 +177,6 @@ def test_nothing_stays_behind_when_a_run_with_a_buffer_ends(site):
     assert set(closing) == {"d1", "d2", "d3"}
     fleet.close()
     left = site.retained()
-    assert not [topic for topic in left if topic.startswith(("art/", "round/")) or topic.endswith("dn/want")]
+    assert not [
+        topic for topic in left if topic.startswith(("art/", "round/")) or topic.endswith("dn/assignment")
+    ]

@@ -19,7 +19,7 @@ from server.orchestrate.simulate import SimulationResult
 from server.training import cohort
 from server.training import newcomers as newclients
 from server.training import study as studies
-from server.training.newcomers import HeadTraining, draw, learn_task, meet, newcomers_model
+from server.training.newcomers import HeadTraining, draw, learn_new_task, meet, newcomers_model
 from server.training.rounds import RoundResult
 
 TINY = config.with_settings(
@@ -137,24 +137,26 @@ def test_new_heads_learn_another_task_on_the_extractor_as_it_is(method: str, hea
     study, _, outcome = run(method)
     before = tree.clone(outcome.shared)
     training = HeadTraining(iterations=40, every=20, head=head)
-    found = learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, training)
+    found = learn_new_task(outcome.method, outcome.shared, new_task(study, 2), 2, training)
     assert tree.same(before, outcome.shared)
     assert list(found) == [0, 20, 40]
     means = [np.mean([r[metrics.PERSONAL_AFTER] for r in reports.values()]) for reports in found.values()]
     assert means[2] > 0.65 and means[2] > means[0]
-    assert learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, training) == found
+    assert learn_new_task(outcome.method, outcome.shared, new_task(study, 2), 2, training) == found
 
 
 def test_a_new_task_that_does_not_fit_is_refused() -> None:
     study, _, outcome = run("fedavg")
     wide = Samples(np.zeros((4, 1, 9, 9), np.uint8), np.zeros(4, np.int64))
     with pytest.raises(DataError, match=r"\[1, 9, 9\], the extractor takes \[1, 8, 8\]"):
-        learn_task(outcome.method, outcome.shared, {"c0": ClientData(wide, wide, wide)}, 2, HeadTraining())
+        learn_new_task(
+            outcome.method, outcome.shared, {"c0": ClientData(wide, wide, wide)}, 2, HeadTraining()
+        )
     with pytest.raises(MethodError, match="unknown"):
-        learn_task(outcome.method, outcome.shared, new_task(study, 2), 2, HeadTraining(head="tree"))
+        learn_new_task(outcome.method, outcome.shared, new_task(study, 2), 2, HeadTraining(head="tree"))
     _, _, alone = run("local")
     with pytest.raises(MethodError, match="shares no extractor"):
-        learn_task(alone.method, alone.shared, new_task(study, 2), 2, HeadTraining())
+        learn_new_task(alone.method, alone.shared, new_task(study, 2), 2, HeadTraining())
 
 
 def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:

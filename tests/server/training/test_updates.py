@@ -38,8 +38,8 @@ def require_agreement(bench, kind):
     bench.wait_for(full=3)
     simulated = {id: bench.client(id) for id in IDS}
     runs = [
-        list(rounds.run(build_method(task), fleet, Plan(2, seed=1)))[-1]
-        for task, fleet in (
+        list(rounds.run(build_method(run_id), fleet, Plan(2, seed=1)))[-1]
+        for run_id, fleet in (
             (spec, bench.fleet(spec)),
             (spec, SequentialFleet(simulated, build_method(spec))),
             (plain, SequentialFleet(simulated, build_method(plain))),

@@ -77,5 +77,5 @@ def test_clocks_are_off_to_both_sides_and_no_further_than_allowed() -> None:
 
 
 def test_a_fleet_cannot_restart_a_server_without_being_told_how() -> None:
-    with pytest.raises(ConfigError, match="nothing was started"):
+    with pytest.raises(ConfigError, match="nothing was changed"):
         FaultInjector(Chaos(server=Restarts(1)), IDS, lambda *_: None)  # type: ignore[arg-type, return-value]

@@ -76,7 +76,7 @@ def test_a_fate_follows_from_the_seed_and_is_each_packets_own() -> None:
         (2, "d1", "up", "rpt"),
         (1, "d2", "up", "rpt"),
         (1, "d1", "down", "rpt"),
-        (1, "d1", "up", "want"),
+        (1, "d1", "up", "assignment"),
     ]
     for seed, client, direction, kind in others:
         assert fates != [fate_of(WILD, seed, client, direction, kind, n) for n in range(2000)]  # type: ignore[arg-type]

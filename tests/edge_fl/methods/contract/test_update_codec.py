@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_fl.config import CompressionConfig, PrivacyConfig
-from edge_fl.errors import MethodError, PrivacyError, SpentError
+from edge_fl.errors import BudgetExhaustedError, MethodError, PrivacyError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.codec import privacy as private
@@ -185,7 +185,7 @@ def test_who_has_spent_its_budget_is_asked_no_more_and_the_run_ends_when_nobody_
     run = rounds.run(method, fleet, Plan(2, seed=3))
     first = next(run)
     assert first.spent == ("c1",) and first.answered == ("c0", "c2", "c3", "c4")
-    with pytest.raises(SpentError, match="round 2: the privacy budget of all 5 clients is spent"):
+    with pytest.raises(BudgetExhaustedError, match="round 2: the privacy budget of all 5 clients is spent"):
         next(run)
 
 

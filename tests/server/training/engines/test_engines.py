@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_fl.config import CohortConfig, MethodConfig, ModelConfig, OptimiserConfig, TaskSpec
+from edge_fl.config import CohortConfig, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.partition import Split
 from edge_fl.errors import RunError
 from edge_fl.learn import tree
@@ -70,7 +70,7 @@ def store(
     )
     usual = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=momentum))
     config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
-    spec = TaskSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
+    spec = MethodSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
     return ClientStore(Settings(spec, tuple(clients), precision), x, y, split)
 
