@@ -27,7 +27,7 @@ SOURCES = sorted(path for package in PACKAGES for path in Path(str(package.__fil
 TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "devices.workers.full")
 ONNX_LIVES_IN = ("devices.serving.fused",)  # below the server; `edge_fl[server]` brings it
 LARGEST_FILE_LINES = 400
-LARGEST_METHOD_LINES = 80
+LARGEST_METHOD_LINES = 150
 
 # A child that imports the modules named in its arguments, where what a Raspberry Pi lacks cannot be imported.
 HEAD_ONLY = """
