@@ -1,4 +1,4 @@
-"""The server's bench over a mosquitto of its own, for whoever breaks things around it."""
+"""Fixtures of the failure tests: the server's bench on a mosquitto of its own."""
 
 from tests.server.conftest import own_mosquitto, real_bench
 

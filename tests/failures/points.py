@@ -1,7 +1,6 @@
-"""The states of the protocol at which something dies: each a place in our code, named, and whether it happens before or after it.
+"""Points of the protocol at which a process is killed: named functions, before or after their call.
 
-`arm` wraps one of them in this process; when the place is reached for the n-th time, the victim is killed as by a power cut: this
-process itself, or another one (the broker) by its id.
+`arm` wraps one of them in this process. At its n-th call the victim gets SIGKILL: this process, or another one (the broker) by its id.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Point:
-    """`where` is "module:Name.attribute"; `late` says that it happens after, not before."""
+    """A function as "module:Name.attribute"; `late`: after its call, not before."""
 
     where: str
     late: bool = False
@@ -25,15 +24,15 @@ class Point:
 
 SERVER = {
     "round announced": Point("server.mqtt.fleet:MqttFleet._announce", late=True),
-    "broadcast on the broker": Point("server.mqtt.fleet:Broadcasts.send", late=True),
-    "one device asked": Point("server.mqtt.devices.assignments:Wants.ask", late=True),
-    "report judged, not yet written down": Point("server.mqtt.journal:Journal.accept"),
-    "report written down, not yet acknowledged": Point("server.mqtt.journal:Journal.accept", late=True),
+    "broadcast on the broker": Point("server.mqtt.fleet:SharedBlobs.send", late=True),
+    "one device assigned": Point("server.mqtt.devices.assignments:Assignments.ask", late=True),
+    "report validated, not yet stored": Point("server.mqtt.journal:Journal.accept"),
+    "report stored, not yet acknowledged": Point("server.mqtt.journal:Journal.accept", late=True),
     "round aggregated, no checkpoint": Point("server.runs.checkpoint:save"),
     "checkpoint half written": Point("server.runs.checkpoint:_stem", late=True),
     "checkpoint written": Point("server.runs.checkpoint:save", late=True),
     "release on the broker, not yet signed": Point("server.release.repository:Repository.publish"),
-    "closing step": Point("server.training.rounds:close"),
+    "final personalisation": Point("server.training.rounds:close"),
 }
 DEVICE = {
     "broadcast fetched": Point("devices.workers.full:FullWorker.perform"),
@@ -48,33 +47,39 @@ POINTS = {**SERVER, **DEVICE}
 
 @dataclass(frozen=True)
 class Death:
-    """At `point`, for the `nth` time, of this process or of `victim`."""
+    """Kill this process, or the process `victim`, at the `nth` call of `point`."""
 
     point: str
     nth: int = 1
     victim: int = 0
 
 
-def arm(death: Death | None, done: Callable[[], None] = lambda: None) -> None:
-    """Wraps the place in this process; `done` is called just before the kill."""
-    if death is None:
-        return
-    point, reached = POINTS[death.point], 0
+def located(point: Point) -> tuple[Any, str]:
+    """The owner of a point's function and its name there. Raises AttributeError, ImportError."""
     module, _, path = point.where.partition(":")
     *owners, name = path.split(".")
     owner: Any = import_module(module)
-    for one in owners:
-        owner = getattr(owner, one)
-    place = getattr(owner, name)
+    for inner in owners:
+        owner = getattr(owner, inner)
+    return owner, name
 
-    @wraps(place)
+
+def arm(death: Death | None, done: Callable[[], None] = lambda: None) -> None:
+    """Wrap the point's function in this process; `done` is called just before the kill."""
+    if death is None:
+        return
+    point, reached = POINTS[death.point], 0
+    owner, name = located(point)
+    original = getattr(owner, name)
+
+    @wraps(original)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         nonlocal reached
         reached += 1
         dies = reached == death.nth
         if dies and not point.late:
             kill()
-        result = place(*arguments, **keywords)
+        result = original(*arguments, **keywords)
         if dies and point.late:
             kill()
         return result
@@ -84,6 +89,6 @@ def arm(death: Death | None, done: Callable[[], None] = lambda: None) -> None:
         os.kill(death.victim or os.getpid(), signal.SIGKILL)
 
     setattr(owner, name, wrapped)
-    for table in vars(import_module(module)).values():  # that hold the place as it was
+    for table in vars(import_module(original.__module__)).values():  # dispatch tables that hold the original
         if isinstance(table, dict):
-            table.update({key: wrapped for key, value in table.items() if value is place})
+            table.update({key: wrapped for key, value in table.items() if value is original})

@@ -1,6 +1,6 @@
-"""A fleet that can be killed piece by piece: a real mosquitto, a server and devices, each a process of its own, all started again.
+"""A run on a real mosquitto whose server, devices and broker are processes of their own, restarted whenever they die.
 
-Processes are forked from one that has imported torch already, so that a restart takes a moment; `kill -9` of one is as real as any.
+The processes are forked from one that has imported torch already, so that a restart is quick.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ POLL_S = 0.02
 
 
 def data_of(client: str, samples: int = 20) -> ClientData:
-    """Images of a client, 4x4: a class is a brightness."""
+    """Images [N, 1, 4, 4] of a client; the class determines the brightness."""
     rng = generator(7, "test.data", client=client)
 
-    def some(count: int) -> Samples:
+    def sample(count: int) -> Samples:
         y = rng.integers(0, 3, count)
         x = (80 * y[:, None, None, None] + rng.integers(0, 60, (count, 1, 4, 4))).astype("uint8")
         return Samples(x, y)
 
-    return ClientData(some(samples), some(4), some(8))
+    return ClientData(sample(samples), sample(4), sample(8))
 
 
 def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", **cohort: Any) -> Recipe:
@@ -83,12 +83,12 @@ def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", *
 
 
 def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None, database: str) -> None:
-    """The server in a process: the run that is there, gone on with, or a new one. Its exit status is the command's."""
+    """Run the server: resume the run in `folder`, or start a new one. Exits with the command's status."""
     from edge_fl.errors import EdgeFLError
     from server.orchestrate import fleet_run
     from server.orchestrate.request import RunRequest
 
-    _talk_to(folder / "server.log")
+    _log_to(folder / "server.log")
     arm(death, partial((folder / "server.died").touch))
     found = sorted((folder / "runs").glob("*/manifest.json"))
     request = RunRequest(
@@ -107,7 +107,7 @@ def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None,
 
 
 def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> None:
-    """A full device in a process, until it is killed."""
+    """Run a full device until it is killed."""
     import torch
 
     from devices.agent.state import Limits
@@ -118,7 +118,7 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     from edge_fl.wire.messages import Capability
     from edge_fl.wire.topics import Topics
 
-    _talk_to(folder / f"{name}.log")
+    _log_to(folder / f"{name}.log")
     torch.set_num_threads(1)
     arm(death, partial((folder / f"{name}.died").touch))
     limits = Limits(settle_s=0.1, resend_s=2.0, retry_s=0.2, return_s=0.2)
@@ -132,10 +132,10 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
 
 
 def nothing() -> None:
-    """A process that ends at once."""
+    """End at once."""
 
 
-def _talk_to(log: Path) -> None:
+def _log_to(log: Path) -> None:
     logging.basicConfig(
         filename=log, level=logging.INFO, force=True, format="%(asctime)s %(name)s %(message)s"
     )
@@ -144,9 +144,9 @@ def _talk_to(log: Path) -> None:
 
 @dataclass
 class Ending:
-    """How a run ended: its word in the folder and in the registry, and what it left."""
+    """How a run ended: its state in the folder and in the registry, and its results."""
 
-    word: str
+    state: str
     reason: str
     registered: str
     deaths: dict[str, int]
@@ -159,7 +159,7 @@ class Ending:
 
 @dataclass
 class Scene:
-    """One run, whose server, devices and broker are started again whenever they die."""
+    """One run whose server, devices and broker are restarted whenever they die."""
 
     program: Program
     folder: Path
@@ -174,7 +174,7 @@ class Scene:
     deaths: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> Ending:
-        """The whole run. Raises TimeoutError when it does not end."""
+        """Run to the end. Raises TimeoutError after `RUN_S`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         data = data_of("everybody", 60).train
         np.savez(self.folder / "toy.npz", x=data.x, y=data.y)
@@ -193,7 +193,7 @@ class Scene:
             until = time.monotonic() + RUN_S
             while True:
                 if time.monotonic() > until:
-                    raise TimeoutError(f"no end after {RUN_S:g} s: {self.deaths}\n{self.told()}")
+                    raise TimeoutError(f"no end after {RUN_S:g} s: {self.deaths}\n{self.log_tails()}")
                 if broker.has_ended():
                     self._count("broker")
                     broker.kill()
@@ -215,13 +215,13 @@ class Scene:
             broker.kill()
         return self._ending()
 
-    def told(self) -> str:
-        """The ends of the logs, for a test that failed."""
+    def log_tails(self) -> str:
+        """The last lines of each log, for failure messages."""
         logs = [(log, log.read_text().splitlines()[-25:]) for log in sorted(self.folder.glob("*.log"))]
         return "\n".join(f"--- {log.name}\n" + "\n".join(lines) for log, lines in logs)
 
     def _of_broker(self, broker: Mosquitto, death: Death | None, *, server: bool) -> Death | None:
-        """Who reaches the state at which the broker dies."""
+        """The broker's death, if this process reaches the point for it."""
         from tests.failures.points import SERVER
 
         if self.broker_dies_at and (self.broker_dies_at[0] in SERVER) == server:
@@ -238,13 +238,13 @@ class Scene:
 
     def _ending(self) -> Ending:
         found = sorted((self.folder / "runs").glob("*/manifest.json"))
-        assert len(found) == 1, self.told()
+        assert len(found) == 1, self.log_tails()
         results = Results.open(found[0].parent)
         state = results.state()
         db = Database.open(self.database or self.folder / "server" / "registry.sqlite")
         record = runs.get(db, results.id)
         counted = [(one.device, f"{one.kind} {one.round}") for one in reports.of_run(db, results.id)]
-        asked = len({run_id.id for run_id in runs.requests_of(db, results.id)})
+        attempts = len({request.id for request in runs.requests_of(db, results.id)})
         db.close()
         last = sorted(results.checkpoints.glob("*.safetensors"))
         return Ending(
@@ -256,5 +256,5 @@ class Scene:
             {name: repr(value) for name, value in results.summary().items()},
             counted,
             [one["round"] for one in results.rounds()],
-            asked,
+            attempts,
         )

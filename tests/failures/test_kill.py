@@ -1,6 +1,6 @@
-"""`kill -9` of the server, of a device or of the broker at every state of the protocol: the run ends as if nothing had happened.
+"""SIGKILL of the server, a device or the broker at every point of the protocol: the result equals that of the undisturbed run.
 
-Or it ends in a named state. It never hangs, and nothing counts twice.
+The run never hangs, ends in one named state, and counts no report twice.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SEEDS = (1, 2, 3, 4, 5)
 BROKER_AT = (
     "round announced",
     "broadcast on the broker",
-    "report written down, not yet acknowledged",
+    "report stored, not yet acknowledged",
     "round aggregated, no checkpoint",
     "broadcast fetched",
     "report sent, not acknowledged",
 )
 RELEASE = "release on the broker, not yet signed"
-ONCE = {"closing step", RELEASE}  # they do not come once a round
+ONCE = {"final personalisation", RELEASE}  # not once per round
 
 
 def nth(point: str, seed: int) -> int:
-    """In another round for another seed."""
+    """Another round for another seed."""
     return 1 if point in ONCE else 1 + seed % ROUNDS
 
 
 @pytest.fixture(scope="session", autouse=True)
 def warm():
-    """Whatever takes long to import is imported before anybody waits for it."""
+    """Import torch in the fork server before a deadline runs."""
     process = PROCESSES.Process(target=nothing)
     process.start()
     process.join(120)
@@ -44,7 +44,7 @@ def warm():
 
 @pytest.fixture(scope="session")
 def undisturbed(mosquitto_program, tmp_path_factory):
-    """The same run with nobody dying, once per seed."""
+    """The same run without a kill, once per seed."""
 
     @cache
     def run(seed: int, method: str = Scene.method, compression: str = "none") -> Ending:
@@ -55,11 +55,11 @@ def undisturbed(mosquitto_program, tmp_path_factory):
 
 
 def require_same(found: Ending, expected: Ending, who: str) -> None:
-    assert found.deaths.get(who, 0) >= 1, f"nobody died: {found.deaths}"
-    assert found.word in ("completed", "failed", "stopped")
-    assert found.registered == found.word
+    assert found.deaths.get(who, 0) >= 1, f"nothing was killed: {found.deaths}"
+    assert found.state in ("completed", "failed", "stopped")
+    assert found.registered == found.state
     assert max(Counter(found.counted).values(), default=0) <= found.attempts
-    if found.word == "completed":
+    if found.state == "completed":
         assert found.shared == expected.shared
         assert found.summary == expected.summary
         assert found.rounds == list(range(1, ROUNDS + 1))
@@ -69,21 +69,25 @@ def require_same(found: Ending, expected: Ending, who: str) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("point", SERVER)
-def test_the_server_dies(mosquitto_program, tmp_path: Path, undisturbed, point, seed):
+def test_a_killed_server_does_not_change_the_result(
+    mosquitto_program, tmp_path: Path, undisturbed, point, seed
+):
     method = "fedrep" if point == RELEASE else Scene.method  # one that exports an extractor
     scene = Scene(mosquitto_program, tmp_path, seed, method, server_death=Death(point, nth(point, seed)))
     found = scene.run()
     require_same(found, undisturbed(seed, method), "server")
-    assert found.word == "completed", found.reason
+    assert found.state == "completed", found.reason
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("point", DEVICE)
-def test_a_device_dies(mosquitto_program, tmp_path: Path, undisturbed, point, seed):
+def test_a_killed_device_does_not_change_the_result(
+    mosquitto_program, tmp_path: Path, undisturbed, point, seed
+):
     scene = Scene(mosquitto_program, tmp_path, seed, device_death=Death(point, nth(point, seed)))
     found = scene.run()
     require_same(found, undisturbed(seed), DEVICES[seed % 2])
-    assert found.word == "completed", found.reason
+    assert found.state == "completed", found.reason
 
 
 @pytest.mark.parametrize(
@@ -94,20 +98,24 @@ def test_a_device_dies(mosquitto_program, tmp_path: Path, undisturbed, point, se
         ("server", "round aggregated, no checkpoint"),
     ],
 )
-def test_what_error_feedback_kept_back_survives(mosquitto_program, tmp_path: Path, undisturbed, who, point):
+def test_the_residual_of_error_feedback_survives_a_kill(
+    mosquitto_program, tmp_path: Path, undisturbed, who, point
+):
     death = Death(point, 2)
     deaths = {"server_death": death} if who == "server" else {"device_death": death}
     found = Scene(mosquitto_program, tmp_path, 1, compression="topk", **deaths).run()
     expected = undisturbed(1, compression="topk")
     require_same(found, expected, who)
-    assert found.word == "completed" and expected.shared != undisturbed(1).shared
+    assert found.state == "completed" and expected.shared != undisturbed(1).shared
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("point", BROKER_AT)
-def test_the_broker_dies(mosquitto_program, tmp_path: Path, undisturbed, point, seed):
+def test_a_killed_broker_does_not_change_the_result(
+    mosquitto_program, tmp_path: Path, undisturbed, point, seed
+):
     assert point in POINTS
     scene = Scene(mosquitto_program, tmp_path, seed, broker_dies_at=(point, nth(point, seed)))
     found = scene.run()
     require_same(found, undisturbed(seed), "broker")
-    assert found.word == "completed", found.reason
+    assert found.state == "completed", found.reason

@@ -1,11 +1,12 @@
-"""The failure matrix: one test per row of PROTOCOL.md section 6, here or, where another part owns the row, where LINKED says.
+"""The failure matrix of docs/protocol.md: every row links to a test that exists, and the tests of rows that no other module covers.
 
-Everything runs against a real mosquitto, and ends within its deadline.
+These run against a real mosquitto.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import resource
 import threading
 import time
@@ -28,6 +29,7 @@ from server.registry import Database, reports, runs
 from server.training import rounds
 from server.training.engines.sequential import SequentialFleet
 from server.training.rounds import Plan
+from tests.failures.points import POINTS, located
 from tests.failures.proxy import Proxy
 
 pytestmark = pytest.mark.broker
@@ -35,90 +37,75 @@ pytestmark = pytest.mark.broker
 ROOT = Path(__file__).parents[2]
 KEEPALIVE_S = 2
 
-LINKED: dict[int, tuple[str, ...]] = {
-    1: ("tests/server/mqtt/test_mqtt_fleet.py::test_a_broker_killed_in_mid_round_costs_no_update",),
-    2: (
-        "tests/server/mqtt/test_mqtt_fleet.py::test_a_broker_killed_in_mid_round_costs_no_update",
-        "tests/devices/storage/test_slots.py::test_a_killed_download_resumes_without_refetching",
-    ),
-    3: ("tests/failures/test_kill.py::test_the_server_dies",),
-    4: (
-        "tests/failures/test_kill.py::test_the_server_dies",
-        "tests/server/release/test_repository.py::test_a_crash_before_the_timestamp_leaves_the_old_release_and_publishing_again_finishes",
-    ),
-    7: (
-        "tests/server/mqtt/test_mqtt_fleet.py::test_a_report_sent_twice_counts_once_and_is_answered_twice",
-        "tests/failures/test_kill.py::test_a_device_dies",
-    ),
-    9: ("tests/devices/agent/test_birth.py::test_a_command_that_was_retained_is_ignored",),
-    12: (
-        "tests/server/mqtt/test_bad_updates.py::test_malformed_packets_are_counted_by_sender_and_kind",
-        "tests/edge_fl/wire/test_messages.py::test_a_valid_structure_with_any_wrong_value_in_it_gives_a_protocol_error_or_a_message",
-    ),
-    13: (
-        "tests/server/mqtt/test_bad_updates.py::test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_not_there",
-        "tests/server/mqtt/test_bad_updates.py::test_an_implausible_report_is_refused",
-        "tests/server/mqtt/test_bad_updates.py::test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate",
-        "tests/server/mqtt/test_bad_updates.py::test_after_enough_bad_updates_nothing_of_a_device_counts",
-    ),
-    25: (
-        "tests/edge_fl/wire/test_transport.py::test_a_listener_that_raises_is_logged_and_hears_the_next",
-        "tests/server/mqtt/test_roster.py::test_a_handler_that_fails_does_not_stop_the_next_message",
-    ),
-    26: (
-        "tests/server/mqtt/test_mqtt_fleet.py::test_a_straggler_is_not_waited_for_beyond_the_deadline",
-        "tests/server/mqtt/test_mqtt_fleet.py::test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once",
-        "tests/server/orchestrate/test_fleet_run.py::test_a_missed_quorum_ends_the_run_as_failed",
-    ),
-    27: (
-        "tests/server/mqtt/test_roster.py::test_a_second_server_is_refused_and_the_first_one_unharmed",
-        "tests/server/mqtt/test_roster.py::test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way",
-        "tests/server/mqtt/test_roster.py::test_takeover_over_a_real_broker_is_no_war_of_reconnects",
-    ),
-    28: (
-        "tests/server/mqtt/test_roster.py::test_a_device_of_another_protocol_is_never_ready",
-        "tests/devices/runtime/test_runner.py::test_a_device_whose_server_speaks_another_protocol_says_so",
-    ),
-}
-"""Rows whose claim stands elsewhere already."""
-
-OWNED_ELSEWHERE = {
-    5: "releases", 6: "the Pi", 10: "releases", 11: "releases", 14: "releases", 15: "trust", 16: "releases", 22: "trust",
-    23: "trust", 29: "the Pi", 30: "the Pi", 31: "the Pi", 32: "chaos",
-}  # fmt: skip
-"""Rows that other issues test, by whose they are."""
+TEST_LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
+ROW = re.compile(r"\| (\d+) \|.*\| ([^|]*) \|")
+OWN_ROW = re.compile(r"test_row_(\d\d)_")
 
 
-def test_every_row_has_a_test():
-    here = {int(name.split("_")[2]) for name in globals() if name.startswith("test_row_")}
-    assert here | LINKED.keys() | OWNED_ELSEWHERE.keys() == set(range(1, 33))
+def matrix() -> list[tuple[int, str]]:
+    """(row number, cell with its tests) of every row of the failure matrix in docs/protocol.md."""
+    section = (ROOT / "docs/protocol.md").read_text().partition(". Failure matrix\n")[2].partition("\n## ")[0]
+    return [(int(row[1]), row[2]) for row in map(ROW.fullmatch, section.splitlines()) if row]
 
 
-@pytest.mark.parametrize("link", sorted({connection for links in LINKED.values() for connection in links}))
-def test_what_is_linked_exists(connection):
-    file, _, name = connection.partition("::")
-    tree = ast.parse((ROOT / file).read_text())
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+def links() -> list[tuple[int, str, str]]:
+    """(row number, test, file) of every link in the matrix."""
+    return [(row, name, file) for row, cell in matrix() for name, file in TEST_LINK.findall(cell)]
+
+
+def functions_of(file: Path) -> set[str]:
+    """Names of the test functions at the top level of a module."""
+    nodes = ast.parse(file.read_text()).body
+    return {
+        node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def test_the_failure_matrix_has_32_rows_and_each_links_a_test():
+    assert [row for row, _ in matrix()] == list(range(1, 33))
+    for row, cell in matrix():
+        assert TEST_LINK.fullmatch(cell.split(", ")[0]), f"row {row}: no test"
+        assert all(TEST_LINK.fullmatch(link) for link in cell.split(", ")), f"row {row}: {cell}"
+
+
+@pytest.mark.parametrize(("row", "name", "file"), links())
+def test_a_linked_test_exists(row, name, file):
+    assert (ROOT / file).is_file(), f"row {row}: no file {file}"
+    assert name in functions_of(ROOT / file), f"row {row}: {file} has no {name}"
+
+
+def test_the_failure_matrix_links_every_test_of_a_row_in_this_folder():
+    linked = {(row, name) for row, name, _ in links()}
+    names = [name for file in Path(__file__).parent.glob("test_*.py") for name in functions_of(file)]
+    ours = {(int(found[1]), name) for name in names if (found := OWN_ROW.match(name))}
+    assert ours and ours <= linked, sorted(ours - linked)
+    assert {(row, name) for row, name in linked if OWN_ROW.match(name)} == ours
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_point_at_which_a_process_is_killed_exists(point):
+    owner, name = located(POINTS[point])
+    assert callable(getattr(owner, name))
 
 
 def one_round(bench, method="fedavg", **limits):
-    """Round 1 with all that are there, at least one of whom has to answer."""
+    """Run round 1 with all devices; one response is enough for the quorum."""
     built = build_method(bench.spec(method))
     plan = Plan(1, seed=1, cohort=CohortConfig(quorum=0.01))
     return next(rounds.run(built, bench.fleet(bench.spec(method), **limits), plan))
 
 
 def device_behind(bench, proxy, id, **fields):
-    """A scripted device whose only way to the broker is the proxy."""
-    whole, bench.connect = bench.connect, partial(MqttTransport, proxy.endpoint, keepalive_s=KEEPALIVE_S)
+    """A scripted device that connects through the proxy."""
+    direct, bench.connect = bench.connect, partial(MqttTransport, proxy.endpoint, keepalive_s=KEEPALIVE_S)
     try:
         return bench.device(id, **fields)
     finally:
-        bench.connect = whole
+        bench.connect = direct
 
 
-def test_row_08_stale_future_and_unknown_reports_are_refused_by_name(real_bench):
-    """A recording played back: another round, another task, an old id. Nothing of it counts."""
+def test_row_08_stale_future_and_unknown_reports_are_rejected_with_a_reason(real_bench):
+    """Replayed reports with an old id, of a future round and of another run do not change the aggregate."""
     bench = real_bench
     device = bench.device("d1")
     bench.wait_for(full=1)
@@ -138,8 +125,8 @@ def test_row_08_stale_future_and_unknown_reports_are_refused_by_name(real_bench)
     assert same(next(ours).shared, theirs.shared)
 
 
-def test_row_17_a_server_whose_disk_is_full_acknowledges_nothing(real_bench, tmp_path):
-    """The run ends by name, and the device keeps its report until somebody answers."""
+def test_row_17_a_server_with_a_full_disk_acknowledges_nothing(real_bench, tmp_path):
+    """The run ends with a reason, and the device keeps its report until it is acknowledged."""
     bench = real_bench
     db = Database.open(tmp_path / "registry.sqlite")
     bench.inbox.journal = Journal(db)
@@ -165,8 +152,8 @@ def test_row_17_a_server_whose_disk_is_full_acknowledges_nothing(real_bench, tmp
     db.close()
 
 
-def test_row_18_a_clock_that_is_wrong_changes_nothing(real_bench, monkeypatch):
-    """Fifty years back, then two ahead, in mid-round: nothing is ordered by the wall clock."""
+def test_row_18_a_wrong_clock_does_not_affect_a_round(real_bench, monkeypatch):
+    """The clock jumps 50 years back, then 2 years ahead, during the round: nothing is ordered by wall-clock time."""
     bench = real_bench
     shift = iter([-50 * 31_557_600.0, 2 * 31_557_600.0])
     clock = time.time
@@ -181,8 +168,8 @@ def test_row_18_a_clock_that_is_wrong_changes_nothing(real_bench, monkeypatch):
     assert one_round(bench).answered == ("d1", "d2")
 
 
-def test_row_19_a_slow_link_delivers_late_but_whole(real_bench, own_mosquitto):
-    """400 ms each way and 16 KiB/s: the broadcast arrives, the update counts."""
+def test_row_19_a_slow_link_delivers_complete_messages(real_bench, own_mosquitto):
+    """With 400 ms each way and 16 KiB/s the broadcast arrives and the update counts."""
     bench = real_bench
     with Proxy(own_mosquitto.endpoint, latency_s=0.4, bytes_per_s=16 * 1024) as proxy:
         device_behind(bench, proxy, "d1")
@@ -190,9 +177,7 @@ def test_row_19_a_slow_link_delivers_late_but_whole(real_bench, own_mosquitto):
         assert one_round(bench, lost_s=20).answered == ("d1",)
 
 
-def test_row_19_a_deadline_that_a_slow_link_misses_is_said_and_the_late_report_refused(
-    real_bench, own_mosquitto
-):
+def test_row_19_a_report_after_the_deadline_is_rejected(real_bench, own_mosquitto):
     bench = real_bench
     with Proxy(own_mosquitto.endpoint) as proxy:
 
@@ -205,24 +190,24 @@ def test_row_19_a_deadline_that_a_slow_link_misses_is_said_and_the_late_report_r
         bench.wait_for(full=2)
         assert one_round(bench, deadline_s=1.5).answered == ("d2",)
         assert bench.eventually(lambda: [ack.reason for ack in slow.acks] == ["stale_round"], 20)
-    states = {run_id.device: run_id.state for run_id in runs.requests_of(bench.inbox.journal.db, "t1")}
+    states = {request.device: request.state for request in runs.requests_of(bench.inbox.journal.db, "t1")}
     assert states == {"d1": "timed_out", "d2": "succeeded"}
 
 
-def test_row_20_a_black_hole_is_noticed_on_both_sides(real_bench, own_mosquitto):
-    """Within 1.5 keep-alives and 5 s the server knows, and the device is back once the link is."""
+def test_row_20_both_sides_detect_a_half_open_connection(real_bench, own_mosquitto):
+    """The server sees `lost` within 1.5 keep-alives and 5 s; the device returns with the link."""
     bench = real_bench
     with Proxy(own_mosquitto.endpoint) as proxy:
         device_behind(bench, proxy, "d1")
         bench.wait_for(full=1)
-        proxy.swallow()
+        proxy.drop_data()
         assert bench.eventually(lambda: bench.roster.get("d1").state.status == "lost", 1.5 * KEEPALIVE_S + 8)
         proxy.heal()
         bench.roster.wait_for(full=1, deadline_s=20)
         assert one_round(bench).answered == ("d1",)
 
 
-def test_row_21_a_flapping_device_restarts_no_round_and_asks_for_no_more(real_bench, own_mosquitto):
+def test_row_21_a_flapping_device_restarts_no_round_and_adds_no_request(real_bench, own_mosquitto):
     bench = real_bench
     with Proxy(own_mosquitto.endpoint) as proxy:
         flapping = device_behind(bench, proxy, "d1", delay_s=3.0)
@@ -245,11 +230,11 @@ def test_row_21_a_flapping_device_restarts_no_round_and_asks_for_no_more(real_be
             thread.join(5)
     assert (result.answered, result.attempts) == (("d1", "d2"), 1)
     assert len({assignment.id for assignment in flapping.assignments if assignment.mode == "train"}) == 1
-    assert len({run_id.id for run_id in runs.requests_of(bench.inbox.journal.db, "t1")}) == 1
+    assert len({request.id for request in runs.requests_of(bench.inbox.journal.db, "t1")}) == 1
 
 
-def test_row_24_more_than_a_thousand_messages_wait_for_a_device_that_is_away(mosquitto_program, tmp_path):
-    """None is lost and none is said to be dropped."""
+def test_row_24_over_a_thousand_queued_messages_reach_an_offline_device(mosquitto_program, tmp_path):
+    """All arrive in order, and the broker reports none as dropped."""
     with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         connect = partial(MqttTransport, broker.endpoint)
         away = connect("d1", None, lambda event: None)
@@ -258,9 +243,9 @@ def test_row_24_more_than_a_thousand_messages_wait_for_a_device_that_is_away(mos
         away.drain(10)
         time.sleep(0.3)
         away.close()
-        server, dropped = connect("server", None, lambda event: said(event)), []
+        server, dropped = connect("server", None, lambda event: on_event(event)), []
 
-        def said(event):
+        def on_event(event):
             if isinstance(event, Packet) and event.topic.endswith("dropped"):
                 dropped.append(int(event.payload))
 
@@ -269,15 +254,19 @@ def test_row_24_more_than_a_thousand_messages_wait_for_a_device_that_is_away(mos
             command = encode(Command(f"c-{number}", "rebirth"))
             server.publish(Packet("efl/1/main/d/d1/dn/cmd", command, expiry_s=60))
         server.drain(30)
-        heard = []
+        received = []
         back = connect(
-            "d1", None, lambda event: heard.append(event) if isinstance(event, Packet | Connected) else None
+            "d1",
+            None,
+            lambda event: received.append(event) if isinstance(event, Packet | Connected) else None,
         )
         until = time.monotonic() + 30
-        while len(heard) < 1501 and time.monotonic() < until:
+        while len(received) < 1501 and time.monotonic() < until:
             time.sleep(0.05)
-        assert isinstance(heard[0], Connected) and heard[0].session_present
-        assert [decode(packet.payload, Command).id for packet in heard[1:]] == [f"c-{n}" for n in range(1500)]
+        assert isinstance(received[0], Connected) and received[0].session_present
+        assert [decode(packet.payload, Command).id for packet in received[1:]] == [
+            f"c-{n}" for n in range(1500)
+        ]
         server.subscribe("$SYS/broker/publish/messages/dropped")
         while not dropped and time.monotonic() < until:
             time.sleep(0.05)
@@ -286,11 +275,11 @@ def test_row_24_more_than_a_thousand_messages_wait_for_a_device_that_is_away(mos
     assert "Outgoing messages are being dropped" not in broker.log_path.read_text()
 
 
-def test_row_25_a_device_s_nonsense_leaves_the_thread_alive(real_bench):
+def test_row_25_an_exception_in_a_handler_does_not_stop_the_receive_thread(real_bench):
     bench = real_bench
     device = bench.device("d1")
     bench.wait_for(full=1)
-    bench.connection.on("log", lambda heard: 1 / 0)
+    bench.connection.on("log", lambda message: 1 / 0)
     device.send(bench.topics.log("d1"), b'{"level": "info", "text": "x"}')
     device.send(bench.topics.state("d1"), encode(DeviceState("ready", "b1")), retain=True)
     device.send(bench.topics.meta("d1"), encode(Capability("full", "test", "3", samples=20)), retain=True)
