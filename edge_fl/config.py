@@ -120,22 +120,22 @@ class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a release reaches the fleet: `groups` are growing shares of the devices, the last one 1 ([1.0]: everybody at once).
+    """How a release reaches the fleet: `stages` are growing shares of the devices, the last one 1 ([1.0]: everybody at once).
 
     "auto" is 5 %, 25 % and 100 % where at least 20 head-only devices are there and there is a release to go back to, and everybody
-    at once elsewhere. The next group begins when `success` of the one before made it; a device that is there has `group_wait_s` to answer.
+    at once elsewhere. The next stage begins when `success` of the one before made it; a device that is there has `stage_wait_s` to answer.
     """
 
-    groups: Annotated[tuple[Fraction, ...], Meta(min_length=1, max_length=16)] | Literal["auto"] = "auto"
+    stages: Annotated[tuple[Fraction, ...], Meta(min_length=1, max_length=16)] | Literal["auto"] = "auto"
     success: Fraction = 0.9
-    group_wait_s: Annotated[float, Meta(gt=0)] = 600.0
+    stage_wait_s: Annotated[float, Meta(gt=0)] = 600.0
     gates: GateConfig = GateConfig()
 
     def __post_init__(self) -> None:
-        if self.groups == "auto":
+        if self.stages == "auto":
             return
-        if list(self.groups) != sorted(set(self.groups)) or self.groups[-1:] != (1,):
-            raise ValueError(f"groups {list(self.groups)}: expected growing shares that end with 1")
+        if list(self.stages) != sorted(set(self.stages)) or self.stages[-1:] != (1,):
+            raise ValueError(f"stages {list(self.stages)}: expected growing shares that end with 1")
 
 
 class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,8 +19,8 @@ from edge_fl.errors import ProtocolError, brief
 from edge_fl.wire.blob import Blob
 
 PROTOCOL = "1.0"
-PRIVACY_SPENT = "privacy_spent"
-"""What a device says for `error` and `why` once its privacy budget is spent."""
+BUDGET_EXHAUSTED = "budget_exhausted"
+"""Value of `Report.error` and `DeviceState.why` once a device's privacy budget is exhausted."""
 
 MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
@@ -167,7 +167,7 @@ class Request(Struct, frozen=True):
     """up/req: a device asks for something it needs and cannot find retained."""
 
     id: Id
-    ask: Literal["assignment", "chunks", "metadata"]
+    kind: Literal["assignment", "chunks", "metadata"]
     sha256: str = ""
     missing: Annotated[list[Count], Meta(max_length=1024)] = []
 

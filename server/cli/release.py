@@ -40,7 +40,7 @@ RoleArgument = Annotated[Role, typer.Argument(help="What the key signs.")]
 def register(app: App) -> None:
     """Adds the group `release`."""
     release = app.group(
-        "release", help="Releases of the extractor: roll out in groups, pause, roll back, export, keys."
+        "release", help="Releases of the extractor: roll out in stages, pause, roll back, export, keys."
     )
     release.command("list")(list_releases)
     for command in (rollout, pause, abort, rollback, export):
@@ -69,13 +69,13 @@ def list_releases(
 
 def rollout(
     release: Number = None,
-    groups: Annotated[str, typer.Option(help="Growing shares of the fleet; the last is 1.")] = "0.05,0.25,1",
-    success: Annotated[float, typer.Option(help="The share of a group that must succeed.")] = 0.9,
+    stages: Annotated[str, typer.Option(help="Growing shares of the fleet; the last is 1.")] = "0.05,0.25,1",
+    success: Annotated[float, typer.Option(help="The share of a stage that must succeed.")] = 0.9,
     false_abort: Annotated[
         float, typer.Option(help="Largest chance to abort though nothing is wrong.")
     ] = 0.02,
-    group_wait_s: Annotated[
-        float, typer.Option("--group-wait", help="Seconds that a group has to answer.")
+    stage_wait_s: Annotated[
+        float, typer.Option("--stage-wait", help="Seconds that a stage has to answer.")
     ] = 600.0,
     wait_s: Wait = WAIT_S,
     home: HomeOption = HOME,
@@ -85,8 +85,8 @@ def rollout(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Roll out a kept release (by default the last), group after group, or resume a paused roll-out."""
-    plan = _plan(groups, success, false_abort, group_wait_s)
+    """Roll out a kept release (by default the last), stage after stage, or resume a paused roll-out."""
+    plan = _plan(stages, success, false_abort, stage_wait_s)
     with _control(home, fleet, database, host, port, identity) as releases:
         _carry_out(releases, releases.roll_out(release, plan), wait_s)
 
@@ -100,7 +100,7 @@ def pause(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Pause the roll-out: no further group begins; 'release rollout' resumes it."""
+    """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
     with _control(home, fleet, database, host, port, identity) as releases:
         _carry_out(releases, releases.steer("paused"), wait_s)
 
@@ -241,16 +241,16 @@ def _carry_out(releases: ReleaseControl, number: int, wait_s: float) -> None:
     print(record.state)
 
 
-def _plan(groups: str, success: float, false_abort: float, group_wait_s: float) -> RolloutConfig:
+def _plan(stages: str, success: float, false_abort: float, stage_wait_s: float) -> RolloutConfig:
     import msgspec
 
     from edge_fl.config import RolloutConfig
 
     try:
         tree = {
-            "groups": [float(share) for share in groups.split(",")],
+            "stages": [float(share) for share in stages.split(",")],
             "success": success,
-            "group_wait_s": group_wait_s,
+            "stage_wait_s": stage_wait_s,
             "gates": {"false_abort": false_abort},
         }
         return msgspec.convert(tree, RolloutConfig)

@@ -1,6 +1,6 @@
 """What the dashboard's buttons do: each writes into the registry what is wanted, and the running server does it.
 
-A roll-out that is begun goes group after group; going back to an older release is a roll-out of it to everybody at once.
+A roll-out that is begun goes stage after stage; going back to an older release is a roll-out of it to everybody at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def start(db: Database, fleet: str, release: str) -> str:
     if under_way := rollouts.current(db, fleet):
         raise InputError(f"release {wanted}: release {under_way.release} is on its way; abort that one first")
     before = serving(tuple(rollouts.listed(db, fleet)))
-    plan: dict[str, Any] = {"groups": list(EVERYBODY if wanted < before else CAREFUL)}
+    plan: dict[str, Any] = {"stages": list(EVERYBODY if wanted < before else CAREFUL)}
     rollouts.begin(db, fleet, wanted, previous=before if before != wanted else 0, plan=plan)
     return f"Release {wanted} sets out as soon as the server sees it."
 
@@ -60,21 +60,21 @@ def stop(db: Database, fleet: str, run: str) -> str:
 ACTIONS: dict[str, Action] = {
     "start": Action(
         "Roll out release {of}?",
-        "Devices get it group after group; a group that does badly stops it. Going back to an older release reaches every device at once.",
+        "Devices get it stage after stage; a stage that does badly stops it. Going back to an older release reaches every device at once.",
         "Roll out",
         False,
         start,
     ),
     "pause": Action(
         "Pause the roll-out?",
-        "No further group begins. Devices that have the release keep it.",
+        "No further stage begins. Devices that have the release keep it.",
         "Pause",
         False,
         _steer("paused", "Release {release} is asked to pause."),
     ),
     "resume": Action(
         "Go on with the roll-out?",
-        "The next group begins as soon as the one before has answered.",
+        "The next stage begins as soon as the one before has answered.",
         "Go on",
         False,
         _steer("running", "Release {release} goes on."),

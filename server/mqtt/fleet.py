@@ -20,7 +20,7 @@ from edge_fl.config import MethodSpec
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract.method import Method
-from edge_fl.wire.messages import PRIVACY_SPENT, Mode, Report, Request, Round
+from edge_fl.wire.messages import BUDGET_EXHAUSTED, Mode, Report, Request, Round
 from server.mqtt.connection import Heard, ServerConnection
 from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Device, Roster
@@ -190,7 +190,7 @@ class MqttFleet(Fleet):
                     self._heard(answer.device, answer.report)
                     yield self._update(asked, answer, round_request.round)
                 else:
-                    if answer.report.error == PRIVACY_SPENT:
+                    if answer.report.error == BUDGET_EXHAUSTED:
                         self._spent.add(answer.device)
                     place = f"{answer.device}, {round_request.mode} of round {asked.round_request.round}"
                     log.warning("%s: %s", place, _why(answer), extra={"device": answer.device})
@@ -288,7 +288,7 @@ class MqttFleet(Fleet):
 
     def _asked(self, heard: Heard) -> None:
         request = heard.message
-        if not (isinstance(request, Request) and request.ask == "chunks"):
+        if not (isinstance(request, Request) and request.kind == "chunks"):
             return
         if opened := self._asked_of(heard.address.device):
             again = partial(opened.broadcasts.send_again, request.sha256, request.missing)

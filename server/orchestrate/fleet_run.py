@@ -298,14 +298,14 @@ def _wait_for_heads(run: Run, *, say: bool) -> None:
 
 
 def _see_it_through(run: Run, rollout: Rollout) -> None:
-    """A run that is over stays until a roll-out in groups has come to rest, and says where when that is not the end."""
+    """A run that is over stays until a roll-out in stages has come to rest, and says where when that is not the end."""
     stages = rollout.stages
     if stages is None or not stages.gated:
         return
-    rollout.rest(len(stages.groups) * stages.plan.group_wait_s)
+    rollout.rest(len(stages.shares) * stages.plan.stage_wait_s)
     stages = rollout.stages or stages
     if stages.state != "completed":
-        where = f"{stages.state} in group {stages.stage + 1} of {len(stages.groups)}"
+        where = f"{stages.state} in stage {stages.stage + 1} of {len(stages.shares)}"
         run.progress.say(f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'")
 
 

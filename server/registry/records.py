@@ -138,7 +138,7 @@ class ReleaseRecord(Struct, frozen=True):
 class RolloutRecord(Struct, frozen=True):
     """One release on its way to the devices. Anybody may write `desired`; `state`, `stage` and `reason` are the running server's.
 
-    `plan` is the roll-out's own (groups, thresholds); `version` grows with every change of either side.
+    `plan` is the roll-out's own (stages, thresholds); `version` grows with every change of either side.
     """
 
     number: int

@@ -1,6 +1,6 @@
 """Roll-outs in the registry: anybody may write what is desired, the server that runs one writes how it stands.
 
-number = rollouts.begin(db, "main", release=7, previous=6, plan={"groups": [0.05, 0.25, 1.0]})
+number = rollouts.begin(db, "main", release=7, previous=6, plan={"stages": [0.05, 0.25, 1.0]})
 rollouts.steer(db, number, "paused")            # the command line, the dashboard
 rollouts.advance(db, rollout, state="paused")   # the running server, once it is so
 """

@@ -53,7 +53,7 @@ def test_devices_follow_keys_that_were_taken_out_rotated_and_added(
     transport.close()
     at = ["--home", str(home), "--fleet", "test"]
     there = ["--host", "127.0.0.1", "--port", str(broker.endpoint.port)]
-    rollout = ["release", "rollout", "--groups", "1", "--wait", "60", *at, *there]
+    rollout = ["release", "rollout", "--stages", "1", "--wait", "60", *at, *there]
     shipped = repository.root_bytes
     device = head_device(tmp_path / "pi-01", root=shipped, check=lambda found: None)
 

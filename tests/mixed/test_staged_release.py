@@ -1,4 +1,4 @@
-"""Releases that reach a fleet of real agents group by group: a bad one is stopped early and taken back without anybody's help."""
+"""Releases that reach a fleet of real agents stage by stage: a bad one is stopped early and taken back without anybody's help."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 
 from devices.agent.state import Limits
 from devices.features.extractor import runtime
-from devices.features.local import LocalFeatureLoader
+from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.storage.store import Store
-from devices.workers.fitting import fit_here
+from devices.workers.head_fitting import fit_here
 from devices.workers.head import HeadWorker
 from edge_fl import metrics
 from edge_fl.config import RolloutConfig
@@ -40,7 +40,7 @@ from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 FAST = FetchLimits(quiet_s=0.05)
-PLAN = RolloutConfig(groups=(0.1, 0.5, 1.0), group_wait_s=60)
+PLAN = RolloutConfig(stages=(0.1, 0.5, 1.0), stage_wait_s=60)
 GOOD = np.zeros((16, graphs.DIM), np.float32)
 GOOD[:8, 0] = GOOD[8:, 1] = 1.0  # one feature sees the upper half of an image, another one the lower half
 BAD = GOOD * np.float32([1, 0, 1])  # the lower half is lost
@@ -130,7 +130,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     broker.close()
 
 
-def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_groups_and_it_is_taken_back(
+def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_stages_and_it_is_taken_back(
     fleet: Callable[..., Fleet],
 ) -> None:
     site = fleet(40, hidden=0.2)
@@ -146,8 +146,8 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_gro
     site.rollout.wait(0, 60)
     site.eventually(lambda: site.serving() == [1])
     outcomes = site.rollout.stages.outcomes
-    first = sum(place(name, 2) < PLAN.groups[0] for name in site.devices)
-    assert first < len(outcomes) <= 20  # how far into the second group depends on who answers first
+    first = sum(place(name, 2) < PLAN.stages[0] for name in site.devices)
+    assert first < len(outcomes) <= 20  # how far into the second stage depends on who answers first
     assert {outcome.lost for outcome in outcomes.values()} == {0, 20}
     untouched = [name for name in site.devices if place(name, 2) >= 0.5]
     assert len(untouched) >= 15
@@ -172,7 +172,7 @@ def test_another_process_pauses_goes_on_and_takes_back(fleet: Callable[..., Flee
     site = fleet(10)
     site.release(GOOD)
     site.rollout.wait(0, 60)
-    number = rollouts.begin(site.db, "main", 1, previous=1, plan={"groups": [0.5, 1.0]})
+    number = rollouts.begin(site.db, "main", 1, previous=1, plan={"stages": [0.5, 1.0]})
     rollouts.steer(site.db, number, "paused")
     site.eventually(lambda: site.record().state == "paused")
     rollouts.steer(site.db, number, "running")

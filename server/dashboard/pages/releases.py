@@ -1,4 +1,4 @@
-"""Releases: what runs where, the roll-out under way with its groups, and the buttons that steer it."""
+"""Releases: what runs where, the roll-out under way with its stages, and the buttons that steer it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def current(page: ReleasesPage) -> str:
         )
         why = f' <span class="quiet">{escape(last.reason)}</span>' if last and last.reason else ""
         return f'<h2>No roll-out is under way</h2><p class="quiet">{said}{why}</p>'
-    groups = [float(share) for share in record.plan.get("groups", [1.0])]
+    shares = [float(share) for share in record.plan.get("stages", [1.0])]
     heard = page.answers.get(record.release, Answers())
     steps = "".join(
         f'<i class="{_step(place, record)}" style="flex:{part:.4f}"></i>'
-        for place, part in enumerate(_widths(groups))
+        for place, part in enumerate(_widths(shares))
     )
     waits = record.desired != record.state and record.desired != "running"
     note = f'<span class="text-warn">asked to be {record.desired.replace("_", " ")}</span>' if waits else ""
@@ -44,8 +44,8 @@ def current(page: ReleasesPage) -> str:
         f'<button class="{look}" data-key="{action}" data-act="{action}:{record.number}">{label}</button>'
         for action, label, look in ([] if waits else BUTTONS.get(record.state, ()))
     )
-    upto = groups[min(record.stage, len(groups) - 1)]
-    group = f"group {min(record.stage + 1, len(groups))} of {len(groups)}, up to {upto:.0%} of the fleet"
+    upto = shares[min(record.stage, len(shares) - 1)]
+    stage = f"stage {min(record.stage + 1, len(shares))} of {len(shares)}, up to {upto:.0%} of the fleet"
     shown = facts(
         {
             "Release": number(record.release),
@@ -60,7 +60,7 @@ def current(page: ReleasesPage) -> str:
     reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
     return (
         f'<div class="sheet padded" id="rollout"><div class="head"><h2 style="margin:0">Roll-out of release {record.release}</h2>'
-        f'{word(record.state)}{note}<span class="quiet">{group}</span><span class="actions">{buttons}</span></div>'
+        f'{word(record.state)}{note}<span class="quiet">{stage}</span><span class="actions">{buttons}</span></div>'
         f'{reason}<div class="steps" aria-hidden="true">{steps}</div>{shown}</div>'
     )
 
@@ -108,7 +108,7 @@ def history(page: ReleasesPage) -> str:
             number(record.release),
             number(record.previous) if record.previous else NOTHING,
             word(record.state),
-            f"{record.stage + 1} of {len(record.plan.get('groups', [1.0]))}",
+            f"{record.stage + 1} of {len(record.plan.get('shares', [1.0]))}",
             clock(record.created_at),
             clock(record.changed_at),
             escape(record.reason),
@@ -116,7 +116,7 @@ def history(page: ReleasesPage) -> str:
         for record in page.rollouts
     )
     numbers = ("No.", "Release", "Instead of")
-    names = (*numbers, "State", "Group", "Began, UTC", "Changed, UTC", "Reason")
+    names = (*numbers, "State", "Stage", "Began, UTC", "Changed, UTC", "Reason")
     return "<h2>Roll-outs</h2>" + table(names, rows, numbers)
 
 
@@ -128,9 +128,9 @@ def _start(page: ReleasesPage, release: int) -> str:
     return f'<button data-key="start-{release}" data-act="start:{release}">{label}</button>'
 
 
-def _widths(groups: list[float]) -> list[float]:
-    """How long each group is drawn: by its share, but never so short that it cannot be seen."""
-    return [max(here - before, 0.08) for before, here in zip([0.0, *groups], groups, strict=False)]
+def _widths(shares: list[float]) -> list[float]:
+    """How long each stage is drawn: by its share, but never so short that it cannot be seen."""
+    return [max(here - before, 0.08) for before, here in zip([0.0, *shares], shares, strict=False)]
 
 
 def _step(place: int, record: RolloutRecord) -> str:

@@ -70,7 +70,7 @@ class Assignments:
         self._connection.say(self._connection.topics.assignment(device), assignment, retain=True)
 
     def _asked(self, heard: Heard) -> None:
-        if isinstance(heard.message, Request) and heard.message.ask == "assignment":
+        if isinstance(heard.message, Request) and heard.message.kind == "assignment":
             self.again(heard.address.device)
 
 

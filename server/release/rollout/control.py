@@ -33,7 +33,7 @@ COLUMNS = {
     "round": "round",
     "kib": "KiB",
     "state": "roll-out",
-    "group": "group",
+    "stage": "stage",
     "reason": "why",
 }
 """A row's fields, and how a table heads them."""
@@ -48,7 +48,7 @@ class Row(Struct, frozen=True):
     round: int
     kib: int
     state: str
-    group: str
+    stage: str
     reason: str
 
 
@@ -103,14 +103,14 @@ class ReleaseControl:
         target = release or (last.previous if last else 0)
         if not target:
             raise InputError(f"fleet {self.fleet!r}: there is no release to go back to")
-        return self.roll_out(target, RolloutConfig(groups=EVERYBODY))
+        return self.roll_out(target, RolloutConfig(stages=EVERYBODY))
 
     def carry_out(
         self, number: int, tell: Callable[[str], None], deadline_s: float, watch: Watch = unwatched
     ) -> RolloutRecord:
         """Lets the running server do it, or does it, until the roll-out rests. Raises DeadlineError, ConnectError.
 
-        `watch` is told which of its groups is reached.
+        `watch` is told which of its stages is reached.
         """
         online = self._is_online()
         tell("the running server carries it out" if online else "no server is online: carried out from here")
@@ -150,7 +150,7 @@ class ReleaseControl:
                 raise InputError(f"roll-out {number}: not in the registry")
             if (now := f"release {record.release}: {_stands(record)}") != said:
                 tell(said := now)
-            watch(Count("groups", record.stage, len(record.plan.get("groups", [1.0]))))
+            watch(Count("stages", record.stage, len(record.plan.get("stages", [1.0]))))
             if record.state in rollouts.OVER or (record.state == record.desired == "paused"):
                 return record
             if time.monotonic() > until_s:
@@ -170,7 +170,7 @@ class ReleaseControl:
     def _row(self, release: int) -> Row:
         manifest = next(found for found in self.repository.releases() if found.release == release)
         record = next((r for r in rollouts.listed(self.db, self.fleet) if r.release == release), None)
-        groups = record.plan.get("groups", [1.0]) if record else []
+        shares = record.plan.get("stages", [1.0]) if record else []
         return Row(
             release,
             manifest.method,
@@ -178,12 +178,12 @@ class ReleaseControl:
             manifest.round,
             -(-manifest.extractor.bytes // 1024),
             record.state if record else "",
-            f"{record.stage + 1} of {len(groups)}" if record else "",
+            f"{record.stage + 1} of {len(shares)}" if record else "",
             record.reason if record else "",
         )
 
 
 def _stands(record: RolloutRecord) -> str:
-    groups = record.plan.get("groups", [1.0])
-    share = f"group {record.stage + 1} of {len(groups)} ({groups[min(record.stage, len(groups) - 1)]:.0%})"
+    shares = record.plan.get("stages", [1.0])
+    share = f"stage {record.stage + 1} of {len(shares)} ({shares[min(record.stage, len(shares) - 1)]:.0%})"
     return f"{record.state}, {share}{', ' + record.reason if record.reason else ''}"

@@ -2,7 +2,7 @@
 
 Each gate is Wald's sequential probability ratio test (Ann. Math. Stat. 1945): every report multiplies a likelihood ratio by how likely that
 report is under a certain harm, over how likely it is when nothing is wrong. While nothing is wrong the ratio is a nonnegative
-supermartingale that starts at 1, so the chance that it *ever* reaches 1/a is at most a (Ville's inequality), whatever the groups are, in
+supermartingale that starts at 1, so the chance that it *ever* reaches 1/a is at most a (Ville's inequality), whatever the stages are, in
 whatever order devices answer and however often one looks. `false_abort` is shared out over the gates (Bonferroni).
 
     mean      every device loses `mean_loss` of its accuracy

@@ -1,7 +1,7 @@
-"""From a round's model to the heads that serve it: export, publish, tell head-only devices group by group, note what they report.
+"""From a round's model to the heads that serve it: export, publish, tell head-only devices stage by stage, note what they report.
 
 A head-only device is told of the release that it is to serve as soon as it is ready, also one that comes late or returns: of the new one
-once its group's turn has come (`server.release.rollout.stages`), of the one before until then, and again when the roll-out is aborted. That one is
+once its stage's turn has come (`server.release.rollout.stages`), of the one before until then, and again when the roll-out is aborted. That one is
 then published once more, under a higher version. A release is not overtaken: before the next, devices that are there may finish.
 """
 
@@ -148,7 +148,7 @@ class Rollout:
         self._offer_all()
 
     def wait(self, heads: int, deadline_s: float) -> list[str]:
-        """Waits until `heads` devices (0: all head-only devices that are there) reported, group after group -> those that did not."""
+        """Waits until `heads` devices (0: all head-only devices that are there) reported, stage after stage -> those that did not."""
         until = time.monotonic() + deadline_s
         with self._change:
             while self._staged.moving or (self._heads < heads if heads else self.missing()):
@@ -273,9 +273,9 @@ class Rollout:
     def _asked(self, heard: Heard) -> None:
         """A device misses metadata, or chunks of a release, that the broker should have."""
         request = heard.message
-        if isinstance(request, Request) and request.ask == "metadata":
+        if isinstance(request, Request) and request.kind == "metadata":
             self._connection.aside("metadata", lambda: self._reassert(chunks=False))
-        elif isinstance(request, Request) and request.ask == "chunks":
+        elif isinstance(request, Request) and request.kind == "chunks":
             self._connection.aside(f"repair {request.sha256}", lambda: self._repair(request))
 
     def _repair(self, request: Request) -> None:

@@ -28,7 +28,7 @@ RETRIES = 5
 class StagedRollout:
     """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
 
-    One in groups goes on after a restart; one to everybody at once, which its server did not see to the end, only with `resume`.
+    One in stages goes on after a restart; one to everybody at once, which its server did not see to the end, only with `resume`.
 
     `want` is the id of the want to serve its release, one of its own where a release sets out for a second time, `way_back` that of the
     want to serve the one before again.
@@ -40,13 +40,13 @@ class StagedRollout:
         self._db, self._fleet, self._clock = db, fleet, clock
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
-        self._group_began_s = clock()
+        self._stage_began_s = clock()
         self._written: tuple[State, int] = ("running", 0)
         self._untold = False  # devices have not heard yet where the roll-out stands
         self.stages: Stages | None = None
         self.previous = serving(db, fleet)
         unfinished = rollouts.current(db, fleet)
-        if unfinished and (resume or len(_plan(unfinished).groups) > 1):
+        if unfinished and (resume or len(_plan(unfinished).stages) > 1):
             self._take_over(unfinished)
         elif unfinished:
             self._write(unfinished.number, "aborted", unfinished.stage, "its server ended")
@@ -91,15 +91,15 @@ class StagedRollout:
             if self.stages is None:
                 return False
             before = self._written
-            self.stages = moved(self.stages, there, self._clock() - self._group_began_s)
+            self.stages = moved(self.stages, there, self._clock() - self._stage_began_s)
             if self.stages.stage != before[1]:
-                self._group_began_s = self._clock()
+                self._stage_began_s = self._clock()
             if (now := (self.stages.state, self.stages.stage)) != before:
                 if self.stages.state == "paused":
                     rollouts.steer(self._db, self._number, "paused")  # or it would go on at the next call
                 self._write(self._number, *now, self.stages.reason)
                 self._written = now
-                log.info("release %d: %s, group %d %s", self.stages.release, *now, self.stages.reason)
+                log.info("release %d: %s, stage %d %s", self.stages.release, *now, self.stages.reason)
             return untold or now != before
 
     def _as_told(self) -> None:
@@ -132,7 +132,7 @@ class StagedRollout:
 
     def _set(self, stages: Stages, assignment: str) -> None:
         self.stages, self.assignment, self._written = stages, assignment, (stages.state, stages.stage)
-        self._group_began_s = self._clock()
+        self._stage_began_s = self._clock()
         if stages.state == "aborted":
             # by what was reported before the restart: `advance` has still to write it down
             self._written = ("running", stages.stage)
@@ -161,4 +161,4 @@ def assignment_id(release: int) -> str:
 
 
 def _plan(record: RolloutRecord) -> RolloutConfig:
-    return msgspec.convert({"groups": EVERYBODY, **record.plan}, RolloutConfig)
+    return msgspec.convert({"stages": EVERYBODY, **record.plan}, RolloutConfig)

@@ -1,7 +1,7 @@
-"""A release on its way through the fleet, group by group, as one frozen value and the rules by which it moves. No IO, no clock.
+"""A release on its way through the fleet, stage by stage, as one frozen value and the rules by which it moves. No IO, no clock.
 
 A device's place is a hash of its name and the release, so every release meets other devices first and a device that comes late has its
-place already. Groups are cumulative shares of the fleet. The next group begins when everybody who is there of this one has answered and
+place already. Stages are cumulative shares of the fleet. The next stage begins when everybody who is there of this one has answered and
 enough succeeded; a gate (`server.release.rollout.gates`) that objects ends the roll-out at any report. Nothing that is over moves again.
 """
 
@@ -27,7 +27,7 @@ CAREFUL_FROM = 20  # devices, of which 5 % are one
 
 @dataclass(frozen=True)
 class Stages:
-    """Where the roll-out of `release` stands: `stage` is the group under way, `outcomes` are by device in the order of arrival."""
+    """Where the roll-out of `release` stands: `stage` is the one under way, `outcomes` are by device in the order of arrival."""
 
     release: int
     plan: RolloutConfig
@@ -42,14 +42,14 @@ class Stages:
         return self.state in OVER
 
     @property
-    def groups(self) -> tuple[float, ...]:
+    def shares(self) -> tuple[float, ...]:
         """The growing shares of the fleet; everybody at once where nobody `settled` the plan."""
-        return EVERYBODY if isinstance(self.plan.groups, str) else self.plan.groups
+        return EVERYBODY if isinstance(self.plan.stages, str) else self.plan.stages
 
     @property
     def gated(self) -> bool:
         """Where everybody gets a release at once there is nobody to protect."""
-        return len(self.groups) > 1
+        return len(self.shares) > 1
 
     def admits(self, device: str) -> bool:
         """Whether a device is to run the release now."""
@@ -60,15 +60,15 @@ class Stages:
         return self.state in ("aborted", "rolled_back") and self._reaches(device)
 
     def _reaches(self, device: str) -> bool:
-        return place(device, self.release) < self.groups[self.stage]
+        return place(device, self.release) < self.shares[self.stage]
 
 
 def settled(plan: RolloutConfig, devices: int, previous: int) -> RolloutConfig:
-    """The plan with its groups in numbers: "auto" is careful with a fleet that is large enough and has a release to go back to."""
-    if plan.groups != "auto":
+    """The plan with its stages in numbers: "auto" is careful with a fleet that is large enough and has a release to go back to."""
+    if plan.stages != "auto":
         return plan
     careful = previous and devices >= CAREFUL_FROM
-    return msgspec.structs.replace(plan, groups=CAREFUL if careful else EVERYBODY)
+    return msgspec.structs.replace(plan, stages=CAREFUL if careful else EVERYBODY)
 
 
 def place(device: str, release: int) -> float:
@@ -90,21 +90,21 @@ def noted(stages: Stages, device: str, outcome: Outcome) -> Stages:
 
 
 def moved(stages: Stages, there: Collection[str], waited_s: float) -> Stages:
-    """After a look at who is there: on to the next group, to the end, or paused when too few of a group made it in time."""
+    """After a look at who is there: on to the next stage, to the end, or paused when too few of a stage made it in time."""
     if stages.state != "running":
         return stages
-    group = [device for device in there if stages.admits(device)]
-    silent = [device for device in group if device not in stages.outcomes]
-    if silent and waited_s < stages.plan.group_wait_s:
+    members = [device for device in there if stages.admits(device)]
+    silent = [device for device in members if device not in stages.outcomes]
+    if silent and waited_s < stages.plan.stage_wait_s:
         return stages
-    answered = [stages.outcomes[device] for device in group if device in stages.outcomes]
+    answered = [stages.outcomes[device] for device in members if device in stages.outcomes]
     succeeded = sum(not outcome.failed for outcome in answered)
-    if stages.gated and succeeded < stages.plan.success * len(group):
-        reason = f"group {stages.stage + 1}: {succeeded} of {len(group)} devices made it, {len(silent)} did not answer"
+    if stages.gated and succeeded < stages.plan.success * len(members):
+        reason = f"stage {stages.stage + 1}: {succeeded} of {len(members)} devices made it, {len(silent)} did not answer"
         return replace(stages, state="paused", reason=reason)
-    if stages.stage + 1 < len(stages.groups):
+    if stages.stage + 1 < len(stages.shares):
         return moved(replace(stages, stage=stages.stage + 1), there, 0.0)
-    return replace(stages, state="completed", reason=f"{succeeded} of {len(group)} devices made it")
+    return replace(stages, state="completed", reason=f"{succeeded} of {len(members)} devices made it")
 
 
 def steered(stages: Stages, wanted: State) -> Stages:

@@ -55,7 +55,7 @@ def test_the_echo_of_another_connection_says_nothing_about_this_one() -> None:
 def test_a_device_without_a_want_asks_for_one_once() -> None:
     device = Agent().up()
     asked = [e for e in device.done if isinstance(e, effects.Publish) and isinstance(e.message, Request)]
-    assert len(asked) == 1 and asked[0].message.ask == "assignment" and not asked[0].retain  # type: ignore[attr-defined]
+    assert len(asked) == 1 and asked[0].message.kind == "assignment" and not asked[0].retain  # type: ignore[attr-defined]
 
 
 def test_a_device_that_finds_its_want_retained_does_not_ask() -> None:

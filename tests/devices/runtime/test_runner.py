@@ -50,7 +50,7 @@ def test_a_head_device_is_born_installs_fits_reports_and_predicts(site: Site) ->
     manifest = site.publish()
     with running(head_device(site.home), connect=site.connect):
         assert server.wait_for("pi-01", "meta").samples == 20
-        assert server.wait_for("pi-01", "req").ask == "assignment"
+        assert server.wait_for("pi-01", "req").kind == "assignment"
         site.serve(manifest)
         report = server.wait_for("pi-01", "rpt")
         assert (report.id, report.kind, report.release, report.head) == ("rel-1", "head", 1, "nearest")
@@ -130,7 +130,7 @@ def test_a_chunk_that_is_spoilt_in_the_broker_is_fetched_again_and_never_used(lo
     server.chunks(payload, manifest.extractor, spoil={20})
     local.serve(manifest)
     with running(head_device(local.home), connect=local.connect):
-        ask = server.wait_for("pi-01", "req", lambda request: request.ask == "chunks")
+        ask = server.wait_for("pi-01", "req", lambda request: request.kind == "chunks")
         assert (ask.sha256, ask.missing[0]) == (manifest.extractor.sha256, 20)
         server.chunks(payload, manifest.extractor)
         assert server.wait_for("pi-01", "rpt").metrics[metrics.PERSONAL_AFTER] == 1.0

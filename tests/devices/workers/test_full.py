@@ -15,7 +15,7 @@ from devices.agent.effects import Train
 from devices.agent.events import Failed, Finished
 from devices.runtime.device import Device, start
 from devices.storage.store import Store
-from devices.workers.base import attempt
+from devices.workers.worker import attempt
 from devices.workers.full import FullWorker
 from edge_fl import metrics
 from edge_fl.config import (
@@ -35,7 +35,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.metrics import EPSILON
 from edge_fl.wire.blob import describe
-from edge_fl.wire.messages import PRIVACY_SPENT, Assignment, Capability, Round
+from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Capability, Round
 from edge_fl.wire.tensors import pack, unpack
 from tests.devices.scripted import TOPICS, ScriptedServer, running
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -149,7 +149,7 @@ def test_a_device_whose_budget_is_spent_trains_no_more_whatever_process_task_or_
     assert told == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
     assignment = replace(ask("train", 1, payload, 2), run_id="another", id="another-1-0")
     failed = attempt(partial(worker(tmp_path).perform, Train(assignment, spec, "b", 0), payload))
-    assert isinstance(failed, Failed) and (failed.reason, failed.final) == (PRIVACY_SPENT, True)
+    assert isinstance(failed, Failed) and (failed.reason, failed.final) == (BUDGET_EXHAUSTED, True)
     assert not Store(tmp_path).blob(assignment.id)
     evaluated = perform(worker(tmp_path), ask("evaluate", 1, payload, 3), spec, payload).report
     assert metrics.GLOBAL_TEST in evaluated.metrics
@@ -178,10 +178,10 @@ def test_the_owner_s_limit_holds_whatever_the_task_allows(tmp_path: Path) -> Non
         limited = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, epsilon=epsilon)
         return attempt(partial(limited.perform, Train(ask("train", 1, payload), spec, "b", 0), payload))
 
-    assert tried(spec, 5.0).reason == PRIVACY_SPENT  # one update tells 10
+    assert tried(spec, 5.0).reason == BUDGET_EXHAUSTED  # one update tells 10
     assert isinstance(tried(spec, 11.0), Finished)
     refused = tried(replace(spec, privacy=NO_NOISE), 1e6)
-    assert refused.reason == PRIVACY_SPENT and "updates without noise" in refused.detail
+    assert refused.reason == BUDGET_EXHAUSTED and "updates without noise" in refused.detail
 
 
 @pytest.mark.parametrize("torn", [b"", b"torn", pack({"other": {}})])
@@ -192,7 +192,7 @@ def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(torn: bytes, tmp_path:
     failed = attempt(
         partial(worker(tmp_path).perform, Train(ask("train", 2, payload), spec, "b", 0), payload)
     )
-    assert isinstance(failed, Failed) and failed.reason == PRIVACY_SPENT
+    assert isinstance(failed, Failed) and failed.reason == BUDGET_EXHAUSTED
     assert "privacy.safetensors: what this device's updates have told cannot be read" in failed.detail
 
 

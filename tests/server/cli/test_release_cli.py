@@ -25,8 +25,8 @@ from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
 from tests.server.conftest import Bench
 
-AT_ONCE = RolloutConfig(groups=(1.0,))
-STAGED = RolloutConfig(groups=(0.5, 1.0))
+AT_ONCE = RolloutConfig(stages=(1.0,))
+STAGED = RolloutConfig(stages=(0.5, 1.0))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_running_server_does_as_it_is_told(releases, bench: Bench, tmp_path) -
         bench.connection, bench.roster, bench.inbox, bench.assignments, releases.repository, db=releases.db
     )
     said: list[str] = []
-    number = releases.roll_out(2, RolloutConfig(groups=(1e-9, 1.0), success=1.0))
+    number = releases.roll_out(2, RolloutConfig(stages=(1e-9, 1.0), success=1.0))
     releases.steer("paused")
     assert releases.carry_out(number, said.append, 20).state == "paused"
     assert said[0] == "the running server carries it out"
@@ -142,7 +142,7 @@ def test_the_list_shows_every_kept_release_and_how_it_stands(releases, tmp_path:
 def test_a_folder_without_releases_is_named(tmp_path: Path, capsys) -> None:
     assert main(["release", "list", "--home", str(tmp_path / "none")]) == 4
     assert "no releases in it" in capsys.readouterr().err
-    assert main(["release", "rollout", "--groups", "0.5,0.1", "--home", str(tmp_path)]) == 4
+    assert main(["release", "rollout", "--stages", "0.5,0.1", "--home", str(tmp_path)]) == 4
     assert "expected growing shares" in capsys.readouterr().err
 
 

@@ -120,7 +120,7 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
         releases.note(
             db, ReleaseRecord("main", release, "toy-1", 4 * release, "fedrep", 64 * str(release), 51_000)
         )
-        number = rollouts.begin(db, "main", release, previous=release - 1, plan={"groups": [0.05, 0.25, 1.0]})
+        number = rollouts.begin(db, "main", release, previous=release - 1, plan={"stages": [0.05, 0.25, 1.0]})
         record = rollouts.get(db, number)
         assert record is not None
         rollouts.advance(db, record, state="completed", stage=2, reason="18 of 18 devices made it")

@@ -202,7 +202,7 @@ def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
 def test_buttons_write_what_is_wanted(db: Database) -> None:
     actions.start(db, "main", "2")
     begun = rollouts.current(db, "main")
-    assert begun is not None and (begun.release, begun.previous, begun.plan["groups"]) == (2, 3, [1.0])
+    assert begun is not None and (begun.release, begun.previous, begun.plan["stages"]) == (2, 3, [1.0])
     with pytest.raises(InputError, match="on its way"):
         actions.start(db, "main", "3")
     actions.ACTIONS["rollback"].do(db, "main", str(begun.number))
@@ -215,10 +215,10 @@ def test_buttons_write_what_is_wanted(db: Database) -> None:
         actions.ACTIONS["abort"].do(db, "main", "1")
 
 
-def test_a_roll_out_under_way_shows_its_groups_and_its_buttons(db: Database) -> None:
-    number = rollouts.begin(db, "main", 3, previous=2, plan={"groups": [0.05, 0.25, 1.0]})
+def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> None:
+    number = rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 0.25, 1.0]})
     shown = releases_page.current(releases.page(db, "main"))
-    assert "group 1 of 3, up to 5% of the fleet" in shown and f'data-act="rollback:{number}"' in shown
+    assert "stage 1 of 3, up to 5% of the fleet" in shown and f'data-act="rollback:{number}"' in shown
     rollouts.steer(db, number, "paused")
     waiting = releases_page.current(releases.page(db, "main"))
     assert "asked to be paused" in waiting and "data-act" not in waiting

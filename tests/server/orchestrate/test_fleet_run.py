@@ -136,7 +136,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     assert not [chunk for chunk in chunks if b".py" in chunk or str(fleet_run.__file__).encode() in chunk]
 
 
-def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_groups(stage, run_request, tmp_path):
+def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_stages(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
     heads = [stage.head(f"h{number}", tmp_path) for number in range(CAREFUL_FROM)]
     website = str(tmp_path / "web")
@@ -147,8 +147,8 @@ def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_groups(st
     assert {place.name for place in (tmp_path / "web" / "targets").iterdir()} == {"1", "2"}
     assert [head.served for head in heads] == [[1, 2]] * CAREFUL_FROM
     second, first = rollouts.listed(Database.open(run_request.registry), "main")
-    assert (first.plan["groups"], first.state) == (list(EVERYBODY), "completed")
-    assert (second.plan["groups"], second.state, second.stage) == (list(CAREFUL), "completed", 2)
+    assert (first.plan["stages"], first.state) == (list(EVERYBODY), "completed")
+    assert (second.plan["stages"], second.state, second.stage) == (list(CAREFUL), "completed", 2)
 
 
 def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, run_request, tmp_path):

@@ -168,9 +168,9 @@ def test_releases_are_listed_newest_first(db):
 
 
 def test_a_rollout_is_steered_by_anybody_and_advanced_by_whoever_saw_it_last(db):
-    number = rollouts.begin(db, "main", 2, previous=1, plan={"groups": [0.1, 1.0]})
+    number = rollouts.begin(db, "main", 2, previous=1, plan={"stages": [0.1, 1.0]})
     seen = rollouts.current(db, "main")
-    assert (seen.number, seen.plan, seen.state) == (number, {"groups": [0.1, 1.0]}, "running")
+    assert (seen.number, seen.plan, seen.state) == (number, {"stages": [0.1, 1.0]}, "running")
     rollouts.steer(db, number, "paused")
     assert rollouts.advance(db, seen, stage=1) is None  # it did not see the pause
     seen = rollouts.get(db, number)

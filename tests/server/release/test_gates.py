@@ -20,7 +20,7 @@ from server.release.rollout.gates import Outcome, outcome_of
 from server.release.rollout.stages import Stages, moved, noted, place, settled, steered
 
 GATES = GateConfig()
-PLAN = RolloutConfig(groups=(0.05, 0.25, 1.0))
+PLAN = RolloutConfig(stages=(0.05, 0.25, 1.0))
 FINE = Outcome("", 200, 4, 4, 1.0)
 DEVICES = [f"pi-{number:03d}" for number in range(200)]
 
@@ -34,7 +34,7 @@ def outcome(rng: np.random.Generator, images: int, change: float = 0.0, discorda
 
 
 def roll_out(seed: int, harm: float = 0.0, share: float = 0.2) -> Stages:
-    """A fleet of 200 answers group by group; `harm` is what a `share` of the devices lose."""
+    """A fleet of 200 answers stage by stage; `harm` is what a `share` of the devices lose."""
     rng = np.random.default_rng(seed)
     images = {device: int(rng.integers(100, 300)) for device in DEVICES}
     hurt = {device for device in DEVICES if rng.random() < share}
@@ -61,7 +61,7 @@ def test_a_hundred_roll_outs_of_an_unchanged_extractor_abort_at_most_five_times(
     assert set(ended) <= {"aborted", "completed"}
 
 
-def test_ten_points_lost_on_a_fifth_of_the_devices_are_seen_within_the_first_two_groups() -> None:
+def test_ten_points_lost_on_a_fifth_of_the_devices_are_seen_within_the_first_two_stages() -> None:
     ended = [roll_out(seed, harm=0.1) for seed in range(40)]
     in_time = [at for at in ended if at.state == "aborted" and at.stage <= 1]
     assert len(in_time) >= 34
@@ -135,11 +135,11 @@ def test_places_are_spread_evenly_and_differ_from_release_to_release() -> None:
     assert len(first & second) < 40
 
 
-def test_a_group_that_did_not_make_it_pauses_and_a_person_may_go_on_or_not() -> None:
-    plan = RolloutConfig(groups=(0.5, 1.0), success=0.9, group_wait_s=60)
+def test_a_stage_that_did_not_make_it_pauses_and_a_person_may_go_on_or_not() -> None:
+    plan = RolloutConfig(stages=(0.5, 1.0), success=0.9, stage_wait_s=60)
     at = Stages(1, plan)
-    group = [device for device in DEVICES[:20] if at.admits(device)]
-    for device in group[:-2]:
+    members = [device for device in DEVICES[:20] if at.admits(device)]
+    for device in members[:-2]:
         at = noted(at, device, Outcome("", 100, 1, 1, 1.0))
     assert moved(at, DEVICES[:20], 59.0) == at
     paused = moved(at, DEVICES[:20], 61.0)
@@ -151,7 +151,7 @@ def test_a_group_that_did_not_make_it_pauses_and_a_person_may_go_on_or_not() -> 
     assert steered(steered(paused, "aborted"), "running").state == "aborted"
 
 
-def test_devices_that_are_not_there_hold_nothing_up_and_an_empty_group_is_passed() -> None:
+def test_devices_that_are_not_there_hold_nothing_up_and_an_empty_stage_is_passed() -> None:
     at = moved(Stages(1, PLAN), [], 0.0)
     assert (at.state, at.stage) == ("completed", 2)
 
@@ -165,13 +165,13 @@ def test_everybody_at_once_is_a_roll_out_without_gates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "previous", "groups"),
+    ("devices", "previous", "stages"),
     [(20, 6, (0.05, 0.25, 1.0)), (19, 6, (1.0,)), (1000, 0, (1.0,))],
 )
 def test_left_to_itself_a_roll_out_is_careful_where_there_is_a_fleet_and_a_way_back(
-    devices: int, previous: int, groups: tuple[float, ...]
+    devices: int, previous: int, stages: tuple[float, ...]
 ) -> None:
-    assert settled(RolloutConfig(success=0.5), devices, previous) == RolloutConfig(groups, success=0.5)
+    assert settled(RolloutConfig(success=0.5), devices, previous) == RolloutConfig(stages, success=0.5)
     assert settled(PLAN, devices, previous) == PLAN
 
 
@@ -192,13 +192,13 @@ def test_a_device_that_lies_is_no_more_than_one_voice(lies) -> None:
     assert not objection([liar, *[Outcome("", 100, 2, 2, 1.0)] * 20])
 
 
-@pytest.mark.parametrize("groups", ["[]", "[0.5]", "[0.5, 0.5, 1.0]", "[0.5, 0.2, 1.0]", "[0.0, 1.0]"])
-def test_groups_grow_and_end_with_everybody(groups: str) -> None:
+@pytest.mark.parametrize("stages", ["[]", "[0.5]", "[0.5, 0.5, 1.0]", "[0.5, 0.2, 1.0]", "[0.0, 1.0]"])
+def test_stages_grow_and_end_with_everybody(stages: str) -> None:
     with pytest.raises(ConfigError):
-        config.parse(f"[release.rollout]\ngroups = {groups}")
-    with pytest.raises(ConfigError, match=r"\[release.rollout\] groups = 'careful': unknown name.*auto"):
-        config.parse("[release.rollout]\ngroups = 'careful'")
-    assert config.parse("[release.rollout]\ngroups = [0.05, 1]").release.rollout.groups == (0.05, 1.0)
+        config.parse(f"[release.rollout]\nstages = {stages}")
+    with pytest.raises(ConfigError, match=r"\[release.rollout\] stages = 'careful': unknown name.*auto"):
+        config.parse("[release.rollout]\nstages = 'careful'")
+    assert config.parse("[release.rollout]\nstages = [0.05, 1]").release.rollout.stages == (0.05, 1.0)
 
 
 def test_the_plan_is_what_the_registry_keeps() -> None:

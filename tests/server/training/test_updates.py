@@ -11,7 +11,7 @@ from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
-from edge_fl.wire.messages import PRIVACY_SPENT
+from edge_fl.wire.messages import BUDGET_EXHAUSTED
 from server.training import rounds
 from server.training.engines.sequential import SequentialFleet
 from server.training.rounds import Plan
@@ -83,7 +83,7 @@ def test_an_update_in_another_form_than_asked_for_does_not_count(bench, tamper, 
 
 def test_a_device_that_has_spent_its_budget_is_asked_no_more(bench):
     def spent(mode, report, payload):
-        return [(msgspec.structs.replace(report, blob=None, error=PRIVACY_SPENT), b"")]
+        return [(msgspec.structs.replace(report, blob=None, error=BUDGET_EXHAUSTED), b"")]
 
     bench.device("d1"), bench.device("d2", tamper=spent)
     bench.wait_for(full=2)
