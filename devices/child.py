@@ -128,7 +128,7 @@ class Children:
 
 def feature_children() -> Children:
     """Children that turn a device's data into features. It stands here so that one can be started before anything else is loaded."""
-    return Children("devices.features.child", "data")
+    return Children("devices.features.child_main", "data")
 
 
 def metadata(payload: bytes) -> dict[str, str]:

@@ -71,10 +71,10 @@ def _run(
     file: Path | None, given: Mapping[str, object], at: Mapping[str, object], children: Children
 ) -> None:
     from devices import config as settings
-    from devices.board.notify import Notifier
+    from devices.board.systemd_notify import Notifier
     from devices.runtime.connector import connector, own_connector
     from devices.runtime.runner import Runner
-    from devices.runtime.single import run_device
+    from devices.runtime.run_device import run_device
     from edge_fl.console.progress import Progress
 
     chosen = settings.chosen(file, given, at)
@@ -128,7 +128,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 is any free one.")] = 8000,
 ) -> None:
     """Predict over HTTP, for programs on this device: POST a picture to /predict."""
-    from devices.serving.serve import Service
+    from devices.serving.http_server import Service
 
     with Service(folder, port) as service:
         say(f"http://127.0.0.1:{service.port}/predict serves {folder}; Ctrl-C ends it")

@@ -10,21 +10,21 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 from devices.config import DeviceConfig
-from devices.doctor import local
-from devices.doctor.finding import Finding
-from devices.doctor.network import network
+from devices.doctor import device_checks
+from devices.doctor.check_result import Finding
+from devices.doctor.network_checks import network
 from edge_fl.errors import EdgeFLError
 
 __all__ = ["CHECKS", "Finding", "examine"]
 
 CHECKS: dict[str, Callable[[DeviceConfig], Iterator[Finding]]] = {
-    "machine": local.machine,
-    "wheels": local.wheels,
-    "room": local.room,
-    "clock": local.clock,
+    "machine": device_checks.machine,
+    "wheels": device_checks.wheels,
+    "room": device_checks.room,
+    "clock": device_checks.clock,
     "network": network,
-    "data": local.data,
-    "model": local.model,
+    "data": device_checks.data,
+    "model": device_checks.model,
 }
 
 

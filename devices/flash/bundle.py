@@ -12,8 +12,8 @@ from pathlib import Path
 import tomli_w
 from msgspec import to_builtins
 
-from devices.flash import unit
-from devices.flash.contents import CardContents, data_folder
+from devices.flash import systemd_units
+from devices.flash.card_contents import CardContents, data_folder
 
 FOLDER = "edge-fl"
 MANIFEST = f"{FOLDER}/bundle.sha256"
@@ -54,8 +54,8 @@ def plan(contents: CardContents) -> tuple[File, ...]:
     planned = [
         _text("install.sh", _script(data_folder(contents.config)), SCRIPT),
         _text("config.toml", tomli_w.dumps(to_builtins(contents.config))),
-        _text(unit.SERVICE, unit.service(host)),
-        _text(unit.INSTALLER, unit.installer()),
+        _text(systemd_units.SERVICE, systemd_units.service(host)),
+        _text(systemd_units.INSTALLER, systemd_units.installer()),
         *(_text(f"requirements-{python}.txt", text) for python, text in contents.wheels.requirements.items()),
         *(File(f"{FOLDER}/wheels/{path.name}", path) for path in contents.wheels.files),
         *(File(f"{FOLDER}/images/{path}", file) for path, file in contents.images),

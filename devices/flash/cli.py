@@ -12,7 +12,7 @@ from edge_fl.cli import Format, FormatOption, cache_folder, fleet_name, say, sho
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from devices.flash.target import Target
+    from devices.flash.targets.base import Target
 
 IDENTITIES = Path("runs/identities/devices")  # where 'edge-fl fleet enrol' puts them
 COLUMNS = {"what": "what", "path": "file", "bytes": "bytes", "mode": "mode"}
@@ -63,8 +63,8 @@ def flash(
 ) -> None:
     """Put a device onto a Raspberry Pi: its settings, its identity, the agent and what starts it at the first boot."""
     from devices import config as settings
-    from devices.flash import flash as flashing
-    from devices.flash.contents import CardContents, on_the_pi, read_identity, read_images
+    from devices.flash import changes as flashing
+    from devices.flash.card_contents import CardContents, on_the_pi, read_identity, read_images
     from devices.flash.wheels import gather
 
     target = _target(boot, ssh, out, python)
@@ -105,9 +105,9 @@ def flash(
 
 
 def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:
-    from devices.flash.folder import BootFolder, OutFolder
-    from devices.flash.image import Image
-    from devices.flash.ssh import Ssh
+    from devices.flash.targets.folder import BootFolder, OutFolder
+    from devices.flash.targets.image import Image
+    from devices.flash.targets.ssh import Ssh
     from devices.flash.wheels import PYTHONS
 
     if [boot is not None, bool(ssh), out is not None].count(True) != 1:

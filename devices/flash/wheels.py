@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from devices.flash.ownwheel import NAME, pack
+from devices.flash.edge_fl_wheel import NAME, pack
 from edge_fl.errors import DeadlineError, RunError
 from edge_fl.files import atomic
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devices.features.loader import ClientFeatures, FeatureSet
+from devices.features.client_features import ClientFeatures, FeatureSet
 from edge_fl.heads import Head
 
 

@@ -18,8 +18,8 @@ from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
     from devices.runtime.runner import Runner
-    from devices.simulated.outcome import Progress
-    from devices.simulated.screen import Screen
+    from devices.simulated.fleet_status import Progress
+    from devices.simulated.live_table import Screen
 
 FLEET_FOLDER = Path("runs/fleet")
 
@@ -154,7 +154,7 @@ def up(
 
 
 def _screen() -> Screen:
-    from devices.simulated.screen import Screen
+    from devices.simulated.live_table import Screen
 
     return Screen()
 

@@ -21,20 +21,20 @@ from msgspec.structs import replace
 from devices.agent import state
 from devices.agent.state import Limits
 from devices.features.extractor import runtime
-from devices.features.local import LocalFeatureLoader
+from devices.features.local_loader import LocalFeatureLoader
 from devices.install import canary
 from devices.install.trust import wall_clock
 from devices.runtime import device
 from devices.runtime.device import Device
-from devices.runtime.interfaces import Connect
+from devices.runtime.interfaces import DeviceConnect
 from devices.runtime.runner import Runner
 from devices.simulated.chaos.injector import FaultInjector, Restart
 from devices.simulated.chaos.profile import Chaos
-from devices.simulated.outcome import DeviceOutcome, Progress, outcome, progress
+from devices.simulated.fleet_status import DeviceOutcome, Progress, outcome, progress
 from devices.storage.slots import Installed
 from devices.storage.store import Store
-from devices.workers.base import MakeWorker, Worker
-from devices.workers.fitting import ChildFitter
+from devices.workers.worker import MakeWorker, Worker
+from devices.workers.head_fitting import ChildFitter
 from devices.workers.head import HeadWorker
 from edge_fl import capability
 from edge_fl.capability import Tier
@@ -80,7 +80,7 @@ class FleetConfig:
 
 def run_fleet(
     config: FleetConfig,
-    connect: Connect,
+    connect: DeviceConnect,
     *,
     full_worker: MakeWorker | None = None,
     tell: Callable[[Progress], None] | None = None,

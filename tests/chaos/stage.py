@@ -17,15 +17,15 @@ import numpy as np
 
 from devices.agent.state import Limits
 from devices.features.extractor import runtime
-from devices.features.local import LocalFeatureLoader
+from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.simulated.chaos.injector import FaultInjector
 from devices.simulated.chaos.profile import Chaos, Devices, Restarts
-from devices.simulated.chaos.transport import NONE, Faults, FaultyTransport
+from devices.simulated.chaos.faulty_transport import NONE, Faults, FaultyTransport
 from devices.storage.store import Store
-from devices.workers.fitting import fit_here
+from devices.workers.head_fitting import fit_here
 from devices.workers.full import FullWorker
 from devices.workers.head import HeadWorker
 from edge_fl.config import (

@@ -14,12 +14,12 @@ from onnx import helper
 
 from devices.agent.state import Limits
 from devices.features.extractor import runtime
-from devices.features.local import LocalFeatureLoader
+from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
-from devices.runtime.interfaces import Connect
+from devices.runtime.interfaces import DeviceConnect
 from devices.storage.store import Store
-from devices.workers.fitting import fit_here
+from devices.workers.head_fitting import fit_here
 from devices.workers.head import HeadWorker
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifest import Manifest
@@ -75,7 +75,7 @@ def head_device(
 class Site:
     """A broker with a scripted server on it, and its site."""
 
-    connect: Connect
+    connect: DeviceConnect
     server: ScriptedServer
     folder: Path
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -102,7 +102,7 @@ class Site:
 
 
 @contextmanager
-def site_over(connect: Connect, folder: Path) -> Iterator[Site]:
+def site_over(connect: DeviceConnect, folder: Path) -> Iterator[Site]:
     server = ScriptedServer(connect)
     server.online()
     yield Site(connect, server, folder)

@@ -19,7 +19,7 @@ import pytest
 
 from devices.config import DeviceBroker, DeviceConfig
 from devices.flash.bundle import FOLDER, plan
-from devices.flash.contents import CardContents, on_the_pi
+from devices.flash.card_contents import CardContents, on_the_pi
 from devices.flash.wheels import Wheelhouse
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -176,9 +176,9 @@ def installed_version(site: Site) -> str:
 def test_row_29_an_interrupted_installation_is_completed_by_the_next(site: Site, tmp_path: Path) -> None:
     """Killed once at each of its commands, one installation after the other, until one reaches its end."""
     bundle = write_bundle(tmp_path / "card", site)
-    for kills in range(MAX_COMMANDS):
-        if (status := site.install(bundle, INTERRUPT="yes")) != KILLED:
-            break
+    kills = 0
+    while (status := site.install(bundle, INTERRUPT="yes")) == KILLED and kills < MAX_COMMANDS:
+        kills += 1
         current = site.folder / "opt/current"
         assert not current.is_symlink() or (site.environment_in_use / "complete").exists()
     killed_at = {line.split()[0] for line in (site.folder / "interrupted").read_text().splitlines()}

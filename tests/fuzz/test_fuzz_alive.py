@@ -25,7 +25,7 @@ from devices.runtime import device as devices
 from devices.runtime.device import Device
 from devices.runtime.interfaces import DeviceEvent
 from devices.storage.store import Store
-from devices.workers.base import Worker
+from devices.workers.worker import Worker
 from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import MESSAGES, Assignment, Capability, DeviceState, Log, ServerState, encode

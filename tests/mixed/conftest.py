@@ -18,11 +18,11 @@ from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.agent.state import Limits
 from devices.features.extractor import runtime
-from devices.features.local import LocalFeatureLoader
+from devices.features.local_loader import LocalFeatureLoader
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.storage.store import Store
-from devices.workers.fitting import fit_here
+from devices.workers.head_fitting import fit_here
 from devices.workers.full import FullWorker
 from devices.workers.head import HeadWorker
 from edge_fl.config import (

@@ -25,13 +25,13 @@ from broker.find import Program
 from broker.mosquitto import Mosquitto
 from devices.agent.state import Limits
 from devices.features.extractor import runtime
-from devices.features.local import LocalFeatureLoader
+from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import LIMITS, FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.storage.slots import Slots
 from devices.storage.store import Store
-from devices.workers.fitting import fit_here
+from devices.workers.head_fitting import fit_here
 from devices.workers.head import HeadWorker
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import describe

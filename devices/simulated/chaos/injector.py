@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from devices.runtime.device import Device
-from devices.runtime.interfaces import Connect
+from devices.runtime.interfaces import DeviceConnect
 from devices.runtime.runner import Runner
 from devices.simulated.chaos.profile import Chaos, Restarts
 from devices.simulated.chaos.timeline import Outage, skew_s, timeline
-from devices.simulated.chaos.transport import FaultyTransport
+from devices.simulated.chaos.faulty_transport import FaultyTransport
 from edge_fl.errors import ConfigError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.transport import Listener, Packet, Transport
@@ -38,7 +38,7 @@ class FaultInjector:
         self,
         chaos: Chaos,
         names: Sequence[str],
-        connect: Connect,
+        connect: DeviceConnect,
         restarts: Mapping[str, Restart] | None = None,
     ) -> None:
         self.chaos = chaos
@@ -63,7 +63,7 @@ class FaultInjector:
         return not self._due and not self._absent
 
     def connect(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport:
-        """As `Connect`, through a bad link."""
+        """As `DeviceConnect`, through a bad link."""
         chaos = self.chaos
         link = FaultyTransport(self._inner, chaos.link, chaos.seed, self._loop, client_id, will, deliver)
         self._links[client_id] = link

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from devices.simulated.chaos.transport import NONE, Chance, Faults
+from devices.simulated.chaos.faulty_transport import NONE, Chance, Faults
 from edge_fl import config
 from edge_fl.errors import ConfigError, nearest
 

@@ -11,9 +11,9 @@ import pytest
 
 from broker.mosquitto import Mosquitto
 from devices.config import DeviceBroker, DeviceConfig
-from devices.doctor import CHECKS, Finding, examine, local
-from devices.doctor.finding import graded
-from devices.doctor.network import network
+from devices.doctor import CHECKS, Finding, device_checks, examine
+from devices.doctor.check_result import graded
+from devices.doctor.network_checks import network
 from devices.storage.store import Store
 from edge_fl.cli import main
 from tests.devices import graphs
@@ -81,7 +81,7 @@ def test_an_identity_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_clock_before_what_was_seen_is_named(tmp_path: Path) -> None:
     (tmp_path / "tuf").mkdir()
     (tmp_path / "tuf" / "last_seen.txt").write_text("2199-01-01T00:00:00+00:00")
-    (found,) = local.clock(DeviceConfig("pi-1", "x", folder=str(tmp_path)))
+    (found,) = device_checks.clock(DeviceConfig("pi-1", "x", folder=str(tmp_path)))
     assert found.state == "failed" and "2199-01-01" in found.found and "set-ntp" in found.remedy
 
 
@@ -91,9 +91,9 @@ def test_an_extractor_that_went_bad_on_the_card_is_found(folder: Path) -> None:
     weights = graphs.WEIGHTS.tobytes()
     assert weights in extractor.read_bytes()
     extractor.write_bytes(extractor.read_bytes().replace(weights, bytes(len(weights))))
-    assert failed(list(local.model(config))) == ["extractor"]
+    assert failed(list(device_checks.model(config))) == ["extractor"]
     shutil.rmtree(folder / "release")
-    assert [finding.state for finding in local.model(config)] == ["skipped"]
+    assert [finding.state for finding in device_checks.model(config)] == ["skipped"]
 
 
 @pytest.mark.parametrize(("free", "state"), [(10, "failed"), (100, "warning"), (1000, "ok")])

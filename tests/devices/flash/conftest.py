@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from devices.config import DeviceBroker, DeviceConfig
-from devices.flash.contents import CardContents, on_the_pi, read_identity
+from devices.flash.card_contents import CardContents, on_the_pi, read_identity
 from devices.flash.wheels import Wheelhouse, pins_key
 from tests.conftest import Issue
 

@@ -16,9 +16,9 @@ import pytest
 from broker.provision.authority import Authority
 from devices import config as settings
 from devices.config import DeviceConfig
-from devices.flash import ownwheel, unit
+from devices.flash import edge_fl_wheel, systemd_units
 from devices.flash.bundle import MANIFEST, listed, plan
-from devices.flash.contents import IDENTITY, CardContents, on_the_pi, read_identity
+from devices.flash.card_contents import IDENTITY, CardContents, on_the_pi, read_identity
 from devices.flash.wheels import PYTHONS, gather, pins
 from edge_fl.errors import ConfigError
 
@@ -69,8 +69,8 @@ def test_data_where_the_service_sees_nothing_are_refused(data: str) -> None:
 
 
 def test_our_wheel_is_the_same_each_time_and_pip_takes_it(tmp_path: Path) -> None:
-    name, content = ownwheel.pack()
-    assert ownwheel.pack() == (name, content)
+    name, content = edge_fl_wheel.pack()
+    assert edge_fl_wheel.pack() == (name, content)
     with zipfile.ZipFile(io.BytesIO(content)) as wheel:
         assert wheel.testzip() is None
         assert {"devices/agent/step.py", "devices/flash/install.sh", "edge_fl/cli.py"} < set(wheel.namelist())
@@ -94,10 +94,10 @@ def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:
 
 
 def test_a_unit_talks_to_the_brokers_address_only_and_to_anywhere_for_a_name() -> None:
-    assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in unit.service(
+    assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in systemd_units.service(
         "192.168.1.10"
     )
-    assert "IPAddressAllow=2001:db8::1\n" in unit.service("2001:db8::1")
-    by_name = [line for line in unit.service("broker.local").splitlines() if not line.startswith("#")]
+    assert "IPAddressAllow=2001:db8::1\n" in systemd_units.service("2001:db8::1")
+    by_name = [line for line in systemd_units.service("broker.local").splitlines() if not line.startswith("#")]
     assert not any("IPAddress" in line for line in by_name)
     assert "~@resources" not in [line.partition("=")[2] for line in by_name]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash.contents import CardContents
-from devices.flash.flash import apply, changes
-from devices.flash.ssh import Ssh
+from devices.flash.card_contents import CardContents
+from devices.flash.changes import apply, changes
+from devices.flash.targets.ssh import Ssh
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
 MakeContents = Callable[[tuple[str, ...]], CardContents]

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash.boot import WORDS
+from devices.flash.first_boot import WORDS
 from devices.flash.bundle import LOG, MANIFEST
-from devices.flash.contents import CardContents
-from devices.flash.flash import apply, changes, described
-from devices.flash.folder import BootFolder, OutFolder
-from devices.flash.image import Image, check_removable
-from devices.flash.target import Target
+from devices.flash.card_contents import CardContents
+from devices.flash.changes import apply, changes, described
+from devices.flash.targets.folder import BootFolder, OutFolder
+from devices.flash.targets.image import Image, check_removable
+from devices.flash.targets.base import Target
 from edge_fl.errors import ConfigError
 from tests.devices.flash import cards
 

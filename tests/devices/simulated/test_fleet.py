@@ -13,7 +13,7 @@ import pytest
 
 from devices.agent.state import Limits
 from devices.simulated.fleet import FleetConfig, full_devices, names, run_fleet, shares
-from devices.simulated.outcome import DeviceOutcome, Progress
+from devices.simulated.fleet_status import DeviceOutcome, Progress
 from devices.workers.full import FullWorker
 from edge_fl.cli import main
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, MethodSpec, ModelConfig

@@ -11,13 +11,14 @@ import pytest
 
 from devices.agent.events import DataChanged
 from devices.features.extractor import runtime
-from devices.features.loader import ClientFeatures, FeatureSet, LoadedFeatures, pack, unpack
-from devices.features.local import LocalFeatureLoader
+from devices.features.child_loader import pack, unpack
+from devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
+from devices.features.local_loader import LocalFeatureLoader
 from devices.runtime.device import Device, start
 from devices.serving.comparison import is_worse
 from devices.serving.predict import Predictor
 from devices.storage.store import Store
-from devices.workers.fitting import FitData, FitSpec, fit_here
+from devices.workers.head_fitting import FitData, FitSpec, fit_here
 from devices.workers.head import HeadWorker
 from edge_fl.data.samples import ClientData
 from edge_fl.heads.auto import Choice

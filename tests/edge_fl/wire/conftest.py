@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from devices.simulated.chaos.transport import NONE, FaultyTransport
+from devices.simulated.chaos.faulty_transport import NONE, FaultyTransport
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport

@@ -13,7 +13,7 @@ import pytest
 from devices.agent.state import Limits
 from devices.simulated.chaos.profile import Chaos, Devices, Restarts
 from devices.simulated.fleet import FleetConfig, names, run_fleet
-from devices.simulated.outcome import DeviceOutcome
+from devices.simulated.fleet_status import DeviceOutcome
 from edge_fl.config import DataConfig
 from tests.devices.scripted import ScriptedServer, eventually
 from tests.memory_broker import InMemoryBroker, InMemoryTransport

@@ -1,4 +1,4 @@
-"""The child that turns a device's data into features for its agent: `python -m devices.features.child`.
+"""The child that turns a device's data into features for its agent: `python -m devices.features.child_main`.
 
 Without a release it counts the data and measures the board instead.
 """
@@ -19,8 +19,8 @@ from devices.child import serve
 from devices.data import load
 from devices.data.spec import UNKNOWN, DataSpec
 from devices.features.extractor import Extractor, runtime
-from devices.features.loader import FeatureRequest, Inspection, pack
-from devices.features.local import LocalFeatureLoader
+from devices.features.child_loader import FeatureRequest, Inspection, pack
+from devices.features.local_loader import LocalFeatureLoader
 from devices.storage.slots import Installed, Slots
 from edge_fl.errors import DataError
 from edge_fl.release.manifest import decode

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import date
 
-from devices.flash.boot import USER_DATA
+from devices.flash.first_boot import USER_DATA
 from devices.flash.wheels import PYTHONS
 from edge_fl.errors import ConfigError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.board.notify import Notifier
+from devices.board.systemd_notify import Notifier
 from devices.runtime.runner import Runner
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import final
 
 from devices.flash.bundle import File
-from devices.flash.recognise import recognise
-from devices.flash.target import Target
+from devices.flash.targets.boot_partition import recognise
+from devices.flash.targets.base import Target
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import atomic
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from devices.runtime import device
-from devices.simulated.outcome import progress
-from devices.simulated.screen import Screen, rows
+from devices.simulated.fleet_status import progress
+from devices.simulated.live_table import Screen, rows
 from devices.storage.store import Store
-from devices.workers.base import Worker
+from devices.workers.worker import Worker
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import IO, final
 
 from devices.flash.bundle import FOLDER, MANIFEST, File
-from devices.flash.target import Target
+from devices.flash.targets.base import Target
 from devices.flash.wheels import PYTHONS
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 

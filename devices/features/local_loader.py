@@ -11,7 +11,7 @@ import numpy as np
 from devices.data.load import LoadData
 from devices.features.cache import FeatureCache
 from devices.features.extractor import Extractor
-from devices.features.loader import ClientFeatures, FeatureSet, LoadedFeatures
+from devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from devices.storage.slots import Installed
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError

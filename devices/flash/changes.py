@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from devices.flash import boot
+from devices.flash import first_boot
 from devices.flash.bundle import LOG, MANIFEST, File, listed, plan
-from devices.flash.contents import CardContents
-from devices.flash.target import Target
+from devices.flash.card_contents import CardContents
+from devices.flash.targets.base import Target
 from edge_fl.errors import ConfigError
 
 CLUSTER_BYTES = 32768  # what the smallest file takes on a FAT partition, at most
 SPARE_BYTES = 4 << 20
-BOOT_FILES = ("cmdline.txt", "firstrun.sh", boot.USER_DATA)
+BOOT_FILES = ("cmdline.txt", "firstrun.sh", first_boot.USER_DATA)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _boot_files(target: Target, *, is_new: bool) -> list[File]:
     if installed and not is_new:
         return []
     cmdline, firstrun, user_data = (_text(target, name) for name in BOOT_FILES)
-    edits = boot.edits(cmdline or "", firstrun, user_data, installed=installed)
+    edits = first_boot.edits(cmdline or "", firstrun, user_data, installed=installed)
     return [File(name, text.encode()) for name, text in edits.items() if _text(target, name) != text]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ruamel.yaml import YAML
 
-from devices.flash.boot import (
+from devices.flash.first_boot import (
     CALL,
     FIRSTRUN,
     INSTALL,

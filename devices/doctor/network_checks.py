@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 from devices.config import DeviceConfig
-from devices.doctor.finding import Finding
-from devices.doctor.local import is_running
+from devices.doctor.check_result import Finding
+from devices.doctor.device_checks import is_running
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import Echo, Log, encode

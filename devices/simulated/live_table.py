@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from devices.runtime.device import Device
-from devices.simulated.outcome import Progress, outcome
+from devices.simulated.fleet_status import Progress, outcome
 from edge_fl.cli import cell
 
 HEADINGS = ("device", "tier", "doing", "release", "head", "before", "after", "reports", "why")

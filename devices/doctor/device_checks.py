@@ -13,8 +13,8 @@ from pathlib import Path
 
 from devices.child import feature_children
 from devices.config import DeviceConfig
-from devices.doctor.finding import Finding, finding, graded
-from devices.features.loader import ChildFeatureLoader
+from devices.doctor.check_result import Finding, finding, graded
+from devices.features.child_loader import ChildFeatureLoader
 from devices.install import canary
 from devices.serving.served_model import serving
 from devices.storage.slots import Slots

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from devices.serving.predict import MAX_PICTURE_BYTES
-from devices.serving.serve import Service
+from devices.serving.http_server import Service
 from edge_fl.cli import main
 from edge_fl.errors import InputError
 from tests.devices.images import X, Y

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from devices.simulated.chaos.transport import NONE, Faults, FaultyTransport, fate_of, spoil
+from devices.simulated.chaos.faulty_transport import NONE, Faults, FaultyTransport, fate_of, spoil
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet

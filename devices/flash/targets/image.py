@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import final
 
 from devices.flash.bundle import File
-from devices.flash.recognise import recognise
-from devices.flash.target import Target
+from devices.flash.targets.boot_partition import recognise
+from devices.flash.targets.base import Target
 from edge_fl.errors import ConfigError, RunError
 
 SECTOR = 512

@@ -1,0 +1,95 @@
+"""Load features in a short-lived child process (`devices.features.child_main`), so that the agent holds neither images nor onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from devices.board.benchmark import Speed
+from devices.child import Children, metadata
+from devices.config import DeviceConfig
+from devices.data.report import DataReport
+from devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
+from devices.features.onnx_runtime import Runtime
+from devices.storage.slots import Installed
+from edge_fl.release.manifest import encode
+
+SETS = ("train", "validation", "test")
+DEADLINE_S = 1800.0  # ResNet-18 at 224 pixels on a slow board: 5 images a second
+
+
+class FeatureRequest(Struct, frozen=True):
+    """Request to the child: compute features for these releases, given as (extractor, manifest); without any, return an `Inspection`."""
+
+    config: DeviceConfig
+    releases: list[tuple[str, str]] = []
+
+
+class Inspection(Struct, frozen=True):
+    """The device's runtime, data and speed. `report` is None when the data cannot be read; `trouble` says why.
+
+    `reach_ms` is the round-trip time to the broker, 0 if it did not answer.
+    """
+
+    runtime: Runtime
+    report: DataReport | None = None
+    trouble: str = ""
+    speed: Speed = Speed()
+    reach_ms: float = 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """Measurements and remarks about the data, for the birth message."""
+        reach = f", the broker {self.reach_ms:.1f} ms away" if self.reach_ms else ""
+        return [f"{self.speed}{reach}", *(self.report.notes if self.report else [])]
+
+
+class ChildFeatureLoader:
+    """A `FeatureLoader` that starts a child process; the child reads the data again each time."""
+
+    def __init__(self, config: DeviceConfig, children: Children) -> None:
+        self._config, self._children = config, children
+
+    def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
+        paths = [(str(release.extractor), encode(release.manifest).decode()) for release in releases]
+        return unpack(self._request(FeatureRequest(self._config, paths)))
+
+    def inspect(self) -> Inspection:
+        """Count the data and measure the board. Raises DataError only for settings that can never work."""
+        return msgspec.json.decode(self._request(FeatureRequest(self._config)), type=Inspection)
+
+    def _request(self, request: FeatureRequest) -> bytes:
+        return self._children.ask(msgspec.json.encode(request), DEADLINE_S)
+
+
+def pack(loaded: LoadedFeatures) -> bytes:
+    """Encode features as safetensors."""
+    arrays: dict[str, NDArray[Any]] = {}
+    header = {"fingerprint": loaded.fingerprint, "extractors": str(len(loaded.by_extractor))}
+    for number, features in enumerate(loaded.by_extractor):
+        if features is None:
+            continue
+        header[f"{number}.latency_ms"] = repr(features.latency_ms)
+        for name in SETS:
+            part: FeatureSet = getattr(features, name)
+            arrays |= {f"{number}.{name}.z": np.ascontiguousarray(part.z), f"{number}.{name}.y": part.y}
+    return save(arrays, header)
+
+
+def unpack(payload: bytes) -> LoadedFeatures:
+    """Decode the output of `pack`."""
+    arrays, header = load(payload), metadata(payload)
+
+    def features(number: int) -> ClientFeatures | None:
+        if f"{number}.train.z" not in arrays:
+            return None
+        sets = {name: FeatureSet(arrays[f"{number}.{name}.z"], arrays[f"{number}.{name}.y"]) for name in SETS}
+        return ClientFeatures(**sets, latency_ms=float(header[f"{number}.latency_ms"]))
+
+    return LoadedFeatures(tuple(map(features, range(int(header["extractors"])))), header["fingerprint"])
