@@ -45,7 +45,7 @@ class Child:
             env=_environment(),
         )
 
-    def round_request(self, payload: bytes, deadline_s: float) -> bytes:
+    def request(self, payload: bytes, deadline_s: float) -> bytes:
         """One request there, one answer back.
 
         Raises DeadlineError, what the far end raised, MemoryError for a child that the system ended, RunError for one that died otherwise.
@@ -109,7 +109,7 @@ class Children:
         except Empty:
             child = self._start()
         try:
-            answer = child.round_request(payload, deadline_s)
+            answer = child.request(payload, deadline_s)
         except BaseException:
             child.close()
             raise

@@ -42,7 +42,7 @@ class Unsubscribe:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SpreadReconnects:
     """Come back at a random moment of so many seconds when the connection breaks."""
 
     over_s: float
@@ -82,7 +82,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
+class CancelFetch:
     """Give up the fetch under way; nothing more comes of it."""
 
 
@@ -147,11 +147,11 @@ Job = Refresh | Install | Fit | Train
 Effect = (
     Subscribe
     | Unsubscribe
-    | Spread
+    | SpreadReconnects
     | Publish
     | Send
     | Fetch
-    | Abandon
+    | CancelFetch
     | Job
     | Remember
     | Keep

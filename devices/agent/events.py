@@ -95,7 +95,7 @@ class TierChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Rationed:
+class BudgetChanged:
     """The day's budget is used up, `why` says which; "" when there is a budget again."""
 
     why: str = ""
@@ -109,7 +109,7 @@ class Drifted:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """Somebody wants this agent to leave in order."""
 
 
@@ -126,7 +126,7 @@ Event = (
     | Failed
     | DataChanged
     | TierChanged
-    | Rationed
+    | BudgetChanged
     | Drifted
-    | StopAsked
+    | StopRequested
 )

@@ -19,7 +19,7 @@ from edge_fl.wire.topics import Topics
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AgentLimits:
     """How patient an agent is.
 
     What the broker retains is taken to be in when the agent's echo is back, or after `settle_s` on a broker that gives none.
@@ -38,7 +38,7 @@ class Limits:
     grace_s: float = 30.0
 
 
-LIMITS = Limits()
+LIMITS = AgentLimits()
 
 
 class Phase(Enum):
@@ -71,14 +71,14 @@ class AgentState:
 
     `settled_s` and `echo` end the settling, whichever comes first: a time, and what the device said to itself at its birth.
     `want_due_s`, `tries` and `not_before_s` belong to `want`; `refit` says that the device's data changed since its head was fitted.
-    `demoted` and `rationed` are, as drift, conditions of the device that no work of its own can end.
+    `demoted` and `over_budget` are, as drift, conditions of the device that no work of its own can end.
     """
 
     device: str
     boot: str
     topics: Topics
     capability: Capability
-    limits: Limits = LIMITS
+    limits: AgentLimits = LIMITS
     memory: Memory = field(default_factory=Memory)
     outbox: Outbox = ()
     release: int = 0
@@ -97,7 +97,7 @@ class AgentState:
     not_before_s: float = -math.inf
     refit: bool = False
     demoted: str = ""
-    rationed: str = ""
+    over_budget: str = ""
     work: Work | None = None
 
     @property
@@ -124,7 +124,7 @@ class AgentState:
     @property
     def reason(self) -> str:
         """What the status message gives as its reason: the condition that causes all else, or the failure that stands."""
-        return self.demoted or self.rationed or self.why or ("drift" if self.capability.drift else "")
+        return self.demoted or self.over_budget or self.why or ("drift" if self.capability.drift else "")
 
     @property
     def activity(self) -> Activity:
@@ -163,7 +163,7 @@ def wake_at(state: AgentState) -> float:
         times.append(state.assignment_due_s)
     if state.phase is Phase.SETTLING:
         times.append(state.settled_s)
-    if state.phase is Phase.UP and state.pending and not state.rationed and math.isfinite(state.not_before_s):
+    if state.phase is Phase.UP and state.pending and not state.over_budget and math.isfinite(state.not_before_s):
         times.append(state.not_before_s)
     if state.phase is Phase.UP and state.server_online:
         times += [waiting.next_s for waiting in state.outbox]

@@ -22,7 +22,7 @@ MEBIBYTE = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class CanaryLimits:
     """What the child may use beyond an idle process: address space (plus three times the file), processor time, wall time."""
 
     memory_bytes: int = 256 * MEBIBYTE
@@ -39,7 +39,7 @@ class Verdict:
     seconds: float
 
 
-def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Verdict:
+def check(extractor: Path, manifest: Manifest, limits: CanaryLimits = CanaryLimits()) -> Verdict:
     """Runs the manifest's canary on `extractor` in a child. Whatever the model does, the answer is a verdict.
 
     Raises RunError when the child itself cannot run, which says nothing about the model.
@@ -64,7 +64,7 @@ def check(extractor: Path, manifest: Manifest, limits: Limits = Limits()) -> Ver
     return Verdict(why == "ok", why, time.monotonic() - started_s)
 
 
-def require(installed: Installed, limits: Limits = Limits()) -> None:
+def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None:
     """For `Slots.install(..., check=require)`. Raises ArtefactError ("canary_failed"); RunError as `check`."""
     verdict = check(installed.extractor, installed.manifest, limits)
     if not verdict.ok:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from devices.features.extractor import Extractor
-from devices.install.canary import Limits
+from devices.install.canary import CanaryLimits
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import Manifest, canary_images, decode
 
@@ -25,7 +25,7 @@ def compare(extractor: Extractor, manifest: Manifest) -> str:
     return "ok"
 
 
-def _confine(limits: Limits, file_bytes: int) -> None:
+def _confine(limits: CanaryLimits, file_bytes: int) -> None:
     """From here on: no more memory than allowed, no processor time beyond it, no file, no core dump."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     address_space_bytes = pages * resource.getpagesize() + limits.memory_bytes + 3 * file_bytes
@@ -40,7 +40,7 @@ def _confine(limits: Limits, file_bytes: int) -> None:
 
 def main() -> None:
     """The child: reads the request from stdin, answers in one line on stdout."""
-    where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, Limits, str])
+    where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, CanaryLimits, str])
     path, manifest = Path(where), decode(text)
     _confine(limits, path.stat().st_size)
     try:

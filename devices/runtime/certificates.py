@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from devices.runtime.interfaces import Connect
+from devices.runtime.interfaces import DeviceConnect
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
@@ -30,7 +30,7 @@ AGAIN_S = 600.0
 EXPIRY_S = 600
 
 
-def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: Connect, deadline_s: float) -> Identity:
+def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: DeviceConnect, deadline_s: float) -> Identity:
     """Turns the claim in its folder into this device's own certificate.
 
     Raises ConnectError when the broker or the registrar refuses it, DeadlineError when neither answers in time: try again.
@@ -82,7 +82,7 @@ class Renewal:
         self._asked: CertificateRequest | None = None
         self._again_s = 0.0
 
-    def through(self, connect: Connect) -> Connect:
+    def through(self, connect: DeviceConnect) -> DeviceConnect:
         """The same way to connect; answers for us are taken from what the agent hears."""
 
         def connected(client_id: str, will: Packet | None, deliver: Listener, /) -> Transport:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from devices.runtime.certificates import Renewal, enrol
-from devices.runtime.interfaces import Connect
+from devices.runtime.interfaces import DeviceConnect
 from edge_fl.errors import ConfigError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import TLS_PORT, Endpoint
@@ -17,14 +17,14 @@ from edge_fl.wire.transport import Listener, Packet
 ENROL_S = 60.0
 
 
-def connector(endpoint: Endpoint) -> Connect:
+def connector(endpoint: Endpoint) -> DeviceConnect:
     """Makes clients of one broker, all with the same certificate, if any."""
     return partial(MqttTransport, endpoint)
 
 
 def own_connector(
     host: str, port: int, folder: Path, fleet: str, say: Callable[[str], None]
-) -> tuple[Connect, Renewal]:
+) -> tuple[DeviceConnect, Renewal]:
     """How one device connects with the identity in `folder`, and what renews it. A claim is turned into one first, however long it takes.
 
     Raises ConfigError for what cannot be used, ConnectError when the claim is refused.
@@ -42,7 +42,7 @@ def own_connector(
     return renewal.through(connector(found.endpoint(host, port or TLS_PORT))), renewal
 
 
-def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], Connect]:
+def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], DeviceConnect]:
     """The first `count` devices whose identities are in `folder`, ascending, and what connects each as itself. Raises ConfigError."""
     folders = sorted(path.parent for path in folder.glob(f"*/{identity.KEY_FILE}"))
     found = [identity.read(path) for path in folders]

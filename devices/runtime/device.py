@@ -20,12 +20,12 @@ from msgspec import Struct
 
 from devices.agent import effects, events, outbox, state
 from devices.agent.outbox import Outbox
-from devices.agent.state import AgentState, Limits, Phase
+from devices.agent.state import AgentState, AgentLimits, Phase
 from devices.agent.step import step, will
 from devices.install import fetch
 from devices.install.fetch import Download, FetchLimits, MetadataFetch
-from devices.runtime.interfaces import Connect, DeviceEvent, MayFetch, Scheduler
-from devices.workers.base import Worker, attempt
+from devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
+from devices.workers.worker import Worker, attempt
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.wire.blob import Assembly, digest, split
@@ -54,7 +54,7 @@ class Device:
         "_transport",
         "acknowledged",
         "crashed",
-        "lost",
+        "denied",
         "planned_s",
         "reports",
         "state",
@@ -67,7 +67,7 @@ class Device:
         self.reports: dict[str, Report] = {}
         self.totals: Counter[str] = Counter()
         self.acknowledged: Counter[str] = Counter()
-        self.lost = ""
+        self.denied = ""
         self.planned_s = math.inf  # for the runner: when it will tick
         self.crashed = False
         self._limits = limits
@@ -108,7 +108,7 @@ class Device:
         fetching = (found.wake_s for found in (self._download, self._metadata_fetch) if found)
         return min(state.wake_at(self.state), *fetching, math.inf)
 
-    def connect(self, connect: Connect, scheduler: Scheduler) -> None:
+    def connect(self, connect: DeviceConnect, scheduler: Scheduler) -> None:
         """Makes the connection; everything else comes through `take`."""
         self._scheduler = scheduler
         last_will = Packet(
@@ -137,7 +137,7 @@ class Device:
             case MayFetch():
                 self._may_fetch()
             case Disconnected(reason, final):
-                self.lost = reason if final else ""
+                self.denied = reason if final else ""
                 for found in (self._download, self._metadata_fetch):
                     if found:
                         found.wake_s = math.inf  # time without a connection does not count
@@ -252,7 +252,7 @@ class Device:
     def _unsubscribe(self, effect: effects.Unsubscribe) -> None:
         self._through.unsubscribe(effect.pattern)
 
-    def _spread(self, effect: effects.Spread) -> None:
+    def _spread(self, effect: effects.SpreadReconnects) -> None:
         self._through.spread(effect.over_s)
 
     def _publish(self, effect: effects.Publish) -> None:
@@ -298,7 +298,7 @@ class Device:
         if self._scheduler:
             self._scheduler.request_fetch(self)
 
-    def _abandon(self, effect: effects.Abandon) -> None:
+    def _abandon(self, effect: effects.CancelFetch) -> None:
         if download := self._download:
             self._do(download.end() if download.begun else ())
             self._end_download(download)
@@ -346,7 +346,7 @@ def start(
     capability: Capability,
     worker: Worker,
     *,
-    limits: Limits = state.LIMITS,
+    limits: AgentLimits = state.LIMITS,
     fetching: FetchLimits = fetch.LIMITS,
 ) -> Device:
     """A device at the start of a process: a new boot with all that its store kept."""
@@ -368,12 +368,12 @@ def _decoded(kind: str, payload: bytes) -> Struct:
 _DO: dict[type, Callable[[Device, Any], None]] = {
     effects.Subscribe: Device._subscribe,
     effects.Unsubscribe: Device._unsubscribe,
-    effects.Spread: Device._spread,
+    effects.SpreadReconnects: Device._spread,
     effects.Publish: Device._publish,
     effects.Send: Device._send,
     effects.Refresh: Device._refresh,
     effects.Fetch: Device._fetch,
-    effects.Abandon: Device._abandon,
+    effects.CancelFetch: Device._abandon,
     effects.Train: Device._train,
     effects.Install: Device._job,
     effects.Fit: Device._job,

@@ -21,7 +21,7 @@ class MayFetch:
 DeviceEvent = TransportEvent | events.Event | MayFetch
 
 
-class Connect(Protocol):
+class DeviceConnect(Protocol):
     """Makes a client of a broker: `partial(MqttTransport, endpoint)`, or `partial(InMemoryTransport, broker)`."""
 
     def __call__(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from devices.agent import events
-from devices.board.notify import Notifier
+from devices.board.systemd_notify import Notifier
 from devices.runtime.device import Device
-from devices.runtime.interfaces import Connect, DeviceEvent, Job, MayFetch
+from devices.runtime.interfaces import DeviceConnect, DeviceEvent, Job, MayFetch
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Runner:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="edge-fl-work")
         self._at_work: set[Device] = set()
 
-    def add(self, device: Device, connect: Connect) -> None:
+    def add(self, device: Device, connect: DeviceConnect) -> None:
         """Connects a device; `run` does the rest."""
         with self._joining:
             self.devices.append(device)
@@ -156,7 +156,7 @@ class Runner:
 
     def _leave(self) -> None:
         for device in self.devices:
-            device.take(events.StopAsked())
+            device.take(events.StopRequested())
         until_s = self._clock() + GOODBYE_S
         for device in self.devices:
             device.disconnect(max(0.0, until_s - self._clock()))

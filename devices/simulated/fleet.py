@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from devices.agent import state
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.install import canary
@@ -75,7 +75,7 @@ class FleetConfig:
     root: bytes | None = None
     ids: tuple[str, ...] = ()
     chaos: Chaos | None = None
-    limits: Limits = state.LIMITS
+    limits: AgentLimits = state.LIMITS
 
 
 def run_fleet(
@@ -131,9 +131,9 @@ def run_fleet(
         fitter.close()
         if injector:
             injector.close()
-    if runner.devices and all(found.lost for found in runner.devices):
+    if runner.devices and all(found.denied for found in runner.devices):
         raise ConnectError(
-            f"fleet {config.fleet!r}: the broker lets no device in ({runner.devices[0].lost}); the fleet stopped"
+            f"fleet {config.fleet!r}: the broker lets no device in ({runner.devices[0].denied}); the fleet stopped"
         )
     return [outcome(found) for found in sorted(runner.devices, key=lambda found: found.name)]
 
@@ -192,7 +192,7 @@ class _Ending:
 
     def reached(self) -> bool:
         devices, now_s = self._devices, time.monotonic()
-        if devices and all(found.lost for found in devices):
+        if devices and all(found.denied for found in devices):
             return True
         if not self._config.until_idle:
             return False
@@ -200,7 +200,7 @@ class _Ending:
         self._met_server = self._met_server or online
         taken = any(found.acknowledged.total() for found in devices)
         waits = not taken and (online or not self._met_server)
-        if waits or not all(found.is_quiet or found.lost for found in devices):
+        if waits or not all(found.is_quiet or found.denied for found in devices):
             self._busy_s = now_s
         return now_s - self._busy_s >= (1.0 if taken and not online else self._config.idle_s)
 

@@ -60,7 +60,7 @@ def progress(devices: Sequence[Device]) -> Progress:
     return Progress(
         len(devices),
         sum(found.state.connected for found in devices),
-        sum(bool(found.lost) for found in devices),
+        sum(bool(found.denied) for found in devices),
         any(found.state.server_online for found in devices),
         Counter(found.state.activity for found in devices),
         sum(found.state.release > 0 for found in devices),

@@ -14,13 +14,13 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from devices.agent.desired import KINDS
+from devices.agent.assignments import KINDS
 from devices.agent.effects import Job, Train
 from devices.agent.events import Event, Failed
-from devices.agent.state import LIMITS, Limits
+from devices.agent.state import LIMITS, AgentLimits
 from devices.data.load import LoadData
 from devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
-from devices.workers.base import Worker
+from devices.workers.worker import Worker
 from edge_fl.config import MethodSpec, PrivacyConfig
 from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError, PrivacyError, ProtocolError
@@ -59,7 +59,7 @@ class FullWorker(Worker):
         *,
         threads: int = 1,
         epsilon: float = 0.0,
-        limits: Limits = LIMITS,
+        limits: AgentLimits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
         self._load_data, self._threads, self._epsilon = load_data, threads, epsilon

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from devices.agent.effects import Fit, Install, Job, Refresh
 from devices.agent.events import Event, Failed, Installed, Refreshed
-from devices.agent.state import LIMITS, Limits
+from devices.agent.state import LIMITS, AgentLimits
 from devices.features import drift
-from devices.features.loader import ClientFeatures, FeatureLoader
+from devices.features.client_features import ClientFeatures, FeatureLoader
 from devices.features.onnx_runtime import Runtime, require_runnable
 from devices.install import canary
 from devices.install.fetch import Sink
@@ -30,9 +30,9 @@ from devices.serving.served_model import ServedModel, installed_extractors, serv
 from devices.storage import slots as artefact
 from devices.storage.slots import Slots
 from devices.storage.store import Store, StoredHead
-from devices.workers import uploads
-from devices.workers.base import Worker
-from devices.workers.fitting import FitData, FitSpec, Fitter
+from devices.workers import head_updates
+from devices.workers.worker import Worker
+from devices.workers.head_fitting import FitData, FitSpec, Fitter
 from edge_fl import metrics
 from edge_fl.heads import Head, Tuned
 from edge_fl.heads.auto import Choice, HeldOut
@@ -87,7 +87,7 @@ class HeadWorker(Worker):
         clock: Callable[[], datetime] = wall_clock,
         precision: PrecisionLimits = PRECISION_LIMITS,
         mirror: Mirror | None = None,
-        limits: Limits = LIMITS,
+        limits: AgentLimits = LIMITS,
     ) -> None:
         super().__init__(device, store, limits)
         self._mirror = mirror
@@ -193,7 +193,7 @@ class HeadWorker(Worker):
         # a device that fits anew on its own account sends numbers only
         asked = self._share and job.assignment.version > 0
         blob = (
-            uploads.parts_for(manifest, head, features.train.z, features.train.y, extras) if asked else None
+            head_updates.parts_for(manifest, head, features.train.z, features.train.y, extras) if asked else None
         )
         report = replace(report, blob=describe(blob) if blob else None)
         return self.finish(job.assignment, report, blob, of_head(manifest.heads.uploads))
@@ -237,7 +237,7 @@ class HeadWorker(Worker):
 
     def _extras(self, installed: artefact.Installed) -> dict[str, Mapping[str, Array]]:
         """What came with the release, and the method's own head as it served until now."""
-        pair, extras = serving(self.store, self._slots), uploads.read_extras(installed.extras)
+        pair, extras = serving(self.store, self._slots), head_updates.read_extras(installed.extras)
         own = pair.stored.head if pair else None
         return {**extras, OWN: own.raw().arrays()} if isinstance(own, Tuned) else extras
 

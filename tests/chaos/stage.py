@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
@@ -50,7 +50,7 @@ from server.runs.results import Results
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("main")
-QUICK = Limits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1, grace_s=2.0)
+QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1, grace_s=2.0)
 FETCH = FetchLimits(stall_s=0.5, bad_chunk_s=0.1, metadata_s=2.0, quiet_s=0.05)
 FULL = ("d1", "d2", "d3", "d4")
 HEADS = ("h1", "h2")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from devices.runtime.device import Device
-from devices.runtime.interfaces import Connect
+from devices.runtime.interfaces import DeviceConnect
 from devices.runtime.runner import Runner
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Assembly, Blob, describe, split
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Struct)
 class ScriptedServer:
     """Everything heard is kept in order as (address, payload)."""
 
-    def __init__(self, connect: Connect, name: str = "server") -> None:
+    def __init__(self, connect: DeviceConnect, name: str = "server") -> None:
         self.heard: list[tuple[Address, bytes]] = []
         self._news = threading.Condition()
         self._retained: set[str] = set()
@@ -149,7 +149,7 @@ class ScriptedServer:
 
 
 @contextmanager
-def running(*devices: Device, connect: Connect, workers: int = 1):  # type: ignore[no-untyped-def]
+def running(*devices: Device, connect: DeviceConnect, workers: int = 1):  # type: ignore[no-untyped-def]
     """The devices alive, in a thread of their own; at the end they leave in order."""
     runner = Runner(workers=workers)
     for device in devices:

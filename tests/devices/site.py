@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
@@ -28,7 +28,7 @@ from server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 
-QUICK = Limits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
+QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
 FAST = FetchLimits(stall_s=0.3, bad_chunk_s=0.05, quiet_s=0.05, metadata_s=0.5)
 
 

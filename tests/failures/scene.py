@@ -110,7 +110,7 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     """Run a full device until it is killed."""
     import torch
 
-    from devices.agent.state import Limits
+    from devices.agent.state import AgentLimits
     from devices.runtime.device import start
     from devices.runtime.runner import Runner
     from devices.storage.store import Store
@@ -121,7 +121,7 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     _log_to(folder / f"{name}.log")
     torch.set_num_threads(1)
     arm(death, partial((folder / f"{name}.died").touch))
-    limits = Limits(settle_s=0.1, resend_s=2.0, retry_s=0.2, return_s=0.2)
+    limits = AgentLimits(settle_s=0.1, resend_s=2.0, retry_s=0.2, return_s=0.2)
     worker = FullWorker(name, Store(folder / name), lambda classes, input: data_of(name), limits=limits)
     runner = Runner(workers=1)
     capability = Capability("full", "test", "3", samples=20)

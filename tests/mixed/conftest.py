@@ -16,7 +16,7 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.runtime.device import Device, start
@@ -46,7 +46,7 @@ from server.orchestrate.request import RunRequest
 from server.runs.results import Results
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
-QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
+QUICK = AgentLimits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 TOPICS = Topics("main")
 FROM_SERVER = ("assignment", "cmd", "ack")
 

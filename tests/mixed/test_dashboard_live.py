@@ -19,7 +19,7 @@ import pytest
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
@@ -47,7 +47,7 @@ from tests.devices import graphs
 
 pytestmark = [pytest.mark.browser, pytest.mark.broker, pytest.mark.timeout(400)]
 
-QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
+QUICK = AgentLimits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 NAMES = tuple(f"pi-{number}" for number in range(6))
 
 

@@ -17,10 +17,10 @@ from devices.config import DeviceConfig
 from devices.features import drift
 from devices.runtime.device import start
 from devices.runtime.runner import Runner
-from devices.runtime.watch import Watch
+from devices.runtime.monitor import DeviceMonitor
 from devices.serving.predict import Predictor
 from devices.storage.store import Store
-from devices.workers.base import Worker
+from devices.workers.worker import Worker
 from edge_fl.release.manifest import scale
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
@@ -61,7 +61,7 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
     )
     config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
     meter = Meter(folder, lambda: 0)
-    watch = Watch(config, device, partial(runner.deliver, device), meter)
+    watch = DeviceMonitor(config, device, partial(runner.deliver, device), meter)
     connection = ServerConnection(connect, "main", limits=retained.Limits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
         Roster(connection, journal)

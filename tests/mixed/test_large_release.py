@@ -23,7 +23,7 @@ from onnx import helper
 from broker.config import Certificates, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import LIMITS, FetchLimits
@@ -49,7 +49,7 @@ from tests.devices.site import DATA
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 MEGABYTES = 45
-QUICK = Limits(settle_s=0.05, resend_s=5.0, retry_s=0.1, return_s=0.1)
+QUICK = AgentLimits(settle_s=0.05, resend_s=5.0, retry_s=0.1, return_s=0.1)
 
 
 def extractor(values: int) -> bytes:

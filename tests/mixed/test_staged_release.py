@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
@@ -38,7 +38,7 @@ from server.release.rollout.stages import place
 from tests.devices import graphs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
-QUICK = Limits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
+QUICK = AgentLimits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 FAST = FetchLimits(quiet_s=0.05)
 PLAN = RolloutConfig(stages=(0.1, 0.5, 1.0), stage_wait_s=60)
 GOOD = np.zeros((16, graphs.DIM), np.float32)

@@ -101,7 +101,7 @@ def test_a_command_that_was_retained_is_ignored() -> None:
 
 def test_a_clean_stop_says_disconnected_and_nothing_follows() -> None:
     device = Agent().up()
-    device.on(events.StopAsked())
+    device.on(events.StopRequested())
     assert device.said()[-1] == "disconnected" and device.last[-1] == effects.Stop()
     assert device.on(Connected(session_present=True)) == ()
 

@@ -119,7 +119,7 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
             case _:
                 continue
         for effect in found:
-            if isinstance(effect, effects.Abandon):
+            if isinstance(effect, effects.CancelFetch):
                 assert isinstance(jobs.pop(), effects.Fetch)
             if isinstance(effect, JOBS):
                 jobs.append(effect)
@@ -149,5 +149,5 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
             and len(device.state.rounds) <= 4
         )
     assert all(after in LEGAL[before] for before, after in pairwise(statuses))
-    found = device.on(events.StopAsked())
+    found = device.on(events.StopRequested())
     assert found[-1] == effects.Stop() and device.state.phase is Phase.STOPPED

@@ -28,11 +28,11 @@ def test_work_that_a_demoted_device_cannot_do_is_dropped_and_the_status_says_why
 
 def test_beyond_a_budget_nothing_new_is_begun_until_there_is_one_again() -> None:
     device = Agent().up()
-    device.on(events.Rationed("budget: bytes"))
+    device.on(events.BudgetChanged("budget: bytes"))
     device.hear(Assignment(1, "serve", "t", 1, "rel-1", release=3))
     assert not any(isinstance(effect, effects.Refresh) for effect in device.done)
     assert device.state.reason == "budget: bytes"
-    assert any(isinstance(effect, effects.Refresh) for effect in device.on(events.Rationed("")))
+    assert any(isinstance(effect, effects.Refresh) for effect in device.on(events.BudgetChanged("")))
 
 
 def test_beyond_a_budget_nobody_is_woken_for_work_that_may_not_begin() -> None:
@@ -40,5 +40,5 @@ def test_beyond_a_budget_nobody_is_woken_for_work_that_may_not_begin() -> None:
     device.hear(Assignment(1, "serve", "t", 1, "rel-1", release=3))
     device.on(events.Failed("missing"))
     assert wake_at(device.state) < math.inf
-    device.on(events.Rationed("budget: bytes"))
+    device.on(events.BudgetChanged("budget: bytes"))
     assert wake_at(device.state) == math.inf

@@ -57,7 +57,7 @@ def test_a_release_that_is_overtaken_while_it_is_fetched_is_left_alone() -> None
     device.hear(serve())
     device.on(events.Refreshed(MANIFEST, (ONNX,)))
     newer = device.hear(serve(version=2, release=4))
-    assert effects.Abandon() in newer and the(effects.Refresh, newer).release == 4
+    assert effects.CancelFetch() in newer and the(effects.Refresh, newer).release == 4
 
 
 def test_a_release_that_is_installed_already_is_only_fitted() -> None:
@@ -152,9 +152,9 @@ def replace_capability(capability: Capability, **changes: Any) -> Capability:
 def test_drift_has_the_data_looked_at_once_more_within_the_budget() -> None:
     device = head_device_reporting()
     device.hear(Ack("rel-3", "accepted"))
-    device.on(events.Rationed("budget: processor"))
+    device.on(events.BudgetChanged("budget: processor"))
     assert none_of(effects.Fit, device.on(events.Drifted(0.8)))
-    assert the(effects.Fit, device.on(events.Rationed(""))).assignment.release == 3
+    assert the(effects.Fit, device.on(events.BudgetChanged(""))).assignment.release == 3
     device.on(events.Finished(report("refit", "head", release=3)))
     assert none_of(effects.Fit, device.on(events.Drifted(0.9)))
 

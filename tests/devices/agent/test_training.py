@@ -7,7 +7,7 @@ import pytest
 from devices.agent import effects, events
 from devices.agent.effects import Memory
 from devices.agent.outbox import OutboxEntry, Parcel
-from devices.agent.state import Limits, wake_at
+from devices.agent.state import AgentLimits, wake_at
 from edge_fl.wire.messages import (
     Ack,
     Assignment,
@@ -121,7 +121,7 @@ def test_a_newer_want_ends_a_fetch_at_once() -> None:
     device.hear(train())
     device.hear(Round("t", 2, 60, SPEC))
     newer = device.hear(train(version=2, round=2))
-    assert newer[1] == effects.Abandon() and not none_of(effects.Fetch, newer)
+    assert newer[1] == effects.CancelFetch() and not none_of(effects.Fetch, newer)
 
 
 def test_a_newer_want_waits_for_the_worker_and_its_old_result_is_thrown_away() -> None:
@@ -181,7 +181,7 @@ def test_a_full_device_ignores_serve() -> None:
 
 
 def test_a_training_that_fails_is_tried_thrice_then_reported() -> None:
-    device = Agent("full", limits=Limits(retry_s=1.0)).up()
+    device = Agent("full", limits=AgentLimits(retry_s=1.0)).up()
     device.hear(Round("t", 1, 60, SPEC))
     device.hear(train())
     for _ in range(2):

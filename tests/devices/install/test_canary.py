@@ -7,14 +7,14 @@ import time
 import pytest
 
 from devices.install import canary
-from devices.install.canary import MEBIBYTE, Limits
+from devices.install.canary import MEBIBYTE, CanaryLimits
 from devices.storage.slots import Slots
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import split
 from tests.devices import graphs
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 
-TIGHT = Limits(memory_bytes=128 * MEBIBYTE, cpu_s=2, deadline_s=30)
+TIGHT = CanaryLimits(memory_bytes=128 * MEBIBYTE, cpu_s=2, deadline_s=30)
 
 
 def verdict(folder, payload, limits=TIGHT, **changes):
@@ -44,13 +44,13 @@ def test_nan_is_refused(tmp_path):
 
 def test_a_model_that_never_returns_runs_out_of_processor_time(tmp_path):
     started = time.monotonic()
-    found = verdict(tmp_path, graphs.never_returns(), Limits(cpu_s=1, deadline_s=60))
+    found = verdict(tmp_path, graphs.never_returns(), CanaryLimits(cpu_s=1, deadline_s=60))
     assert "killed by signal" in found.why
     assert time.monotonic() - started < 30
 
 
 def test_a_child_that_does_not_answer_is_stopped_by_the_clock(tmp_path):
-    found = verdict(tmp_path, graphs.never_returns(), Limits(cpu_s=60, deadline_s=2))
+    found = verdict(tmp_path, graphs.never_returns(), CanaryLimits(cpu_s=60, deadline_s=2))
     assert found.why == "no answer within 2 s"
     assert found.seconds < 10
 

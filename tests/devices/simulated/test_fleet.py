@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.simulated.fleet import FleetConfig, full_devices, names, run_fleet, shares
 from devices.simulated.fleet_status import DeviceOutcome, Progress
 from devices.workers.full import FullWorker
@@ -45,7 +45,7 @@ def extractor() -> tuple[bytes, Manifest]:
 
 
 def config(folder: Path, **changes: object) -> FleetConfig:
-    quick = Limits(settle_s=0.05, return_s=0.1)
+    quick = AgentLimits(settle_s=0.05, return_s=0.1)
     data = DataConfig(clients=6, fraction=0.3)
     base = FleetConfig(
         data,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from devices.agent.state import Limits
+from devices.agent.state import AgentLimits
 from devices.simulated.chaos.profile import Chaos, Devices, Restarts
 from devices.simulated.fleet import FleetConfig, names, run_fleet
 from devices.simulated.fleet_status import DeviceOutcome
@@ -40,7 +40,7 @@ class Fleet:
             full=0,
             folder=folder,
             fleet="test",
-            limits=Limits(settle_s=0.05),
+            limits=AgentLimits(settle_s=0.05),
             chaos=chaos,
         )
         self.outcomes: list[DeviceOutcome] = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from devices import config
-from devices.workers import uploads
+from devices.workers import head_updates
 from edge_fl import heads
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import HeadPlan
@@ -27,7 +27,7 @@ def sent(plan: HeadPlan, kind: str = "nearest", extras: Any = None) -> dict[str,
     extras = {"head": HEAD} if extras is None else extras
     release = graphs.manifest_for(b"x", heads=plan)
     head = heads.fit(kind, Z, Y, 2, unit_norm=False, plan=plan, extras=extras)
-    payload = uploads.parts_for(release, head, Z, Y, extras)
+    payload = head_updates.parts_for(release, head, Z, Y, extras)
     return tensors.unpack(payload) if payload else None
 
 
@@ -47,7 +47,7 @@ def test_what_the_release_names_goes_up_and_no_more() -> None:
 def test_a_part_that_the_release_does_not_name_is_held_back() -> None:
     payload = tensors.pack({"prototypes": HEAD, "features": {"z": Z}})
     with pytest.raises(ArtefactError, match="'features', the release asks for prototypes; nothing was sent"):
-        uploads.let_out(payload, HeadPlan(uploads={"prototypes": "class_means"}))
+        head_updates.let_out(payload, HeadPlan(uploads={"prototypes": "class_means"}))
 
 
 def test_a_part_that_cannot_be_found_costs_the_upload_and_not_the_report() -> None:
@@ -69,10 +69,10 @@ def test_an_extra_whose_file_holds_something_else_is_refused(tmp_path: Path) -> 
     good.write_bytes(tensors.pack({"head": HEAD}))
     bad.write_bytes(b"\x80\x04nothing")
     other.write_bytes(tensors.pack({"extractor": HEAD}))
-    assert uploads.read_extras({"head": good})["head"].keys() == HEAD.keys()
+    assert head_updates.read_extras({"head": good})["head"].keys() == HEAD.keys()
     for file in (bad, other):
         with pytest.raises(ArtefactError, match="extra 'head'"):
-            uploads.read_extras({"head": file})
+            head_updates.read_extras({"head": file})
 
 
 def test_an_owner_can_switch_uploads_off() -> None:

@@ -17,7 +17,7 @@ REMEMBERED_WANTS = 64
 LOG_EXPIRY_S = 60
 
 
-class Transition:
+class StepContext:
     """What the handlers of an event change and ask for."""
 
     def __init__(self, state: AgentState, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Fitting a personal head in a child process, so that the agent never holds scikit-learn: `python -m devices.workers.fitting` is the child.
+"""Fitting a personal head in a child process, so that the agent never holds scikit-learn: `python -m devices.workers.head_fitting` is the child.
 
 Features and labels go to the child through its standard input and the head comes back through its standard output, both as
 safetensors; nothing of them touches the disk. A child is limited in memory and time and ends after one fit, unless a simulated fleet,
@@ -95,7 +95,7 @@ class ChildFitter:
 
     def __init__(self, limits: FitLimits = FitLimits(), *, keep: bool = False) -> None:
         self._deadline_s = limits.deadline_s
-        self._children = Children("devices.workers.fitting", "head", [str(limits.max_address_mb)], keep=keep)
+        self._children = Children("devices.workers.head_fitting", "head", [str(limits.max_address_mb)], keep=keep)
 
     def __call__(self, spec: FitSpec, data: FitData) -> Choice:
         return _choice(self._children.ask(_request(spec, data), self._deadline_s))

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from devices.agent.effects import Job, Train
 from devices.agent.events import Event
 from devices.install.fetch import Sink
-from devices.workers.base import Worker
+from devices.workers.worker import Worker
 from edge_fl.wire.blob import Blob
 
 
-class EitherWorker(Worker):
+class HeadAndFullWorker(Worker):
     """Training goes to one worker, releases and heads to the other; both keep their things in the same folder."""
 
     def __init__(self, full: Worker, head: Worker) -> None:

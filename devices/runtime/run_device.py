@@ -13,21 +13,21 @@ from devices.board.usage import Meter
 from devices.child import Children
 from devices.config import DeviceConfig
 from devices.data.load import loader as data_loader
-from devices.features.loader import ChildFeatureLoader
+from devices.features.child_loader import ChildFeatureLoader
 from devices.features.onnx_runtime import Runtime
 from devices.install import canary
 from devices.install.mirror import Mirror
 from devices.install.precision import PrecisionLimits
 from devices.runtime import device
 from devices.runtime.device import Device
-from devices.runtime.interfaces import Connect
+from devices.runtime.interfaces import DeviceConnect
 from devices.runtime.runner import Runner
-from devices.runtime.watch import Watch, inspector
+from devices.runtime.monitor import DeviceMonitor, inspector
 from devices.storage.slots import Installed
 from devices.storage.store import Store
-from devices.workers.base import MakeWorker, Worker
-from devices.workers.combined import EitherWorker
-from devices.workers.fitting import ChildFitter
+from devices.workers.worker import MakeWorker, Worker
+from devices.workers.head_and_full import HeadAndFullWorker
+from devices.workers.head_fitting import ChildFitter
 from devices.workers.head import HeadWorker
 from edge_fl import capability
 from edge_fl.capability import Tier
@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 def run_device(
     config: DeviceConfig,
-    connect: Connect,
+    connect: DeviceConnect,
     runner: Runner,
     children: Children,
     full_worker: Callable[[], MakeWorker],
@@ -80,7 +80,7 @@ def run_device(
 
         stopped = threading.Event()
         if config.watch_s:
-            watch = Watch(
+            monitor = DeviceMonitor(
                 config,
                 alive,
                 lambda event: runner.deliver(alive, event),
@@ -92,9 +92,9 @@ def run_device(
             runner.run(done=done)
         finally:
             stopped.set()
-    if alive.lost:
+    if alive.denied:
         raise ConnectError(
-            f"{config.id}: broker {config.broker.endpoint} refuses this device ({alive.lost}); stopped"
+            f"{config.id}: broker {config.broker.endpoint} refuses this device ({alive.denied}); stopped"
         )
 
 
@@ -152,7 +152,7 @@ def _worker(
         return head
     # read once: a full device trains on its images again and again
     own = lru_cache(1)(data_loader(config))
-    return EitherWorker(
+    return HeadAndFullWorker(
         full_worker()(config.id, store, own, threads=config.threads, epsilon=config.epsilon), head
     )
 
@@ -178,7 +178,7 @@ def _wait(device: Device, runner: Runner, say: Say) -> None:
         try:
             device.wait_connected(TRY_S)
         except ConnectError as error:
-            if device.lost or device.state.status == "disconnected":
+            if device.denied or device.state.status == "disconnected":
                 return
             say(f"{error}; trying again")
         else:
@@ -210,4 +210,4 @@ class _Teller:
             if line != self._said:
                 self._say(line)
                 self._said = line
-        return bool(self._device.lost)
+        return bool(self._device.denied)

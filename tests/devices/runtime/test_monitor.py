@@ -16,11 +16,11 @@ from devices.board.usage import Budget, Meter
 from devices.config import DeviceConfig
 from devices.features import drift
 from devices.runtime.device import Device
-from devices.runtime.watch import Watch
+from devices.runtime.monitor import DeviceMonitor
 from devices.serving.predict import Predictor
 from devices.storage.store import Store
-from devices.workers.base import Worker
-from devices.workers.combined import EitherWorker
+from devices.workers.worker import Worker
+from devices.workers.head_and_full import HeadAndFullWorker
 from edge_fl.wire.messages import Capability
 from tests.devices.agent.agents import TOPICS
 from tests.devices.images import X, picture
@@ -43,14 +43,14 @@ class Board:
 
     def __post_init__(self) -> None:
         can = Capability(self.tier, "test", "3", notes=["full: torch"])  # type: ignore[arg-type]
-        worker = EitherWorker.__new__(EitherWorker)
+        worker = HeadAndFullWorker.__new__(HeadAndFullWorker)
         Worker.__init__(worker, "pi-01", Store(self.home))
         self.device = Device(AgentState("pi-01", "boot", TOPICS, can), worker)
         config = DeviceConfig(
             "pi-01", str(self.home / "images"), folder=str(self.home), budget=self.budget, refit_every_s=100
         )
         meter = Meter(self.home, lambda: self.bytes, lambda: "2026-01-01", lambda: self.cpu_s)
-        self.watch = Watch(
+        self.watch = DeviceMonitor(
             config,
             self.device,
             self.take,
@@ -109,7 +109,7 @@ def test_a_head_only_device_is_not_demoted(tmp_path: Path) -> None:
 def test_a_used_up_budget_is_told_once_and_its_end_too(tmp_path: Path) -> None:
     board = Board(tmp_path, tier="head", budget=Budget(cpu_s=10))
     board.cpu_s = 11.0
-    assert [type(event) for event in board.look()] == [events.Rationed]
+    assert [type(event) for event in board.look()] == [events.BudgetChanged]
     assert board.look() == [] and "processor" in board.device.state.reason
 
 

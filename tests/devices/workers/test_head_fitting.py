@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from devices.workers.fitting import ChildFitter, FitData, FitLimits, FitSpec, fit_here
+from devices.workers.head_fitting import ChildFitter, FitData, FitLimits, FitSpec, fit_here
 from edge_fl.errors import DataError, DeadlineError
 from edge_fl.heads.auto import CANDIDATES, HeldOut
 
@@ -64,7 +64,7 @@ def test_a_child_that_needs_too_much_memory_is_an_error_here_and_no_more() -> No
 def test_fitting_in_a_child_leaves_no_scikit_learn_here() -> None:
     script = """
 import sys, numpy as np
-from devices.workers.fitting import ChildFitter, FitData, FitSpec
+from devices.workers.head_fitting import ChildFitter, FitData, FitSpec
 ChildFitter()(FitSpec("svm", 3, False, "c" * 64), FitData(np.eye(6, dtype="float32"), np.arange(6) % 3))
 print([name for name in sys.modules if name.split(".")[0] in ("sklearn", "scipy", "torch")])
 """

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from devices.agent.events import DataChanged, Drifted, Event, Rationed, TierChanged
+from devices.agent.events import DataChanged, Drifted, Event, BudgetChanged, TierChanged
 from devices.board import health, usage
 from devices.board.health import Health, Readings
 from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.data import sources
 from devices.features import drift
-from devices.features.loader import ChildFeatureLoader
+from devices.features.child_loader import ChildFeatureLoader
 from devices.runtime.device import Device
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.messages import Capability
@@ -32,7 +32,7 @@ Deliver = Callable[[Event], None]
 
 
 @dataclass
-class Watch:
+class DeviceMonitor:
     """Looks at one device's surroundings; `look` once, `run` for as long as the process lives."""
 
     config: DeviceConfig
@@ -66,7 +66,7 @@ class Watch:
         found = drift.measured(Path(self.config.folder))
         self._tell(Drifted(found), told=bool(found))
         why = usage.exceeded(self.meter.update(), self.config.budget)
-        self._tell(Rationed(why), told=bool(why))
+        self._tell(BudgetChanged(why), told=bool(why))
 
     def _look_at_images(self) -> None:
         stamp, now_s = self._stamp_now(), self.clock()
