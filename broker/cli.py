@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.provision import cli as provision
-from edge_fl.cli import App, Format, FormatOption, fleet_name, say, show_table
+from edge_fl.cli import App, FormatOption, fleet_name
+from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import ConfigError, ConnectError, RunError
 from edge_fl.files import descriptors
 
@@ -84,7 +85,7 @@ def up(
     descriptors.raise_most()
     if foreground:
         if authority:
-            say(
+            print_status(
                 "--foreground: mosquitto alone; claims get no certificates, and revocations wait for its restart"
             )
         replace_process(settings, program)
@@ -99,18 +100,18 @@ def up(
     with broker, _registrar(broker, authority):
         version = ".".join(map(str, program.version))
         how = f"TLS, who may enter is in {home}" if authority else _HOW[settings.certificates is None]
-        say(
+        print_status(
             f"mosquitto {version} on {broker.endpoint} ({how}), fleet {fleet!r}; log in {broker.log_path}; Ctrl-C ends it"
         )
         sync = RegisterSync(broker, authority) if authority else None
         while not asked.wait(WATCH_S):
             if sync and sync.update():
-                say("read again who may enter")
+                print_status("read again who may enter")
             if broker.has_ended():
                 raise ConnectError(
                     f"mosquitto ended by itself: {broker.log_tail()}; its log is {broker.log_path}"
                 )
-    say("mosquitto ended")
+    print_status("mosquitto ended")
 
 
 def config(

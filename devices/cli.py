@@ -14,7 +14,8 @@ import typer
 from devices.flash.cli import flash
 from devices.options import Port, full_worker, log_warnings, stop_on_signal
 from devices.simulated.cli import up
-from edge_fl.cli import App, Format, FormatOption, IdentityOption, fleet_name, say, show_table
+from edge_fl.cli import App, FormatOption, IdentityOption, fleet_name
+from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -73,22 +74,24 @@ def _run(
     from devices import config as settings
     from devices.board.systemd_notify import Notifier
     from devices.runtime.connector import connector, own_connector
-    from devices.runtime.runner import Runner
     from devices.runtime.run_device import run_device
+    from devices.runtime.runner import Runner
     from edge_fl.console.progress import Progress
 
     chosen = settings.chosen(file, given, at)
     log_warnings()
     broker = chosen.broker
     if broker.identity:
-        connect, renewal = own_connector(broker.host, broker.port, Path(broker.identity), broker.fleet, say)
+        connect, renewal = own_connector(
+            broker.host, broker.port, Path(broker.identity), broker.fleet, print_status
+        )
         tick: Callable[[], None] = renewal.tick
     else:
         connect, tick = connector(broker.endpoint), lambda: None
     runner = Runner(notifier=Notifier())
     stop_on_signal(runner)
     with Progress() as progress:
-        run_device(chosen, connect, runner, children, full_worker, progress.say, tick, progress)
+        run_device(chosen, connect, runner, children, full_worker, progress.print, tick, progress)
 
 
 def predict(
@@ -112,7 +115,7 @@ def predict(
     if export:
         from devices.serving.fused import export as write
 
-        say(f"{export}: {write(predictor, export)} bytes; it answers as the pair does")
+        print_status(f"{export}: {write(predictor, export)} bytes; it answers as the pair does")
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         rows = [asdict(predictor.read_picture("-", picture))]
@@ -131,7 +134,7 @@ def serve(
     from devices.serving.http_server import Service
 
     with Service(folder, port) as service:
-        say(f"http://127.0.0.1:{service.port}/predict serves {folder}; Ctrl-C ends it")
+        print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; Ctrl-C ends it")
         service.run()
 
 
@@ -151,7 +154,7 @@ def doctor(
     from devices.doctor import examine
 
     at = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
-    findings = examine(settings.chosen(config, {"id": id, "data": data, "folder": folder}, at), say)
+    findings = examine(settings.chosen(config, {"id": id, "data": data, "folder": folder}, at), print_status)
     columns = {"check": "check", "state": "state", "found": "found", "remedy": "remedy"}
     show_table([asdict(finding) for finding in findings], columns, format)
     sys.stdout.flush()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_fl.cli import is_quiet
+from edge_fl.console.output import is_quiet
 
 if TYPE_CHECKING:
     from devices.runtime.runner import Runner

@@ -8,37 +8,27 @@ runs. Whatever goes wrong ends here as one line on stderr and an exit code: 0 ok
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from edge_fl import __version__, logs
+from edge_fl import __version__
 from edge_fl.console import extras
+from edge_fl.console.output import QUIET, Format
 from edge_fl.errors import ConfigError, EdgeFLError, InputError
 
 ENTRY_POINTS = "edge_fl.commands"
-QUIET = "EDGE_FL_QUIET"  # an environment variable, so that threads and child processes are quiet as well
 INTERRUPTED = 130
 # What typer raises for a wrong command line: click's ClickException, which typer contains but does not export.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-
-
-class Format(StrEnum):
-    """How a listing is printed."""
-
-    TABLE = "table"
-    JSON = "json"
 
 
 FormatOption = Annotated[
@@ -203,63 +193,3 @@ def _bug(error: BaseException) -> str:
 def cache_folder() -> Path:
     """Where this user's caches lie, per program."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-fl"
-
-
-def is_quiet() -> bool:
-    """Whether `--quiet` was given, here or to the process that started this one."""
-    return bool(os.environ.get(QUIET))
-
-
-def say(line: str) -> None:
-    """Progress for whoever watches: one line on stderr, nothing under `--quiet`; for machines as JSON, see `edge_fl.logs`."""
-    if logs.is_json():
-        logging.getLogger("edge_fl").info(line)
-    elif not is_quiet():
-        print(line, file=sys.stderr, flush=True)
-
-
-def show_table(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE
-) -> None:
-    """Prints `rows` on stdout; `columns` maps a row's key to its heading.
-
-    JSON is a list of objects with exactly these keys and unrounded values; a table is drawn on a terminal, aligned plain text elsewhere.
-    """
-    if format is Format.JSON:
-        chosen = [{key: row.get(key) for key in columns} for row in rows]
-        print(msgspec.json.format(msgspec.json.encode(chosen, enc_hook=str)).decode())
-        return
-    headings = list(columns.values())
-    cells = [[cell(row.get(key)) for key in columns] for row in rows]
-    if sys.stdout.isatty():
-        _draw(headings, cells)
-        return
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    for line in [headings, *cells]:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-
-
-def cell(value: object) -> str:
-    """A value as a table shows it: "-" for None, yes and no, three decimals for a float."""
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.3f}"
-    return str(value)
-
-
-def _draw(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=SIMPLE_HEAD)
-    for heading in headings:
-        table.add_column(heading)
-    for line in cells:
-        table.add_row(*map(Text, line))  # Text: a device's name is never markup
-    Console().print(table)

@@ -20,8 +20,8 @@ import torch
 from msgspec.structs import replace
 
 from edge_fl import config, heads, metrics
-from edge_fl.cli import say
 from edge_fl.config import MethodConfig, Recipe
+from edge_fl.console.output import print_status
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError
@@ -227,7 +227,7 @@ def _folder(options: DemoOptions) -> Iterator[Path]:
         yield folder
     finally:
         if options.keep:
-            say(f"kept: {folder}")
+            print_status(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -252,7 +252,7 @@ def _free_port() -> int:
 
 
 def _tell(name: str, line: str) -> None:
-    say(f"{name:<6} | {line}")
+    print_status(f"{name:<6} | {line}")
 
 
 def _flat(samples: Samples):  # type: ignore[no-untyped-def]

@@ -20,7 +20,7 @@ from hypothesis import settings
 from broker.config import Settings
 from broker.find import Program, find
 from broker.mosquitto import Mosquitto
-from edge_fl.cli import QUIET
+from edge_fl.console.output import QUIET
 from edge_fl.errors import ConnectError
 from tests.browsing import chromium
 from tests.postgresql import Postgresql, PostgresqlMissingError

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import ConfigError
 
 DEFAULT_HOME = Path("runs/identities")
@@ -66,7 +67,7 @@ def enrol(
     one, more = ("identity", "identities") if baked else ("claim", "claims")
     for found in made:
         print(found.folder)
-    say(
+    print_status(
         f"{len(made)} {one if len(made) == 1 else more} in {out}; the CA and its register are in {home}: keep {home}/ca.key to yourself"
     )
 

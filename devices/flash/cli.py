@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import Format, FormatOption, cache_folder, fleet_name, say, show_table
+from edge_fl.cli import FormatOption, cache_folder, fleet_name
+from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,22 +87,24 @@ def flash(
     taken = read_images(images, config) if images else ()
 
     def contents(pythons: tuple[str, ...]) -> CardContents:
-        say(f"{target.name}: Python {' or '.join(pythons)}")
+        print_status(f"{target.name}: Python {' or '.join(pythons)}")
         wheelhouse = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
         return CardContents(config, wheelhouse, found, trusted, taken)
 
     new, old = flashing.changes(target, contents)
     if dry_run:
         show_table([asdict(change) for change in flashing.described(new, old)], COLUMNS, format)
-        say(
+        print_status(
             f"{target.name}: {len(new)} files, {sum(file.size for file in new) / 1e6:.1f} MB; nothing was written"
         )
         return
     if not new:
-        say(f"{target.name}: {device} is on it already; nothing was written")
+        print_status(f"{target.name}: {device} is on it already; nothing was written")
         return
     flashing.apply(target, new, old)
-    say(f"{target.name}: {device}, {sum(file.size for file in new) / 1e6:.1f} MB written; {target.after()}")
+    print_status(
+        f"{target.name}: {device}, {sum(file.size for file in new) / 1e6:.1f} MB written; {target.after()}"
+    )
 
 
 def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from devices.options import Port, full_worker, log_warnings, stop_on_signal
-from edge_fl.cli import Format, FormatOption, fleet_name, is_quiet, say, show_table
+from edge_fl.cli import FormatOption, fleet_name
+from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def up(
     )
     log_warnings()
     worker = full_worker() if trains else None
-    say(
+    print_status(
         f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
         f"{' with identities' if identities else ''}, fleet {fleet}{f', chaos {chaos}' if chaos else ''}"
     )
@@ -174,7 +175,7 @@ class _Line:
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
         elif now_s - self._said_s >= self.EVERY_S:
-            say(line)
+            print_status(line)
             self._said_s = now_s
         else:
             return

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from devices.runtime.device import Device
 from devices.simulated.fleet_status import Progress, outcome
-from edge_fl.cli import cell
+from edge_fl.console.tables import cell_text
 
 HEADINGS = ("device", "tier", "doing", "release", "head", "before", "after", "reports", "why")
 AROUND = 7  # lines of the terminal that are not rows
@@ -65,5 +65,5 @@ def _row(device: Device) -> tuple[str, ...]:
     found, state = outcome(device), device.state
     doing = state.activity if state.connected else "away"
     release = str(found.release) if found.release else "-"
-    numbers = (cell(found.before), cell(found.after), str(found.accepted))
+    numbers = (cell_text(found.before), cell_text(found.after), str(found.accepted))
     return (found.device, found.tier, doing, release, found.head or "-", *numbers, found.why)

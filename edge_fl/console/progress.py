@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from edge_fl import logs
-from edge_fl.cli import is_quiet, say
 from edge_fl.console import units
+from edge_fl.console.output import is_quiet, print_status
 
 EVERY_S = 10.0
 
@@ -84,12 +84,12 @@ class Progress:
         if bars:
             bars.stop()
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """One line that stays."""
         if bars := self._bars:
             bars.console.print(line, markup=False, highlight=False)
         else:
-            say(line)
+            print_status(line)
 
     def __call__(self, count: Count) -> None:
         """Any thread may tell."""
@@ -105,7 +105,7 @@ class Progress:
                 pace.told_s = now_s
                 left_s = pace.left_s(count, now_s)
                 left = f", about {units.seconds(left_s, 0)} left" if left_s is not None else ""
-                say(f"{count.stage}: {said(count, pace, now_s)}{left}")
+                print_status(f"{count.stage}: {said(count, pace, now_s)}{left}")
             if count.over:
                 self._end(count.stage)
 

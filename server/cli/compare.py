@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.cli import Format, FormatOption, say
+from edge_fl.cli import FormatOption
+from edge_fl.console.output import Format, print_status
 from edge_fl.errors import InputError, RunError
 from server.cli import user_imports
 from server.cli.options import SetOption
@@ -78,7 +79,9 @@ def compare(
     try:
         found = comparison.run(cells, folder, jobs, retry=retry)
     except KeyboardInterrupt:
-        say(f"interrupted; the finished cells are in {folder}, and the same command goes on from there")
+        print_status(
+            f"interrupted; the finished cells are in {folder}, and the same command goes on from there"
+        )
         raise
     rows = summary.rows(cells, found, target)
     drawn = tables.tables(rows, cells, target)
@@ -91,11 +94,13 @@ def compare(
     if plots:
         from server.report import run_plots
 
-        say(f"pictures: {len(run_plots.of_comparison(cells, found, folder))} files in {folder / 'plots'}")
+        print_status(
+            f"pictures: {len(run_plots.of_comparison(cells, found, folder))} files in {folder / 'plots'}"
+        )
     print((folder / "table.json").read_text() if format is Format.JSON else render.together(drawn, "txt"))
     for note in comparison.commits(found):
-        say(note)
-    say(f"results: {folder}")
+        print_status(note)
+    print_status(f"results: {folder}")
     failed = [cell for cell in cells if cell.key in found and found[cell.key].failure]
     if failed:
         raise RunError(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.cli import show_table
+from edge_fl.console.output import show_table
 from server.cli.connection import interrupt_on_sigterm
 from server.cli.options import (
     RunsOption,

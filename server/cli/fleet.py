@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, IdentityOption, say, show_table
+from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console.output import Format, print_status, show_table
 from server.cli.connection import connect_to
 from server.cli.options import (
     HOME,
@@ -48,7 +49,7 @@ def list_devices(
     found = device_list.devices(connect_to(host, port or 0, identity), fleet, heard)
     show_table(found.rows, device_list.COLUMNS, format)
     if not found.online:
-        say(
+        print_status(
             f"fleet {fleet!r}: no server is online, so nobody has asked whether these devices are still there"
         )
 
@@ -70,4 +71,6 @@ def admit(
         raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
     devices.let_in(db, fleet, device)
     was = known[device].quarantine
-    say(f"{device}: was in quarantine ({was}), counts again" if was else f"{device}: was in no quarantine")
+    print_status(
+        f"{device}: was in quarantine ({was}), counts again" if was else f"{device}: was in no quarantine"
+    )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, IdentityOption, show_table
+from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console.output import Format, show_table
 from edge_fl.errors import ConfigError, ConnectError
 from server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 
@@ -233,7 +234,7 @@ def _carry_out(releases: ReleaseControl, number: int, wait_s: float) -> None:
 
     with Progress() as progress:
         try:
-            record = releases.carry_out(number, progress.say, wait_s, progress)
+            record = releases.carry_out(number, progress.print, wait_s, progress)
         except ConnectError as error:
             raise ConnectError(
                 f"{error}; the roll-out stays wanted as it was asked for: the next server, or the same command again, carries it out"

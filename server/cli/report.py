@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.cli import App, say
+from edge_fl.cli import App
+from edge_fl.console.output import print_status
 from server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, RunsOption
 
 Host = Annotated[str, typer.Option(help="Where to listen; anything but loopback needs the token.")]
@@ -50,7 +51,7 @@ def dashboard(
 
     registry = registries.place(database, home)
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
-    serve(Settings(registry, fleet, home, host, port, token, cert, key), say)
+    serve(Settings(registry, fleet, home, host, port, token, cert, key), print_status)
 
 
 def report(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_fl.cli import App, Format, FormatOption, say, show_table
+from edge_fl.cli import App, FormatOption
 from edge_fl.config import Recipe
+from edge_fl.console.output import Format, print_status, show_table
 from server.cli import user_imports
 from server.cli.options import RunsOption, SetOption, TrackOption
 
@@ -83,17 +84,17 @@ def simulate(
     trackers = tracking.find(track or [])
     study = studies.prepare(chosen)
     build_method(study.spec)  # what is wrong with method or model is told before a run begins
-    say(study.histogram())
+    print_status(study.histogram())
     data_hash = study.dataset.samples.fingerprint()
     with Results.create(runs, chosen, data_hash=data_hash) as results, Progress() as progress:
         results.track(trackers)
         outcome = simulation.run(
             study,
-            lambda result: _note(results, result, chosen.rounds, progress.say),
+            lambda result: _note(results, result, chosen.rounds, progress.print),
             lambda method, shared, fleet: checkpoint.save(
                 results.checkpoints, results.reached, simulation.plan(chosen), shared, fleet.personal_state()
             ),
-            progress.say,
+            progress.print,
             progress,
         )
         results.append_round({"round": results.reached, "closing": True, "metrics": outcome.closing})
@@ -102,7 +103,7 @@ def simulate(
             results.finish("budget_exhausted", str(outcome.spent))
     report.write(results)
     _print(outcome, format)
-    say(f"results: {results.path}")
+    print_status(f"results: {results.path}")
     if outcome.spent:
         raise outcome.spent
 
@@ -228,7 +229,7 @@ def list_runs(runs: RunsOption = Path("runs"), format: FormatOption = Format.TAB
     rows = [msgspec.to_builtins(run) for run in found(runs)]
     show_table(rows, {name: name for name in columns}, format)
     if not rows:
-        say(f"{runs}: no runs there")
+        print_status(f"{runs}: no runs there")
 
 
 def _run_folder(run: str, runs: Path) -> Path:
@@ -239,12 +240,12 @@ def _settings(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value!r}".replace("'", '"') for key, value in values.items() if value not in ("", None)]
 
 
-def _note(results: Any, result: RoundResult, rounds: int, say: Callable[[str], None]) -> None:
+def _note(results: Any, result: RoundResult, rounds: int, print_line: Callable[[str], None]) -> None:
     from edge_fl.metrics import summarise_reports
 
     summary = summarise_reports(list(result.metrics.values()))
     means = "  ".join(f"{name} {value.mean:.3f}" for name, value in summary.items() if "test" in name)
-    say(
+    print_line(
         f"round {result.round}/{rounds}  {len(result.answered)}/{len(result.asked)} clients  {result.seconds:.1f} s  {means}"
         + (f"  privacy budget spent: {', '.join(result.spent)}" if result.spent else "")
     )

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from edge_fl import logs
-from edge_fl.cli import App, IdentityOption, fleet_name, say
+from edge_fl.cli import App, IdentityOption, fleet_name
+from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.logs import LogFormat
 from server.cli import user_imports
@@ -120,8 +121,8 @@ def worker(
     interrupt_on_sigterm()
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
     with journal, UpdateWorker(connect_to(host, port or 0, identity), journal) as taking:
-        say(f"worker of fleet {fleet}: takes reports")
+        print_status(f"worker of fleet {fleet}: takes reports")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
-            say(f"{taking.taken} reports taken")
+            print_status(f"{taking.taken} reports taken")

@@ -24,7 +24,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self.watch.__enter__()
-        self.watch.say(f"{self._total} cells to run, {self._kept} kept from before")
+        self.watch.print(f"{self._total} cells to run, {self._kept} kept from before")
         self.watch(Count("cells", 0, self._total))
         return self
 
@@ -40,7 +40,7 @@ class Progress:
             self._seconds.setdefault(cell.label, []).append(measured.seconds)
         ended = self._total - len(self._todo)
         left = f"; {in_words(self.seconds_left())} left" if self._todo else ""
-        self.watch.say(f"[{ended}/{self._total}] {cell}: {_result(measured)}{left}")
+        self.watch.print(f"[{ended}/{self._total}] {cell}: {_result(measured)}{left}")
         self.watch(Count("cells", ended, self._total))
 
     def seconds_left(self) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edge_fl.cli import say
+from edge_fl.console.output import print_status
 from server.children import Child
 
 
@@ -17,7 +17,9 @@ def dashboard(port: int | None, registry: str, fleet: str, home: Path) -> Iterat
         yield
         return
     options = ["--database", registry, "--fleet", fleet, "--home", str(home), "--port", str(port)]
-    child = Child("dashboard", ["server", "dashboard", *options], lambda line: say(f"dashboard: {line}"), {})
+    child = Child(
+        "dashboard", ["server", "dashboard", *options], lambda line: print_status(f"dashboard: {line}"), {}
+    )
     try:
         yield
     finally:

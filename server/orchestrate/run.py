@@ -1,126 +1,143 @@
-"""A run under way: what it consists of, and what it writes down as it goes: in its results folder, in checkpoints, in the registry."""
+"""Run a recipe: from the request to a results folder that ends in one named state, simulated or with devices.
+
+    request -> setup -> results folder -> fleet -> execute (rounds, final personalisation) -> summary
+
+The source names whose data the shared parts are trained on: `fleet` (on the devices; the server uses only the dataset's shape, mean, std and
+class names), `simulated` (clients in this process) or `hybrid` (both in one cohort). With a broker, head-only devices get releases
+under all three.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from math import isnan
+from contextlib import ExitStack, closing
+from pathlib import Path
 
-import msgspec
-
+from edge_fl import logs
 from edge_fl.config import Recipe
 from edge_fl.console.progress import Progress
-from edge_fl.metrics import Summary, summarise_reports
-from server.mqtt.devices.roster import Table
-from server.mqtt.fleet import MqttFleet
-from server.mqtt.session import Server
-from server.orchestrate import simulate
-from server.orchestrate.request import RunSetup
-from server.registry import Database, runs
-from server.registry.records import RoundRecord, RunRecord
-from server.release.rollout.rollout import Rollout
+from edge_fl.errors import ConfigError
+from server.mqtt.connector import denied
+from server.mqtt.journal import Journal
+from server.mqtt.session import Server, connected
+from server.orchestrate import setup as setups
+from server.orchestrate.deployment import Deployment, registered
+from server.orchestrate.execute import RunResult, execute, simulated_fleet
+from server.orchestrate.setup import RunRequest, RunSetup
+from server.registry import Database, reports
 from server.runs import checkpoint
+from server.runs.checkpoint import Checkpoint
+from server.runs.recorder import Recorder
 from server.runs.results import Results
 from server.runs.totals import RunTotals
-from server.training import rounds
 from server.training.fleet import Fleet
-from server.training.rounds import RoundResult
+from server.training.hybrid import HybridFleet
+from server.training.rounds import CombinedHooks, Plan, RunHooks
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run under way."""
+def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, RunResult]:
+    """Run the request's recipe; `hooks` are called after the recorder's.
 
-    setup: RunSetup
-    server: Server
-    results: Results
-    totals: RunTotals
-    progress: Progress
-    rollout: Rollout | None
-    devices: MqttFleet
-    fleet: Fleet
-    seen: Counter[str] = field(default_factory=Counter)
-
-    def refused(self) -> dict[str, int]:
-        """Reports and packets that did not count since this was last asked, by name: late, twice, foreign, malformed, ..."""
-        counts = self.server.inbox.counts
-        new = counts - self.seen
-        self.seen.update(new)
-        return {name: count for name, count in sorted(new.items()) if name != "accepted"}
-
-
-def plan(setup: RunSetup) -> rounds.Plan:
-    """The recipe's plan; a method that has no model before its closing step is not evaluated in between."""
-    found = simulate.plan(setup.recipe)
-    measurable = setup.method.predicts_early or setup.method.has_global
-    return found if measurable else replace(found, evaluate_every=0)
+    Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices connect, RunError when a
+    round misses its quorum. A run whose privacy budget ends early is complete: `RunResult.exhausted` is set. KeyboardInterrupt ends the
+    run as "stopped"; everything measured so far is in the folder, and no assignment to train remains on the broker.
+    """
+    saved = _checkpoint(Results.open(request.resume), request.recipe) if request.resume else None
+    setup = setups.prepare(request.recipe)
+    with ExitStack() as stack:
+        server = _connect(request, stack) if request.connect else None
+        results = _results(request, setup, saved)
+        logs.about(run=results.id)
+        if server:
+            stack.enter_context(registered(server.journal.db, results))
+        with results, Progress() as progress:
+            results.track(request.track, after=_after(request, saved))
+            source = f"source {setup.recipe.source}"
+            progress.say(f"run {results.path}: {setup.method.title} on {setup.recipe.data.dataset}, {source}")
+            if saved:
+                progress.say(f"resumed after round {saved.round}")
+            outcome = _execute(setup, server, results, progress, saved, request.home, hooks or RunHooks())
+            if outcome.exhausted:
+                results.finish("budget_exhausted", str(outcome.exhausted))
+    return results, outcome
 
 
-def remember(run: Run, result: RoundResult) -> None:
-    """Writes down one round, and all that it takes to go on after it."""
-    summaries = summarise_reports(list(result.metrics.values()))
-    run.totals.measure(result.metrics)
-    run.results.append_round(_record(result, summaries, run.refused()))
-    checkpoint.save(
-        run.results.checkpoints, result.round, plan(run.setup), result.shared, run.fleet.personal_state()
+def _connect(request: RunRequest, stack: ExitStack) -> Server:
+    """Connect to the broker and open the registry; `stack` closes both."""
+    assert request.connect is not None
+    recipe = request.recipe
+    db = stack.enter_context(closing(Database.open(request.registry)))
+    quarantine_after, revoked = recipe.validation.quarantine_after, denied(recipe.broker.identity)
+    journal = stack.enter_context(
+        Journal(db, recipe.broker.fleet, quarantine_after=quarantine_after, denied=revoked)
     )
-    means = {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()}
-    runs.note_round(
-        run.server.journal.db,
-        RoundRecord(
-            run.results.id,
-            result.round,
-            len(result.asked),
-            len(result.answered),
-            result.seconds,
-            result.bytes_down,
-            result.bytes_up,
-            means,
-        ),
-    )
-    run.progress.say(
-        f"round {result.round}/{run.setup.recipe.rounds}: {len(result.answered)} of {len(result.asked)} answered, {result.seconds:.1f} s"
+    return stack.enter_context(
+        connected(request.connect, journal, takeover=request.takeover, workers=request.workers)
     )
 
 
-def conclude(results: Results, recipe: Recipe, totals: RunTotals, table: Table) -> None:
-    """What everybody reported over the run, however it ended."""
-    results.write_summary(recipe.source, totals.summaries(table))
-    rows = [msgspec.to_builtins(row) for row in totals.rows(table)]
-    results.write_devices(rows)
-    results.append_round(
-        {"round": results.reached, "closing": True, "metrics": totals.measured(), "devices": rows}
-    )
-
-
-def _record(result: RoundResult, summaries: dict[str, Summary], refused: dict[str, int]) -> dict[str, object]:
-    return {
-        "round": result.round,
-        "asked": len(result.asked),
-        "answered": len(result.answered),
-        "heads": len(result.beside),
-        "attempts": result.attempts,
-        "late": len(result.staleness),
-        "staleness": max(result.staleness.values(), default=0),
-        "refused": refused,
-        "budget_exhausted": list(result.spent),
-        "seconds": round(result.seconds, 3),
-        "bytes_down": result.bytes_down,
-        "bytes_up": result.bytes_up,
-        **{name: msgspec.to_builtins(summary) for name, summary in summaries.items()},
-    }
-
-
-@contextmanager
-def registered(db: Database, recipe: Recipe, results: Results) -> Iterator[None]:
-    """The run in the registry while it goes on, and then in the word that its folder ends in."""
-    names = (recipe.broker.fleet, recipe.method.name, recipe.data.dataset, recipe.source, recipe.rounds)
-    runs.begin(db, RunRecord(results.id, *names, str(results.path.absolute())))
+def _execute(
+    setup: RunSetup,
+    server: Server | None,
+    results: Results,
+    progress: Progress,
+    saved: Checkpoint | None,
+    home: Path,
+    hooks: RunHooks,
+) -> RunResult:
+    totals = RunTotals()
+    for client, data in setup.study.data().items() if setup.study else ():
+        totals.enter(client, len(data.train))
+    plan = Plan.of(setup.recipe, setup.method)
+    if server is None:
+        recorder = Recorder(results, plan, totals, checkpoints=False)
+        try:
+            fleet = simulated_fleet(setup, progress.say)
+            outcome = execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
+            totals.measure(outcome.unseen)
+            return outcome
+        finally:
+            recorder.conclude({})
+    for record in reports.of_run(server.journal.db, results.id):  # from before an interruption
+        totals.note(record.device, reports.report_of(record))
+    deployment = Deployment(setup, server, results, totals, progress, home)
+    recorder = Recorder(results, plan, totals, deployment.rejected)
     try:
-        yield
+        fleet = _fleet(setup, deployment)
+        return execute(setup, fleet, CombinedHooks(recorder, hooks, deployment), progress, saved)
     finally:
-        state = Results.open(results.path).state()
-        if state.state != "running":
-            runs.end(db, results.id, state.state, state.reason)
+        deployment.close()
+        recorder.conclude(server.roster.table)
+
+
+def _fleet(setup: RunSetup, deployment: Deployment) -> Fleet:
+    """The clients that train, by the recipe's source."""
+    if setup.recipe.source == "fleet":
+        return deployment.devices
+    simulated = simulated_fleet(setup)
+    return simulated if setup.recipe.source == "simulated" else HybridFleet(deployment.devices, simulated)
+
+
+def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
+    """The checkpoint to resume from; None if the run ended before its first round did.
+
+    Raises ArtefactError if no intact checkpoint is left, ConfigError for a completed run.
+    """
+    saved = checkpoint.load(results.checkpoints) if checkpoint.begun(results.checkpoints) else None
+    if saved and saved.round >= recipe.rounds and results.state().state == "completed":
+        raise ConfigError(
+            f"{results.path}: completed, with all its {recipe.rounds} rounds; expected an interrupted run"
+        )
+    return saved
+
+
+def _results(request: RunRequest, setup: RunSetup, saved: Checkpoint | None) -> Results:
+    if request.resume:
+        return Results.resume(request.resume, after=_after(request, saved))
+    return Results.create(request.runs, setup.recipe, data_hash=setup.data_hash)
+
+
+def _after(request: RunRequest, saved: Checkpoint | None) -> int | None:
+    """The round after which a resumed run continues; None for a new run."""
+    if not request.resume:
+        return None
+    return saved.round if saved else 0

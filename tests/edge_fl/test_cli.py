@@ -17,7 +17,8 @@ import pytest
 import typer
 
 from edge_fl import __version__, cli
-from edge_fl.cli import App, Format, FormatOption, load, main, say, show_table
+from edge_fl.cli import App, FormatOption, load, main
+from edge_fl.console.output import QUIET, Format, print_status, show_table
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
@@ -41,8 +42,8 @@ HEAVY = {
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracebacks go to the test's folder, and --quiet ends with the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(cli.QUIET, "")
-    monkeypatch.delenv(cli.QUIET)
+    monkeypatch.setenv(QUIET, "")
+    monkeypatch.delenv(QUIET)
 
 
 def app_with(command: Callable[..., object], name: str = "go") -> App:
@@ -59,14 +60,19 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(RunError, 1), (ConnectError, 2), (DeadlineError, 3), (ConfigError, 4)],
+    ("error", "code", "consequence"),
+    [
+        (RunError, 1, ""),
+        (ConnectError, 2, ""),
+        (DeadlineError, 3, ""),
+        (ConfigError, 4, "; nothing was changed"),
+    ],
 )
-def test_our_errors_are_one_line_and_their_exit_code(
-    error: type[Exception], code: int, capsys: pytest.CaptureFixture[str]
+def test_an_error_of_edge_fl_prints_one_line_and_returns_its_exit_code(
+    error: type[Exception], code: int, consequence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli._run(app_with(raising(error("here: this came,\n  that was expected"))), ["go"]) == code
-    assert capsys.readouterr() == ("", "edge-fl: here: this came, that was expected\n")
+    assert cli._run(app_with(raising(error("model: 'x',\n  expected 'y'"))), ["go"]) == code
+    assert capsys.readouterr() == ("", f"edge-fl: model: 'x', expected 'y'{consequence}\n")
 
 
 def test_an_interrupt_is_130_and_is_said(capsys) -> None:
@@ -288,7 +294,7 @@ def test_a_listing_takes_the_format_option(capsys: pytest.CaptureFixture[str]) -
 
 def test_quiet_silences_progress_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:
-        say("round 1 of 5")
+        print_status("round 1 of 5")
         print("0.98")
 
     assert cli._run(app_with(command), ["go"]) == 0

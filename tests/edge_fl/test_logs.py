@@ -8,16 +8,18 @@ import sys
 
 import pytest
 
-from edge_fl import cli, logs
+from edge_fl import logs
+from edge_fl.console.output import print_status
 
 PROGRAM = """
 import logging
-from edge_fl import cli, logs
+from edge_fl import logs
+from edge_fl.console.output import print_status
 logs.set_up(logs.LogFormat.JSON)
 logs.about(run="toy-1", round=3)
 logging.getLogger("server").warning("%s: refused\\nfor its norm", "pi-7", extra={"device": "pi-7"})
 logs.about(round=None)
-cli.say("round 3/5")
+print_status("round 3/5")
 """
 
 
@@ -37,5 +39,5 @@ def test_a_line_names_run_round_and_device() -> None:
 def test_text_stays_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(logs.FORMAT, raising=False)
     logs.set_up(logs.LogFormat.TEXT)
-    cli.say("round 3/5")
+    print_status("round 3/5")
     assert capsys.readouterr().err == "round 3/5\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from edge_fl import cli
-from edge_fl.cli import QUIET
 from edge_fl.console import units
+from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Count, Progress
 
 TERMINAL = """
@@ -23,7 +23,7 @@ with Progress() as progress:
     for done in range(6):
         progress(Count("rounds", done, 5))
         progress(Count("release 3", done << 20, 8 << 20, bytes=True))
-        progress.say(f"round [{done}]")
+        progress.print(f"round [{done}]")
 """
 
 
@@ -94,7 +94,7 @@ def test_quiet_is_quiet(
     monkeypatch.setenv(QUIET, "1")
     with Progress(live=True, clock=clock) as progress:
         told(progress, clock, (0, Count("clients", 0, 9)), (60, Count("clients", 3, 9)))
-        progress.say("round 1")
+        progress.print("round 1")
     assert capsys.readouterr() == ("", "")
 
 

@@ -1,0 +1,57 @@
+"""Terminal output of commands: results and tables on stdout, status lines on stderr."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from edge_fl import logs
+from edge_fl.console.tables import Table, aligned_lines, cell_text, rich_table
+
+QUIET = "EDGE_FL_QUIET"  # an environment variable, inherited by threads and child processes
+
+
+class Format(StrEnum):
+    """Output format of a listing."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def is_quiet() -> bool:
+    """Whether `--quiet` was given to this process or its parent."""
+    return bool(os.environ.get(QUIET))
+
+
+def print_status(line: str) -> None:
+    """Print one line on stderr, except under `--quiet`; as a JSON log record when logs are JSON (`edge_fl.logs`)."""
+    if logs.is_json():
+        logging.getLogger("edge_fl").info(line)
+    elif not is_quiet():
+        print(line, file=sys.stderr, flush=True)
+
+
+def show_table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE
+) -> None:
+    """Print `rows` on stdout; `columns` maps a row's key to its heading.
+
+    JSON is a list of objects with exactly these keys and unrounded values. A table is drawn by rich on a terminal, otherwise plain text.
+    """
+    if format is Format.JSON:
+        chosen = [{key: row.get(key) for key in columns} for row in rows]
+        print(msgspec.json.format(msgspec.json.encode(chosen, enc_hook=str)).decode())
+        return
+    table = Table(list(columns.values()), [[cell_text(row.get(key)) for key in columns] for row in rows])
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(rich_table(table))
+    else:
+        print("\n".join(aligned_lines(table)))
