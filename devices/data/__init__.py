@@ -1,1 +1,1 @@
-"""A device's own images: read from its source, chosen, split once, reported in numbers, and never sent anywhere."""
+"""The device's own images: read from their source, selected, split, and summarised in numbers. Images never leave the device."""

@@ -1,4 +1,4 @@
-"""A device's data as its settings name them: read from the source, chosen, split, and reported in numbers."""
+"""Load a device's data according to its settings: read the source, select, split, summarise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 
 LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
-"""The device's own data, for these classes and this input; asked for anew whenever they are needed."""
+"""Returns the device's data for these classes and this input; reads the source on every call."""
 
 
 def load(
@@ -31,24 +31,23 @@ def load(
     test_fraction: float = 0.25,
     validation_fraction: float = 0.1,
 ) -> tuple[ClientData, DataReport]:
-    """A device's images, split. `source` is as `sources.read` takes it.
+    """Load and split the images of `source` (see `sources.read`).
 
-    Raises DataError: nothing there, fewer than two images, images that the extractor does not take, labels outside the class list.
+    Raises DataError: no source, fewer than two images, another image shape than `spec.input`, labels outside the class list.
     """
-    found = select(sources.read(source, spec), spec)
-    if found.test is None:
-        data = split(found.samples, test_fraction, validation_fraction, seed=seed, client=client)
+    content = select(sources.read(source, spec), spec)
+    if content.test is None:
+        data = split(content.samples, test_fraction, validation_fraction, seed=seed, client=client)
     else:
-        data = ClientData(
-            found.samples, found.validation or found.samples.take(np.empty(0, np.int64)), found.test
-        )
+        empty = content.samples.take(np.empty(0, np.int64))
+        data = ClientData(content.samples, content.validation or empty, content.test)
     if spec.input:
         _require_shape(data.train, spec.input, source)
-    return data, reports.report(source, found, data)
+    return data, reports.report(source, content, data)
 
 
 def loader(config: DeviceConfig) -> LoadData:
-    """A device's own data, read from its source whenever they are asked for."""
+    """Return a function that loads the data that these settings name."""
 
     def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
         return load_for(config, DataSpec(classes, input))[0]
@@ -57,7 +56,7 @@ def loader(config: DeviceConfig) -> LoadData:
 
 
 def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
-    """The data that a device's settings name. Raises DataError."""
+    """Load the data that these settings name. Raises DataError as `load`."""
     return load(
         config.data,
         replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy),

@@ -1,4 +1,4 @@
-"""One picture file as an array, by Pillow, within limits: turned upright, in the channels and size that the extractor takes."""
+"""Decode a picture file with Pillow, within limits: upright, in the channels and size of the extractor's input."""
 
 from __future__ import annotations
 
@@ -31,33 +31,37 @@ _BROKEN = (
 
 
 @dataclass(frozen=True)
-class Limits:
-    """`max_pixels` is of one picture as stored; `max_bytes` of all pictures together as arrays."""
+class PictureLimits:
+    """`max_pixels` applies to one picture as stored, `max_bytes` to all pictures together as arrays."""
 
     max_images: int = 100_000
     max_pixels: int = 64_000_000
     max_bytes: int = 2 * 1024**3
 
 
-LIMITS = Limits()
+LIMITS = PictureLimits()
 
 
 def decode(
-    path: Path | BinaryIO, expected: InputSpec | None, *, resize: bool = True, limits: Limits = LIMITS
+    path: Path | BinaryIO,
+    expected: InputSpec | None,
+    *,
+    resize: bool = True,
+    limits: PictureLimits = LIMITS,
 ) -> NDArray[np.uint8] | None:
-    """The picture as uint8 [C, H, W], or None when it is damaged, too large, or no picture at all.
+    """Return the picture as uint8 [C, H, W], or None when it is damaged, too large, or not a picture.
 
-    Without `expected` it keeps its size and is grey or RGB as stored. Raises DataError for a size that `resize` may not change.
+    Without `expected` it keeps its size and is grey or RGB as stored. Raises DataError for another size when `resize` is off.
     """
     if expected and expected.channels not in _MODES:
         raise DataError(f"{path}: a picture has 1 or 3 channels, the extractor takes {expected.channels}")
     try:
         with warnings.catch_warnings(), Image.open(path) as file:
-            warnings.simplefilter("ignore")  # about palettes and metadata; what matters raises
+            warnings.simplefilter("ignore")  # about palettes and metadata; errors are raised
             if file.width * file.height > limits.max_pixels:
                 return None
             picture = ImageOps.exif_transpose(file)
-            if picture.mode.startswith("I"):  # 16 bits; Pillow's own conversion would clip them
+            if picture.mode.startswith("I"):  # 16 bits; Pillow's conversion would clip them
                 picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
             mode = (
                 _MODES[expected.channels] if expected else "L" if picture.mode in ("1", "L", "LA") else "RGB"

@@ -1,4 +1,4 @@
-"""What was found in a device's data source, in numbers: no image and no file name of it is ever sent."""
+"""Summary of a device's data source in numbers; it contains no image and, in what is sent, no file name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_fl.data.samples import ClientData
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was found, in numbers: samples per class (all three sets), the sizes of the sets, and what was skipped and why."""
+    """Samples per class over all three sets, sizes of the sets, and skipped files by reason with a few `examples`."""
 
     source: str
     classes: tuple[str, ...]
@@ -32,27 +32,27 @@ class DataReport:
 
     @property
     def one_class(self) -> bool:
-        """Whether only one class occurs; that is allowed, and makes a constant head."""
+        """Whether only one class occurs; this is allowed and gives a constant head."""
         return sum(count > 0 for count in self.samples_per_class) == 1
 
     @property
     def notes(self) -> list[str]:
-        """What whoever looks after the device should know; no file names, because notes are sent."""
+        """Remarks for the fleet's operator; they are sent, so they contain no file names."""
         notes = [f"{count} files skipped: {reason}" for reason, count in sorted(self.skipped.items())]
         return [*notes, "one_class"] if self.one_class else notes
 
 
-def report(source: str, found: SourceData, data: ClientData) -> DataReport:
-    """Of what `source` held, and of the three sets that were made of it."""
-    counts = [part.counts(len(found.classes)) for part in (data.train, data.validation, data.test)]
+def report(source: str, content: SourceData, data: ClientData) -> DataReport:
+    """Summarise the content of `source` and the three sets split from it."""
+    counts = [part.counts(len(content.classes)) for part in (data.train, data.validation, data.test)]
     return DataReport(
         source,
-        found.classes,
+        content.classes,
         tuple(np.sum(counts, axis=0).tolist()),
-        len(data.train),
-        len(data.validation),
-        len(data.test),
-        found.skipped,
-        found.examples,
-        data.fingerprint(),
+        train=len(data.train),
+        validation=len(data.validation),
+        test=len(data.test),
+        skipped=content.skipped,
+        examples=content.examples,
+        fingerprint=data.fingerprint(),
     )

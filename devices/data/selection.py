@@ -1,4 +1,4 @@
-"""Which of its images a device works with: those of its classes, and no more than it keeps, the newest or a fair sample of all."""
+"""Select the images a device uses: those of its classes, and at most a given number, the newest or a fair sample."""
 
 from __future__ import annotations
 
@@ -13,50 +13,57 @@ from devices.data.pictures import SUFFIXES
 from devices.data.spec import DataSpec, SourceData
 from devices.data.split import hashed, position
 from edge_fl.data import arrays
+from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError
 
 RESERVOIR = b"reservoir"
 LEFT_OUT = "of a class that this device leaves out"
 
 
-def select(found: SourceData, spec: DataSpec) -> SourceData:
-    """What of a source this device works with: its classes, and no more images than it keeps. Raises DataError when none is left."""
-    ids = [number for number, name in enumerate(found.classes) if not spec.only or name in spec.only]
-    kept = found.samples.take(np.flatnonzero(np.isin(found.samples.y, ids)))
-    skipped = Counter(found.skipped)
-    if left := len(found.samples) - len(kept):
-        skipped[LEFT_OUT] += left
+def select(content: SourceData, spec: DataSpec) -> SourceData:
+    """Keep the images of the classes `spec.only`, at most `spec.keep` of them. Raises DataError when none is left."""
+    ids = [number for number, name in enumerate(content.classes) if not spec.only or name in spec.only]
+
+    def of_classes(samples: Samples) -> Samples:
+        return samples.take(np.flatnonzero(np.isin(samples.y, ids)))
+
+    kept = of_classes(content.samples)
+    skipped = Counter(content.skipped)
+    if left_out := len(content.samples) - len(kept):
+        skipped[LEFT_OUT] += left_out
     if spec.keep and len(kept) > spec.keep:
         skipped["beyond the images that this device keeps"] += len(kept) - spec.keep
-        places = [position(image, RESERVOIR) for image in kept.x] if spec.policy == "reservoir" else None
-        rows = (
-            np.argsort(places, kind="stable")[: spec.keep] if places else np.arange(len(kept))[-spec.keep :]
-        )
+        if spec.policy == "reservoir":
+            rows = np.argsort([position(image, RESERVOIR) for image in kept.x], kind="stable")[: spec.keep]
+        else:
+            rows = np.arange(len(kept))[-spec.keep :]
         kept = kept.take(np.sort(rows))
     if not len(kept):
         raise DataError(
-            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(found.classes)}"
+            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(content.classes)}"
         )
-    others = (
-        part and part.take(np.flatnonzero(np.isin(part.y, ids))) for part in (found.validation, found.test)
+    return replace(
+        content,
+        samples=kept,
+        validation=content.validation and of_classes(content.validation),
+        test=content.test and of_classes(content.test),
+        skipped=skipped,
     )
-    validation, test = others
-    return replace(found, samples=kept, validation=validation, test=test, skipped=skipped)
 
 
 def select_files(files: Iterable[Path], spec: DataSpec) -> list[Path]:
-    """The pictures worth reading, newest or fairest, in the order of the disk; what is no picture stays in, to be counted.
+    """Return the pictures to read, at most `spec.keep`, in the given order; other files stay in the list, to be counted as skipped.
 
-    Names are hashed for the fair sample: the `keep` smallest hashes are a reservoir that needs no memory of what came before.
+    The fair sample takes the `keep` smallest hashes of the names: a reservoir that needs no state between calls.
     """
     every = list(files)
     pictures = [path for path in every if path.suffix.lower() in SUFFIXES]
     if not spec.keep or len(pictures) <= spec.keep:
         return every
-    age: Callable[[Path], float] = (
+    order: Callable[[Path], float] = (
         (lambda path: -path.stat().st_mtime_ns) if spec.policy == "newest" else _name_position
     )
-    kept = set(sorted(pictures, key=age)[: spec.keep])
+    kept = set(sorted(pictures, key=order)[: spec.keep])
     return [path for path in every if path in kept or path.suffix.lower() not in SUFFIXES]
 
 

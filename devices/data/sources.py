@@ -1,4 +1,4 @@
-"""Where a device's images come from: a folder per class, an .npz, or a Python function.
+"""Data sources of a device: a folder per class, an .npz file, or a Python function.
 
 To add a source: one function (location, spec -> SourceData) and one line in SOURCES.
 """
@@ -26,26 +26,26 @@ EXAMPLES = 5
 
 
 def read(source: str, spec: DataSpec) -> SourceData:
-    """What a source holds, given as KIND:LOCATION with a kind of SOURCES, or simply as a folder or an .npz. Raises DataError."""
+    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder or an .npz. Raises DataError."""
     kind, location = _parsed(source)
     return SOURCES[kind](location, spec)
 
 
 def stamp(source: str) -> str:
-    """Changes whenever a folder or an .npz may have; "" for a function, which nobody can watch. Raises DataError."""
+    """Return a value that changes when a folder or an .npz may have changed; "" for a function. Raises DataError."""
     kind, location = _parsed(source)
     if kind == "python":
         return ""
     root, total = Path(location), hashlib.blake2b(digest_size=16)
     for path in [root] if kind == "npz" else _files(root):
         with suppress(OSError):
-            found = path.stat()
-            total.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
+            stat = path.stat()
+            total.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return total.hexdigest()
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
-    """`<location>/<class name>/*.png|jpg|...`; files that are no pictures, or in a folder that is no class, are skipped and counted."""
+    """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted."""
     root = Path(location)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected one folder per class in it")
@@ -57,7 +57,7 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     pictures: list[NDArray[np.uint8]] = []
     labels: list[int] = []
     for path in select_files(_files(root), spec):
-        reason = _unfit(path, root, classes, spec.only)
+        reason = _skip_reason(path, root, classes, spec.only)
         picture = None if reason else decode(path, spec.input, resize=spec.resize, limits=spec.limits)
         if picture is None:
             skipped[reason or "unreadable"] += 1
@@ -87,37 +87,40 @@ def folder(location: str, spec: DataSpec) -> SourceData:
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:
-    """An .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation): then its own split is kept."""
-    found = npz.read(Path(location))
-    train = ("x", "y") if {"x", "y"} <= found.keys() else ("x_train", "y_train")
-    if not set(train) <= found.keys():
+    """Read an .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation), whose split is kept."""
+    content = npz.read(Path(location))
+
+    def keys(part: str) -> tuple[str, str]:
+        return f"x{part}", f"y{part}"
+
+    def has(part: str) -> bool:
+        return content.keys() >= {*keys(part)}
+
+    train = "" if has("") else "_train"
+    if not has(train):
         raise DataError(
-            f"{location}: holds {', '.join(found) or 'nothing'}; expected x and y, or x_train and y_train"
+            f"{location}: holds {', '.join(content) or 'nothing'}; expected x and y, or x_train and y_train"
         )
-    own = {
-        part: (f"x_{part}", f"y_{part}")
-        for part in ("validation", "test")
-        if {f"x_{part}", f"y_{part}"} <= found.keys()
-    }
-    classes = spec.classes or _names([found[y] for _, y in (train, *own.values())], location)
-    parts = {
-        part: arrays.samples(found[x], found[y], classes, f"{location} ({x})") for part, (x, y) in own.items()
-    }
-    samples = arrays.samples(found[train[0]], found[train[1]], classes, f"{location} ({train[0]})")
-    if not len(samples) or ("test" in parts and not len(parts["test"])):
+    parts = [train, *filter(has, ("_validation", "_test"))]
+    classes = spec.classes or _names([content[keys(part)[1]] for part in parts], location)
+    samples = {}
+    for part in parts:
+        x, y = keys(part)
+        samples[part] = arrays.samples(content[x], content[y], classes, f"{location} ({x})")
+    if not all(len(samples[part]) for part in (train, "_test") if part in samples):
         raise DataError(f"{location}: no samples to train or to test on")
-    if len({part.shape for part in (samples, *parts.values())}) > 1:
+    if len({part.shape for part in samples.values()}) > 1:
         raise DataError(f"{location}: train, validation and test images differ in shape; expected one")
-    return SourceData(classes, samples, parts.get("validation"), parts.get("test"))
+    return SourceData(classes, samples[train], samples.get("_validation"), samples.get("_test"))
 
 
 def function(location: str, spec: DataSpec) -> SourceData:
-    """`package.module:function` on the Python path; called without arguments, it gives (x, y) in any form that an .npz may have."""
+    """Call `package.module:function` of the Python path without arguments; it returns (x, y) in any form that an .npz may have."""
     module, _, name = location.partition(":")
     where = f"python:{location}"
     try:
         x, y = getattr(importlib.import_module(module), name)()
-    except Exception as error:  # it is somebody else's code: whatever it raises is their answer
+    except Exception as error:  # third-party code may raise anything
         raise DataError(
             f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y)"
         ) from error
@@ -145,11 +148,11 @@ def _parsed(source: str) -> tuple[str, str]:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Files below `root`, in an order that does not depend on the disk."""
+    """Return the files below `root`, sorted, without hidden ones."""
     return (path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("."))
 
 
-def _unfit(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
+def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
     if path.parent.parent != root:
         return "not directly in a class folder"
     if path.parent.name not in classes:
@@ -160,6 +163,6 @@ def _unfit(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ..
 
 
 def _names(labels: list[Array], where: str) -> tuple[str, ...]:
-    """Class ids as names, up to the highest."""
+    """Return the class ids up to the highest as names."""
     highest = (int(ids.max()) for ids in (arrays.class_ids(y, where) for y in labels) if len(ids))
     return tuple(map(str, range(1 + max(highest, default=0))))

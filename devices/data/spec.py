@@ -1,4 +1,4 @@
-"""What a data source is asked for, and what it gives back."""
+"""Request to a data source and its result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from devices.data.pictures import LIMITS, Limits
+from devices.data.pictures import LIMITS, PictureLimits
 from edge_fl.config import InputSpec
 from edge_fl.data.samples import Samples
 
@@ -15,17 +15,17 @@ Policy = Literal["newest", "reservoir"]
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What the images are for: class names in the order of their ids, and the images that the extractor takes.
+    """Required form of the data: class names in the order of their ids, and the extractor's input.
 
-    Before the first release neither is known: without classes the source's own count, without `input` all images must be of one shape.
-    `resize` lets pictures of another size be made to fit. `only` names the classes that this device keeps to, () for all; `keep` is how
-    many images it works with at most (0: all), and `policy` which: the newest, or a fair sample of all that ever came (reservoir).
+    Both are unknown before the first release: then the source's own classes count, and all images must have one shape. `resize` allows
+    resizing pictures. `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images (0: all), and
+    `policy` which ones: the newest, or a fair sample of all images so far (reservoir).
     """
 
     classes: tuple[str, ...] = ()
     input: InputSpec | None = None
     resize: bool = True
-    limits: Limits = LIMITS
+    limits: PictureLimits = LIMITS
     only: tuple[str, ...] = ()
     keep: int = 0
     policy: Policy = "newest"
@@ -37,9 +37,9 @@ UNKNOWN = DataSpec()
 
 @dataclass(frozen=True)
 class SourceData:
-    """What a source holds: all its samples, or, when the source splits them itself, train, test and perhaps validation samples.
+    """Content of a source: all samples, or train, validation (optional) and test samples where the source defines a split.
 
-    `skipped` counts files by the reason why they were left out; `examples` names the first of them.
+    `skipped` counts unused files by reason; `examples` lists the first few.
     """
 
     classes: tuple[str, ...]

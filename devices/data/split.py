@@ -1,7 +1,7 @@
-"""A device's images as train, validation and test set.
+"""Split a device's images into train, validation and test set.
 
-Which set an image belongs to follows from its pixels and the seed alone: when images are added, none that was tested on is ever trained
-on, and copies of one image stay together.
+The set of an image depends only on its pixels and the seed: new images never move an image from test to train, and copies of one
+image are always in the same set.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from edge_fl.seeds import seed_for
 def split(
     samples: Samples, test_fraction: float, validation_fraction: float, *, seed: int = 0, client: str = ""
 ) -> ClientData:
-    """Two or more samples as train, validation and test set, by a keyed hash of each image; train and test get one each at least.
+    """Split by a keyed hash of each image; train and test get at least one image each.
 
-    The shares hold on average; `validation_fraction` is of what is not tested on. Raises DataError for fewer than two samples.
+    The fractions hold on average; `validation_fraction` is of the images outside the test set. Raises DataError for fewer than two samples.
     """
     if len(samples) < 2:
         raise DataError(f"{len(samples)} usable image, expected 2 or more (one to train, one to test)")
     key = seed_for(seed, "partition", client=client).to_bytes(8, "big")
-    place = np.array([position(image, key) for image in samples.x])
+    positions = np.array([position(image, key) for image in samples.x])
     last = len(samples) - 1
-    tests = min(max(int(np.sum(place < test_fraction)), 1), last)
-    untrained = int(np.sum(place < test_fraction + (1 - test_fraction) * validation_fraction))
+    tests = min(max(int(np.sum(positions < test_fraction)), 1), last)
+    untrained = int(np.sum(positions < test_fraction + (1 - test_fraction) * validation_fraction))
     test, validation, train = np.split(
-        np.argsort(place, kind="stable"), [tests, min(max(untrained, tests), last)]
+        np.argsort(positions, kind="stable"), [tests, min(max(untrained, tests), last)]
     )
     return ClientData(*(samples.take(np.sort(part)) for part in (train, validation, test)))
 
 
 def position(image: Array, key: bytes) -> float:
-    """Where an image falls between 0 and 1, from its pixels."""
+    """Hash an image's pixels to a number in 0..1."""
     return hashed(np.ascontiguousarray(image).data, key)
 
 
 def hashed(content: bytes | memoryview, key: bytes) -> float:
-    """A number in 0..1 that depends on nothing but content and key."""
+    """Hash content and key to a number in 0..1."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest(), "big") / 2**64

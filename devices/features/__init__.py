@@ -1,1 +1,1 @@
-"""The device's data turned into features by the extractor, in this process or in a short-lived child, and whether they drift."""
+"""Features of the device's data: run the extractor, cache its output, load features in this process or in a child, measure drift."""

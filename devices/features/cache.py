@@ -1,7 +1,6 @@
-"""Features on disk, so that they are computed once.
+"""Cache of computed features on disk.
 
-A cached feature belongs to one extractor (by its sha256) and one set of images (by their fingerprint): a new release or new data
-never meets old features.
+The key is the extractor's sha256 and the images' fingerprint, so features never outlive a new release or changed data.
 """
 
 from __future__ import annotations
@@ -18,41 +17,41 @@ from edge_fl.wire.blob import digest
 
 
 class FeatureCache:
-    """Features on disk, the `entries` used last. They are personal: they stay in a folder that only their owner reads."""
+    """Keeps the `entries` most recently used feature arrays, in a folder readable only by its owner."""
 
     def __init__(self, folder: Path, entries: int = 8) -> None:
         self._folder, self._entries = folder, entries
 
     def features(self, extractor: Extractor, x: Images) -> Features:
-        """The extractor's features [N, d] of images `x`, computed at most once while they stay in the cache."""
+        """Return the features [N, d] of images `x`, from the cache or computed and then cached."""
         path = self._folder / f"{digest(f'{extractor.sha256} {fingerprint(x)}'.encode())}.npy"
-        if (known := _load(path, len(x))) is not None:
-            return known
-        found = extractor.features(x)
+        if (cached := _load(path, len(x))) is not None:
+            return cached
+        features = extractor.features(x)
         with reporting("feature cache"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with atomic.writing(path) as file:
-                np.save(file, found, allow_pickle=False)
-            self._forget_oldest()
-        return found
+                np.save(file, features, allow_pickle=False)
+            self._evict()
+        return features
 
-    def _forget_oldest(self) -> None:
+    def _evict(self) -> None:
         oldest_first = sorted(self._folder.glob("*.npy"), key=lambda path: path.stat().st_mtime_ns)
         for path in oldest_first[: -self._entries]:
             path.unlink(missing_ok=True)
 
 
 def fingerprint(x: Images) -> str:
-    """sha256 of the images' shape and pixels."""
+    """Return the sha256 of the images' shape and pixels."""
     header = f"{x.dtype}{x.shape}".encode()
     return digest(digest(header).encode() + digest(np.ascontiguousarray(x).data.cast("B")).encode())
 
 
 def _load(path: Path, count: int) -> Features | None:
-    """Cached features, used just now; None when they are not there or not readable."""
+    """Return cached features and mark them as used; None when the file is missing or unreadable."""
     try:
-        found: Features = np.load(path, allow_pickle=False)
+        features: Features = np.load(path, allow_pickle=False)
         os.utime(path)
     except (OSError, ValueError, EOFError):
         return None
-    return found if found.ndim == 2 and len(found) == count else None
+    return features if features.ndim == 2 and len(features) == count else None

@@ -1,10 +1,10 @@
-"""Drift: the features of what a device sees now, against those that its head was fitted on, by their means.
+"""Drift score: distance between the features seen at prediction and those that the head was fitted on.
 
     FOLDER/drift/fitted.json    moments of the features of the last fit
-    FOLDER/drift/seen.json      moments of what was predicted since, forgotten slowly
+    FOLDER/drift/seen.json      moments of the features predicted since, with slow forgetting
 
-The score is the root mean square, over the features, of how far the mean has moved, in standard deviations of the fit. Images of the same
-kind score about sqrt(1/n); a score above THRESHOLD with enough images seen is drift. It says that something changed, not what.
+The score is the root mean square, over the features, of the shift of the mean in standard deviations of the fit. Images of the same
+distribution score about sqrt(1/n); a score above THRESHOLD over at least MIN_SEEN images is drift.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from edge_fl.files import atomic
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5
 MIN_SEEN = 30
-REMEMBERED = 500
-"""After so many images the older ones weigh less."""
+MAX_WEIGHT = 500
+"""Cap on the weight of earlier images, so that old ones are forgotten."""
 
 
 class Moments(Struct, frozen=True):
@@ -37,16 +37,16 @@ class Moments(Struct, frozen=True):
 
 
 def moments(extractor: str, z: NDArray[np.float32]) -> Moments:
-    """Those of features z [n, d]."""
+    """Compute the moments of features z [n, d]."""
     mean, variance = z.mean(axis=0, dtype=np.float64), z.var(axis=0, dtype=np.float64)
     return Moments(extractor, len(z), mean.tolist(), variance.tolist())
 
 
 def joined(old: Moments | None, new: Moments) -> Moments:
-    """Both together; `old` of another extractor, or of none, is forgotten."""
+    """Combine both; `old` is dropped when it belongs to another extractor."""
     if old is None or old.extractor != new.extractor or len(old.mean) != len(new.mean):
         return new
-    weight = min(old.count, REMEMBERED)
+    weight = min(old.count, MAX_WEIGHT)
     share = new.count / (weight + new.count)
     before, now = np.asarray(old.mean), np.asarray(new.mean)
     mean = before + share * (now - before)
@@ -56,36 +56,36 @@ def joined(old: Moments | None, new: Moments) -> Moments:
 
 
 def score(fitted: Moments, seen: Moments) -> float:
-    """How far the features moved; 0 when the two cannot be compared, or too little was seen."""
+    """Return the drift score; 0 when the two are not comparable or fewer than MIN_SEEN images were seen."""
     if fitted.extractor != seen.extractor or seen.count < MIN_SEEN or len(fitted.mean) != len(seen.mean):
         return 0.0
     scale = np.sqrt(fitted.variance)
-    alive = scale > 1e-6 * max(1.0, float(scale.max(initial=0.0)))
-    if not alive.any():
+    varying = scale > 1e-6 * max(1.0, float(scale.max(initial=0.0)))
+    if not varying.any():
         return 0.0
-    moved = (np.asarray(seen.mean) - np.asarray(fitted.mean))[alive] / scale[alive]
-    return float(np.sqrt(np.mean(np.square(moved))))
+    shift = (np.asarray(seen.mean) - np.asarray(fitted.mean))[varying] / scale[varying]
+    return float(np.sqrt(np.mean(np.square(shift))))
 
 
-def remember_fit(folder: Path, found: Moments) -> None:
-    """A head was fitted on these: what was seen before it no longer counts, unless it is the same fit again."""
-    if _read(folder / "drift" / FITTED) == found:
+def remember_fit(folder: Path, fitted: Moments) -> None:
+    """Store the moments of a fit; a new fit resets what was seen."""
+    if _read(folder / "drift" / FITTED) == fitted:
         return
-    _write(folder / "drift" / FITTED, found)
+    _write(folder / "drift" / FITTED, fitted)
     with suppress(OSError):
         (folder / "drift" / SEEN).unlink(missing_ok=True)
 
 
-def remember_seen(folder: Path, found: Moments) -> None:
-    """More was seen; a power cut may forget it. Nothing happens where the folder cannot be written."""
-    _write(folder / "drift" / SEEN, joined(_read(folder / "drift" / SEEN), found), flush=False)
+def remember_seen(folder: Path, seen: Moments) -> None:
+    """Add the moments of predicted images; a power cut may lose them, and an unwritable folder is ignored."""
+    _write(folder / "drift" / SEEN, joined(_read(folder / "drift" / SEEN), seen), flush=False)
 
 
 def measured(folder: Path) -> float:
-    """The score now, or 0 below THRESHOLD."""
+    """Return the current score, or 0 when it is below THRESHOLD."""
     fitted, seen = (_read(folder / "drift" / name) for name in (FITTED, SEEN))
-    found = score(fitted, seen) if fitted and seen else 0.0
-    return found if found >= THRESHOLD else 0.0
+    value = score(fitted, seen) if fitted and seen else 0.0
+    return value if value >= THRESHOLD else 0.0
 
 
 def _read(path: Path) -> Any:
@@ -95,7 +95,7 @@ def _read(path: Path) -> Any:
         return None
 
 
-def _write(path: Path, found: Moments, *, flush: bool = True) -> None:
+def _write(path: Path, content: Moments, *, flush: bool = True) -> None:
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic.write(path, msgspec.json.encode(found), flush=flush)
+        atomic.write(path, msgspec.json.encode(content), flush=flush)

@@ -1,4 +1,4 @@
-"""Features computed in this process: what the child does, and a simulated fleet, where a thousand devices share one onnxruntime."""
+"""Compute features in this process, for the child and for simulated fleets, where many devices share one onnxruntime."""
 
 from __future__ import annotations
 
@@ -10,52 +10,53 @@ import numpy as np
 
 from devices.data.load import LoadData
 from devices.features.cache import FeatureCache
-from devices.features.extractor import Extractor
 from devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
+from devices.features.extractor import Extractor
 from devices.storage.slots import Installed
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 from edge_fl.release.manifest import Manifest
 
 FOLDER = "features"
-TRIES = 3
+LATENCY_RUNS = 3
 
 
 class LocalFeatureLoader:
-    """Loads in this process; `folder` is the device's own, where features are cached."""
+    """A `FeatureLoader` that caches features below `folder`, the device's own folder."""
 
     def __init__(self, load_data: LoadData, folder: Path) -> None:
         self._load_data, self._cache = load_data, FeatureCache(folder / FOLDER)
 
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
         manifest = releases[0].manifest
-        found = self._load_data(tuple(manifest.classes), manifest.input)
-        _require_usable(found, manifest)
+        data = self._load_data(tuple(manifest.classes), manifest.input)
+        _require_usable(data, manifest)
         by_extractor = (
-            self._through(release, found) if release.manifest.input == manifest.input else None
+            self._features(release, data) if release.manifest.input == manifest.input else None
             for release in releases
         )
-        return LoadedFeatures(tuple(by_extractor), found.fingerprint())
+        return LoadedFeatures(tuple(by_extractor), data.fingerprint())
 
-    def _through(self, release: Installed, found: ClientData) -> ClientFeatures:
+    def _features(self, release: Installed, data: ClientData) -> ClientFeatures:
         extractor, dim = Extractor(release.extractor, release.manifest), release.manifest.feature_dim
 
         def features(samples: Samples) -> FeatureSet:
-            nothing = np.empty((0, dim), np.float32)
-            z = self._cache.features(extractor, samples.x) if len(samples) else nothing
-            return FeatureSet(z, samples.y)
+            empty = np.empty((0, dim), np.float32)
+            return FeatureSet(
+                self._cache.features(extractor, samples.x) if len(samples) else empty, samples.y
+            )
 
-        train, validation, test = map(features, (found.train, found.validation, found.test))
-        return ClientFeatures(train, validation, test, latency_ms(extractor, found.train))
+        train, validation, test = map(features, (data.train, data.validation, data.test))
+        return ClientFeatures(train, validation, test, latency_ms(extractor, data.train))
 
 
 def latency_ms(extractor: Extractor, samples: Samples) -> float:
-    """The shortest of a few times that the extractor takes for one image: features come from a cache, this does not."""
+    """Time of the extractor for one image, uncached: the shortest of a few runs."""
     times_s = []
-    for _ in range(TRIES):
-        began_s = time.perf_counter()
+    for _ in range(LATENCY_RUNS):
+        started_s = time.perf_counter()
         extractor.features(samples.x[:1])
-        times_s.append(time.perf_counter() - began_s)
+        times_s.append(time.perf_counter() - started_s)
     return 1000 * min(times_s)
 
 

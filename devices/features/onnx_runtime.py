@@ -1,4 +1,4 @@
-"""What the onnxruntime of this device can run, as a value: the agent holds only the value, the runtime itself lives in its children."""
+"""Version and capabilities of the device's onnxruntime, as a value that the agent can hold without importing onnxruntime."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from edge_fl.release.manifest import Manifest
 
 
 class Runtime(Struct, frozen=True):
-    """onnxruntime's version, and the highest ONNX opset that it loads, found by trying (`devices.features.extractor.runtime`)."""
+    """onnxruntime's version and the highest ONNX opset that it loads (`devices.features.extractor.runtime`)."""
 
     version: str
     max_opset: int
 
 
 def require_runnable(manifest: Manifest, runtime: Runtime) -> None:
-    """Raises ArtefactError ("unsupported_opset") for a release that this runtime is too old for; before anything is fetched."""
+    """Check before the download that this runtime is new enough. Raises ArtefactError ("unsupported_opset")."""
     needs = f"release {manifest.release} needs"
     if _numbers(runtime.version) < _numbers(manifest.min_onnxruntime):
         raise _unsupported(f"{needs} onnxruntime {manifest.min_onnxruntime}, this is {runtime.version}")
@@ -26,8 +26,8 @@ def require_runnable(manifest: Manifest, runtime: Runtime) -> None:
         )
 
 
-def _unsupported(what: str) -> ArtefactError:
-    return ArtefactError(f"{what}", "unsupported_opset", consequence="the installed release keeps serving")
+def _unsupported(reason: str) -> ArtefactError:
+    return ArtefactError(reason, "unsupported_opset", consequence="the installed release keeps serving")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

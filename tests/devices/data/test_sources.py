@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from devices.data import load
-from devices.data.pictures import Limits
+from devices.data.pictures import PictureLimits
 from devices.data.spec import DataSpec
 from edge_fl.config import InputSpec
 from edge_fl.data import datasets, npz
@@ -140,9 +140,9 @@ def test_one_class_is_allowed_and_flagged(tmp_path: Path) -> None:
 def test_limits_hold(tmp_path: Path) -> None:
     pets(tmp_path)
     with pytest.raises(DataError, match="more than 3 images"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=Limits(max_images=3)))
+        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_images=3)))
     with pytest.raises(DataError, match="8 unreadable"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=Limits(max_pixels=63)))
+        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_pixels=63)))
 
 
 def test_an_npz_is_split_or_brings_its_own_split(tmp_path: Path) -> None:
