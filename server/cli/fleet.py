@@ -40,12 +40,12 @@ def list_devices(
     """List the devices that the broker knows of, with what each said about itself last, and when a server heard of it."""
     from server.mqtt.devices import device_list
     from server.registry import Database, devices
-    from server.registry.database import place
+    from server.registry.database import location
 
     heard: dict[str, str] = {}
-    if database or Path(place(database, home)).exists():
-        with closing(Database.open(place(database, home))) as db:
-            heard = {record.device: record.seen_at for record in devices.known(db, fleet)}
+    if database or Path(location(database, home)).exists():
+        with closing(Database.open(location(database, home))) as db:
+            heard = {record.device: record.seen_at for record in devices.listed(db, fleet)}
     found = device_list.devices(connect_to(host, port or 0, identity), fleet, heard)
     show_table(found.rows, device_list.COLUMNS, format)
     if not found.online:
@@ -63,13 +63,13 @@ def admit(
     """End the quarantine of a device: its reports count again, and its refused ones are counted from 0."""
     from edge_fl.errors import InputError, nearest
     from server.registry import Database, devices
-    from server.registry.database import place
+    from server.registry.database import location
 
-    db = Database.open(place(database, home))
-    known = {record.device: record for record in devices.known(db, fleet)}
+    db = Database.open(location(database, home))
+    known = {record.device: record for record in devices.listed(db, fleet)}
     if device not in known:
         raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
-    devices.let_in(db, fleet, device)
+    devices.readmit(db, fleet, device)
     was = known[device].quarantine
     print_status(
         f"{device}: was in quarantine ({was}), counts again" if was else f"{device}: was in no quarantine"

@@ -222,10 +222,10 @@ def _control(
 ) -> Iterator[ReleaseControl]:
     from server.mqtt.connector import connector
     from server.registry import Database
-    from server.registry.database import place
+    from server.registry.database import location
     from server.release.rollout.control import ReleaseControl
 
-    with closing(Database.open(place(database, home))) as db:
+    with closing(Database.open(location(database, home))) as db:
         yield ReleaseControl(connector(host, port or 0, identity), fleet, home, db)
 
 

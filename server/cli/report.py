@@ -49,7 +49,7 @@ def dashboard(
     from server.dashboard.serve import Settings, serve
     from server.registry import database as registries
 
-    registry = registries.place(database, home)
+    registry = registries.location(database, home)
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
     serve(Settings(registry, fleet, home, host, port, token, cert, key), print_status)
 

@@ -12,7 +12,7 @@ from typing import Any
 from edge_fl.errors import InputError
 from server.dashboard.queries.releases import serving
 from server.registry import Database, rollouts, runs
-from server.registry.records import RolloutDesire
+from server.registry.records import DesiredRolloutState
 from server.release.rollout.stages import CAREFUL, EVERYBODY
 
 
@@ -38,7 +38,7 @@ def start(db: Database, fleet: str, release: str) -> str:
     return f"Release {wanted} sets out as soon as the server sees it."
 
 
-def _steer(desired: RolloutDesire, said: str) -> Callable[[Database, str, str], str]:
+def _steer(desired: DesiredRolloutState, said: str) -> Callable[[Database, str, str], str]:
     def do(db: Database, fleet: str, number: str) -> str:
         record = rollouts.get(db, int(number))
         if record is None or record.fleet != fleet or record.state in rollouts.OVER:

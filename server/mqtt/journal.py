@@ -91,7 +91,7 @@ class Journal:
 
     def counted(self, device: str, id: str) -> bool:
         """Whether the report `id` of a device has been counted."""
-        return reports.counted(self.db, self.fleet, device, id)
+        return reports.is_accepted(self.db, self.fleet, device, id)
 
     def accept(self, device: str, run: str, round: int, report: Report) -> None:
         """A report counts, and its task is over. Raises RunError when that cannot be written: then nobody is told that it does."""
@@ -116,25 +116,25 @@ class Journal:
 
     def ask(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
         """Devices are asked for something."""
-        runs.ask(self.db, [RequestRecord(self.fleet, device, id, run, round, mode) for device in cohort])
+        runs.add_requests(self.db, [RequestRecord(self.fleet, device, id, run, round, mode) for device in cohort])
 
     def settle(self, id: str, state: RequestState, reason: str = "", *, device: str | None = None) -> None:
         """The task `id` of one device is over, or all that are still open under it."""
-        runs.settle(self.db, self.fleet, id, state, reason, device=device)
+        runs.settle_requests(self.db, self.fleet, id, state, reason, device=device)
 
     def _note(self, record: DeviceRecord) -> None:
         self._sequence += 1
         self._heard[record.device] = replace(record, seen_sequence=self._sequence)
 
-    def _silence(self, heard: range = devices.EVER, but: Container[str] = ()) -> None:
+    def _silence(self, heard: range = devices.ANY_SEQUENCE, but: Container[str] = ()) -> None:
         try:
-            devices.silence(self.db, self.fleet, heard, but)
+            devices.mark_unknown(self.db, self.fleet, heard, but)
         except EdgeFLError as error:
             log.warning("%s; the registry goes on naming devices as they were heard last", error)
 
     def _read_barred(self) -> dict[str, str]:
         revoked = _names(self._denied) if self._denied else []
-        return {**devices.barred(self.db, self.fleet), **dict.fromkeys(revoked, "revoked")}
+        return {**devices.blocked(self.db, self.fleet), **dict.fromkeys(revoked, "revoked")}
 
     def _keep_up(self) -> None:
         while not self._closing.wait(EVERY_S):
@@ -147,7 +147,7 @@ class Journal:
                 heard, self._heard = self._heard, heard
         try:
             if heard:
-                devices.heard(self.db, heard.values())
+                devices.record(self.db, heard.values())
             self._barred = self._read_barred()
         except EdgeFLError as error:
             log.warning("%s", error)

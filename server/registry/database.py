@@ -1,4 +1,4 @@
-"""Opening a registry: one engine, upgraded to the newest tables, safe to use from any thread and from several processes."""
+"""Open a registry: one engine with up-to-date tables, safe to use from any thread and from several processes."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ T = TypeVar("T")
 _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
-def place(where: str, home: Path) -> str:
-    """Where the registry is: as said, or a file in the folder `server` beside the `home` of releases."""
+def location(where: str, home: Path) -> str:
+    """`where`, or by default a file in the folder `server` next to `home`, the folder of releases."""
     return where or str(home.parent / "server" / FILE)
 
 
 class Database:
-    """One open registry. `reading` and `writing` give a connection for the functions of this package."""
+    """An open registry. `reading` and `writing` give a connection for the functions of this package."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # A database in memory is one connection, which threads must take in turns.
-        alone = isinstance(engine.pool, StaticPool)
-        self._turn: AbstractContextManager[object] = threading.RLock() if alone else nullcontext()
+        # A database in memory has a single connection, which threads may only use one at a time.
+        single = isinstance(engine.pool, StaticPool)
+        self._lock: AbstractContextManager[object] = threading.RLock() if single else nullcontext()
 
     @classmethod
     def open(cls, where: str | Path = IN_MEMORY) -> Database:
-        """A path (SQLite), or a URL such as postgresql://user@host/name; made and upgraded where needed. Raises ConfigError."""
+        """Open a path (SQLite) or a URL such as postgresql://user@host/name; create and upgrade tables. Raises ConfigError."""
         engine = _engine(where)
         try:
             with engine.begin() as connection:
                 if str(where) == IN_MEMORY:
                     metadata.create_all(connection)
                 else:
-                    _upgrade(connection)
+                    _upgrade(connection, _shown(where))
         except DBAPIError as error:
             engine.dispose()
             raise ConfigError(
@@ -61,20 +61,20 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A connection to read through. Raises RunError when the database does not answer."""
-        with _reporting("read"), self._turn, self._engine.connect() as connection:
+        """A read-only connection. Raises RunError when the database fails."""
+        with _reporting("read"), self._lock, self._engine.connect() as connection:
             yield connection.execution_options(only_reads=True)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A connection whose changes all stand when the block ends, or none of them. Raises RunError."""
-        with _reporting("written"), self._turn, self._engine.begin() as connection:
+        """A transaction: committed when the block ends, rolled back on an error. Raises RunError."""
+        with _reporting("write"), self._lock, self._engine.begin() as connection:
             yield connection
 
-    def put(
+    def upsert(
         self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *keep: str
     ) -> None:
-        """Inserts rows; one whose key is there already replaces that row, but for the columns `keep`."""
+        """Insert rows; replace rows with the same key, except for the columns `keep`."""
         if not rows:
             return
         keys = {column.name for column in table.primary_key}
@@ -84,28 +84,27 @@ class Database:
             insert.on_conflict_do_update(index_elements=sorted(keys), set_=changes), [*map(dict, rows)]
         )
 
-    def add(self, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-        """Inserts a row unless its key is there already; whether it was new."""
+    def insert_new(self, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+        """Insert a row unless its key exists; return whether it was new."""
         insert = self._insert(table).values(dict(row)).on_conflict_do_nothing()
         return connection.execute(insert.returning(*table.primary_key)).first() is not None
 
-    def find(self, wanted: Select[Any], kind: type[T]) -> list[T]:
+    def find(self, query: Select[Any], kind: type[T]) -> list[T]:
         """The rows of a query as values."""
         with self.reading() as connection:
-            rows = connection.execute(wanted).mappings()
+            rows = connection.execute(query).mappings()
             return [msgspec.convert({str(name): value for name, value in row.items()}, kind) for row in rows]
 
     def close(self) -> None:
-        """Lets go of every connection."""
         self._engine.dispose()
 
     def _insert(self, table: Table) -> Any:
-        """Each dialect has an INSERT of its own, which knows what to do about conflicts."""
+        # INSERT with conflict clauses differs by dialect.
         return _INSERT[self._engine.dialect.name](table)
 
 
 def now() -> str:
-    """UTC to the millisecond, for people."""
+    """UTC to the millisecond; displayed, never compared."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -123,10 +122,10 @@ def _engine(where: str | Path) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() not in _INSERT:
             raise ConfigError(f"registry {_shown(where)}: expected a path, sqlite:// or postgresql://")
-        alone = text == IN_MEMORY
+        in_memory = text == IN_MEMORY
         engine = (
             create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
-            if alone
+            if in_memory
             else create_engine(url, pool_pre_ping=url.get_backend_name() == "postgresql")
         )
     except (ArgumentError, NoSuchModuleError) as error:
@@ -142,30 +141,36 @@ def _engine(where: str | Path) -> Engine:
 
 
 def _tune(connection: Any, _: object) -> None:
-    """Readers and one writer at a time do not disturb each other; a crash of a process loses nothing."""
-    connection.isolation_level = None  # transactions begin where `_begin` says, not where the driver guesses
+    """Allow readers during a write; a crash of the process loses no committed data."""
+    connection.isolation_level = None  # `_begin` starts transactions, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_MS}", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin(connection: Connection) -> None:
-    """Who is going to write takes the lock first: a reader that turns writer would be refused instead of waiting."""
+    """Take the write lock at the start: SQLite fails at once, without waiting, when a read transaction becomes a write."""
     reads = connection.get_execution_options().get("only_reads")
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
-def _upgrade(connection: Connection) -> None:
-    from alembic import command  # here, because half of its price is paid by whoever only imports it
+def _upgrade(connection: Connection, where: str) -> None:
+    from alembic import command  # imported late: it is slow to import
     from alembic.config import Config
+    from alembic.util import CommandError
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise ConfigError(
+            f"registry {where}: {error}; expected the tables of this version of edge-fl"
+        ) from error
 
 
 def _shown(where: str | Path) -> str:
-    """Without a password."""
+    """The location without a password."""
     try:
         return make_url(str(where)).render_as_string() if "://" in str(where) else str(where)
     except ArgumentError:
@@ -177,10 +182,10 @@ def _reason(error: DBAPIError) -> str:
 
 
 @contextmanager
-def _reporting(done: str) -> Iterator[None]:
+def _reporting(action: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
         raise RunError(
-            f"registry: cannot be {done} ({_reason(error)}); what was under way is not acknowledged"
+            f"registry: {action} failed ({_reason(error)})", consequence="the operation is not acknowledged"
         ) from error

@@ -1,4 +1,4 @@
-"""The devices of a fleet in the registry: what each said last, and whether what it sends counts."""
+"""The devices of a fleet in the registry: the last state and capability of each, and whether its reports count."""
 
 from __future__ import annotations
 
@@ -13,51 +13,56 @@ from server.registry.database import Database, now
 from server.registry.records import DeviceRecord
 from server.registry.tables import devices
 
-STANDING = ("first_seen_at", "quarantine", "revoked", "refusals")
-"""Columns that hearing from a device does not change."""
-SILENT = DeviceRecord("", "").status
-EVER = range(2**63)
+KEPT_COLUMNS = ("first_seen_at", "quarantine", "revoked", "rejections")
+"""Columns that a message of the device does not change."""
+UNKNOWN = DeviceRecord("", "").status
+ANY_SEQUENCE = range(2**63)
 
 
-def heard(db: Database, found: Iterable[DeviceRecord]) -> None:
-    """Notes what devices said about themselves; their standing stays as it is."""
+def record(db: Database, records: Iterable[DeviceRecord]) -> None:
+    """Store the latest state of devices; quarantine and revocation stay as they are."""
     at = now()
     rows = [
         {**msgspec.to_builtins(record), "seen_at": at, "first_seen_at": record.first_seen_at or at}
-        for record in found
+        for record in records
     ]
     with db.writing() as connection:
-        db.put(connection, devices, rows, *STANDING)
+        db.upsert(connection, devices, rows, *KEPT_COLUMNS)
 
 
-def silence(db: Database, fleet: str, heard: range = EVER, but: Container[str] = ()) -> None:
-    """Nobody listens any more: devices that were there when they were heard last, as number `heard`, are "silent" from now on."""
+def mark_unknown(
+    db: Database, fleet: str, sequences: range = ANY_SEQUENCE, exclude: Container[str] = ()
+) -> None:
+    """Set present devices to "unknown", because no server receives their messages any more.
+
+    `sequences`: only devices whose last message has a number in this range.
+    """
     columns = select(devices.c.device, devices.c.seen_sequence)
-    there = columns.where(devices.c.fleet == fleet, devices.c.status.not_in({*GONE, SILENT}))
+    present = columns.where(devices.c.fleet == fleet, devices.c.status.not_in({*GONE, UNKNOWN}))
     mine = and_(devices.c.fleet == fleet, devices.c.device == bindparam("name"))
     with db.writing() as connection:
         names = [
             row.device
-            for row in connection.execute(there)
-            if row.seen_sequence in heard and row.device not in but
+            for row in connection.execute(present)
+            if row.seen_sequence in sequences and row.device not in exclude
         ]
         if names:
-            change = update(devices).where(mine).values(status=SILENT, activity="idle")
+            change = update(devices).where(mine).values(status=UNKNOWN, activity="idle")
             connection.execute(change, [{"name": name} for name in names])
 
 
-def known(db: Database, fleet: str) -> list[DeviceRecord]:
-    """Every device that was ever heard of, ascending."""
+def listed(db: Database, fleet: str) -> list[DeviceRecord]:
+    """All devices ever seen, ascending."""
     return db.find(select(devices).where(devices.c.fleet == fleet).order_by(devices.c.device), DeviceRecord)
 
 
 def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
     """One device."""
-    wanted = select(devices).where(devices.c.fleet == fleet, devices.c.device == device)
-    return next(iter(db.find(wanted, DeviceRecord)), None)
+    query = select(devices).where(devices.c.fleet == fleet, devices.c.device == device)
+    return next(iter(db.find(query, DeviceRecord)), None)
 
 
-def barred(db: Database, fleet: str) -> dict[str, str]:
+def blocked(db: Database, fleet: str) -> dict[str, str]:
     """Devices whose reports do not count -> "quarantined" or "revoked"."""
     with db.reading() as connection:
         standing = (devices.c.quarantine != "") | devices.c.revoked
@@ -68,25 +73,25 @@ def barred(db: Database, fleet: str) -> dict[str, str]:
 
 
 def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
-    """From now on nothing that the device sends counts."""
+    """Block a device: its reports do not count from now on."""
     _change(db, fleet, device, quarantine=why or "quarantined")
 
 
-def let_in(db: Database, fleet: str, device: str) -> None:
-    """Ends a quarantine; refusals are counted from 0 again."""
-    _change(db, fleet, device, quarantine="", refusals=0)
+def readmit(db: Database, fleet: str, device: str) -> None:
+    """End a quarantine and reset the count of rejected reports."""
+    _change(db, fleet, device, quarantine="", rejections=0)
 
 
-def revoke(db: Database, fleet: str, device: str, *, revoked: bool = True) -> None:
-    """The device's certificate is not valid any more; what its old session still sends does not count."""
-    _change(db, fleet, device, revoked=revoked)
+def revoke(db: Database, fleet: str, device: str) -> None:
+    """Block a device whose certificate was revoked, also in a session that is still open."""
+    _change(db, fleet, device, revoked=True)
 
 
 def _change(db: Database, fleet: str, device: str, **changes: Any) -> None:
-    """Of a device that may never have been heard of."""
+    """Change a device, adding it first if it is not known."""
     row = {**msgspec.to_builtins(DeviceRecord(fleet, device)), "first_seen_at": now()}
     with db.writing() as connection:
-        db.add(connection, devices, row)
+        db.insert_new(connection, devices, row)
         connection.execute(
             update(devices).where(devices.c.fleet == fleet, devices.c.device == device).values(**changes)
         )

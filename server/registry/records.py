@@ -1,4 +1,4 @@
-"""What goes into the registry and comes out of it: frozen values, one per row of a table."""
+"""Values stored in the registry: frozen structs, one per row of a table."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from msgspec import Struct
 from edge_fl.config import Source
 from edge_fl.wire.messages import Mode
 
-RunWord = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
-Ending = Literal["completed", "failed", "stopped", "budget_exhausted"]
+RunEnd = Literal["completed", "failed", "stopped", "budget_exhausted"]
+RunState = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
 RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "removed"]
-RolloutDesire = Literal["running", "paused", "aborted", "rolled_back"]
-RolloutWord = Literal["running", "paused", "completed", "aborted", "rolled_back", "failed"]
+DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
+RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "failed"]
 
 
 class DeviceRecord(Struct, frozen=True):
-    """One device as it was heard last. `quarantine` says why nothing it sends counts, and is empty for most."""
+    """The last known state of a device. `quarantine` is why its reports do not count, "" if they do."""
 
     fleet: str
     device: str
@@ -32,16 +32,16 @@ class DeviceRecord(Struct, frozen=True):
     first_seen_at: str = ""
     quarantine: str = ""
     revoked: bool = False
-    refusals: int = 0
+    rejections: int = 0
 
     @property
-    def barred(self) -> str:
-        """Why nothing that it sends counts; empty for a device in good standing."""
+    def blocked(self) -> str:
+        """Why its reports do not count: "quarantined", "revoked", or "" if they do."""
         return "revoked" if self.revoked else "quarantined" if self.quarantine else ""
 
 
 class RunRecord(Struct, frozen=True):
-    """One run against a fleet. `desired` "stopped" asks the server that runs it to end it after the round."""
+    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round."""
 
     run: str
     fleet: str
@@ -50,7 +50,7 @@ class RunRecord(Struct, frozen=True):
     source: Source
     rounds: int
     folder: str
-    state: RunWord = "running"
+    state: RunState = "running"
     reason: str = ""
     desired: Literal["running", "stopped"] = "running"
     created_at: str = ""
@@ -58,12 +58,12 @@ class RunRecord(Struct, frozen=True):
 
 
 class RoundRecord(Struct, frozen=True):
-    """One round that is over. `metrics` maps names to their mean over the clients that measured them."""
+    """One completed round. `metrics`: mean over the clients that measured it, by name."""
 
     run: str
     round: int
-    asked: int
-    answered: int
+    selected: int
+    responded: int
     seconds: float
     bytes_down: int = 0
     bytes_up: int = 0
@@ -72,7 +72,7 @@ class RoundRecord(Struct, frozen=True):
 
 
 class RequestRecord(Struct, frozen=True):
-    """What one device was asked, and what became of it: "queued" until it ends in exactly one of the other words."""
+    """A request to one device: "queued" until it ends in exactly one of the other states."""
 
     fleet: str
     device: str
@@ -82,12 +82,12 @@ class RequestRecord(Struct, frozen=True):
     mode: Mode
     state: RequestState = "queued"
     reason: str = ""
-    asked_at: str = ""
+    requested_at: str = ""
     ended_at: str = ""
 
 
 class ReportRecord(Struct, frozen=True):
-    """One report that counts. `before` and `after` are the personal accuracies around a fit, None where they were not measured."""
+    """One accepted report. `before` and `after`: personal accuracy before and after a fit, None if not measured."""
 
     fleet: str
     device: str
@@ -109,7 +109,7 @@ class ReportRecord(Struct, frozen=True):
 
 
 class Rejection(Struct, frozen=True):
-    """One report that does not count, and why."""
+    """One rejected report and its reason."""
 
     fleet: str
     device: str
@@ -123,7 +123,7 @@ class Rejection(Struct, frozen=True):
 
 
 class ReleaseRecord(Struct, frozen=True):
-    """One release: which run and round it came from, and its extractor's sha256 and size."""
+    """One release: the run and round it came from, and the sha256 and size of its extractor."""
 
     fleet: str
     release: int
@@ -136,9 +136,9 @@ class ReleaseRecord(Struct, frozen=True):
 
 
 class RolloutRecord(Struct, frozen=True):
-    """One release on its way to the devices. Anybody may write `desired`; `state`, `stage` and `reason` are the running server's.
+    """The roll-out of one release. Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
 
-    `plan` is the roll-out's own (stages, thresholds); `version` grows with every change of either side.
+    `plan` holds stages and thresholds; `version` increases with every change.
     """
 
     number: int
@@ -146,8 +146,8 @@ class RolloutRecord(Struct, frozen=True):
     release: int
     previous: int = 0
     plan: dict[str, Any] = {}
-    desired: RolloutDesire = "running"
-    state: RolloutWord = "running"
+    desired: DesiredRolloutState = "running"
+    state: RolloutState = "running"
     stage: int = 0
     reason: str = ""
     version: int = 1

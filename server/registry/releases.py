@@ -1,4 +1,4 @@
-"""Releases in the registry: which run and round each came from."""
+"""Releases in the registry, with the run and round each came from."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from server.registry.records import ReleaseRecord
 from server.registry.tables import releases
 
 
-def note(db: Database, record: ReleaseRecord) -> None:
-    """A release was published; published again (a rollback), it stays one release."""
+def record(db: Database, release: ReleaseRecord) -> None:
+    """Store a published release; publishing it again (a rollback) replaces its row."""
     with db.writing() as connection:
-        row = {**msgspec.to_builtins(record), "published_at": record.published_at or now()}
-        db.put(connection, releases, [row])
+        row = {**msgspec.to_builtins(release), "published_at": release.published_at or now()}
+        db.upsert(connection, releases, [row])
 
 
 def listed(db: Database, fleet: str) -> list[ReleaseRecord]:
-    """The releases of a fleet, the newest first."""
-    wanted = select(releases).where(releases.c.fleet == fleet).order_by(releases.c.release.desc())
-    return db.find(wanted, ReleaseRecord)
+    """The releases of a fleet, newest first."""
+    query = select(releases).where(releases.c.fleet == fleet).order_by(releases.c.release.desc())
+    return db.find(query, ReleaseRecord)

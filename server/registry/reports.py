@@ -1,4 +1,4 @@
-"""Reports in the registry: those that count, each once, and those that were refused, each with its reason."""
+"""Reports in the registry: accepted ones, each counted once, and rejected ones with their reasons."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ KEPT_REJECTIONS = 200
 
 
 def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> ReportRecord:
-    """A report as the registry keeps it."""
-    found = report.metrics
+    """Convert a report to its record."""
     return ReportRecord(
-        fleet,
-        device,
-        report.id,
-        run,
-        round,
-        report.kind,
-        report.samples,
-        dict(found),
-        found.get(metrics.PERSONAL_BEFORE),
-        found.get(metrics.PERSONAL_AFTER),
-        report.release,
-        report.head,
-        report.seconds,
-        report.bytes_down,
-        report.bytes_up,
-        report.error,
+        fleet=fleet,
+        device=device,
+        id=report.id,
+        run=run,
+        round=round,
+        kind=report.kind,
+        samples=report.samples,
+        metrics=dict(report.metrics),
+        before=report.metrics.get(metrics.PERSONAL_BEFORE),
+        after=report.metrics.get(metrics.PERSONAL_AFTER),
+        release=report.release,
+        head=report.head,
+        seconds=report.seconds,
+        bytes_down=report.bytes_down,
+        bytes_up=report.bytes_up,
+        error=report.error,
     )
 
 
 def report_of(record: ReportRecord) -> Report:
-    """The report that a record was made of, as far as anybody asks for it again."""
+    """Convert a record back to a report; boot, blob and extractor are not stored."""
     return Report(
-        record.id,
-        record.kind,  # type: ignore[arg-type]
-        "none",
-        record.samples,
-        record.metrics,
+        id=record.id,
+        kind=record.kind,  # type: ignore[arg-type]
+        boot="none",
+        samples=record.samples,
+        metrics=record.metrics,
         release=record.release,
         head=record.head,
         seconds=record.seconds,
@@ -55,34 +54,34 @@ def report_of(record: ReportRecord) -> Report:
 
 
 def accept(db: Database, record: ReportRecord) -> bool:
-    """Notes that a report counts; False, and no change, when it has been counted before."""
+    """Store an accepted report; False, and no change, if it was stored before."""
     with db.writing() as connection:
-        return db.add(connection, reports, {**msgspec.to_builtins(record), "received_at": now()})
+        return db.insert_new(connection, reports, {**msgspec.to_builtins(record), "received_at": now()})
 
 
-def counted(db: Database, fleet: str, device: str, id: str) -> bool:
-    """Whether a report has been counted."""
+def is_accepted(db: Database, fleet: str, device: str, id: str) -> bool:
+    """Whether a report was accepted before."""
     mine = (reports.c.fleet == fleet) & (reports.c.device == device) & (reports.c.id == id)
     with db.reading() as connection:
         return connection.execute(select(reports.c.id).where(mine)).first() is not None
 
 
 def of_run(db: Database, run: str, round: int | None = None) -> list[ReportRecord]:
-    """The reports of a run (or of one of its rounds) that count, as they came."""
-    wanted = select(reports).where(reports.c.run == run).order_by(reports.c.received_at, reports.c.device)
-    return db.find(wanted if round is None else wanted.where(reports.c.round == round), ReportRecord)
+    """The accepted reports of a run, or of one of its rounds, in order of arrival."""
+    query = select(reports).where(reports.c.run == run).order_by(reports.c.received_at, reports.c.device)
+    return db.find(query if round is None else query.where(reports.c.round == round), ReportRecord)
 
 
 def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
-    """What heads reported on one release, as it came."""
-    wanted = select(reports).where(reports.c.fleet == fleet, reports.c.release == release)
-    return db.find(wanted.order_by(reports.c.received_at, reports.c.device), ReportRecord)
+    """The accepted reports on one release, in order of arrival."""
+    query = select(reports).where(reports.c.fleet == fleet, reports.c.release == release)
+    return db.find(query.order_by(reports.c.received_at, reports.c.device), ReportRecord)
 
 
 def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> str:
-    """Notes a report that does not count; with `quarantine_after`, a device that has so many is put in quarantine.
+    """Store a rejected report; quarantine the device after `quarantine_after` of them (0: never).
 
-    Returns why it is in quarantine from now on; empty when nothing has changed for it. The newest KEPT_REJECTIONS of a device are kept.
+    Returns the reason of a new quarantine, otherwise "". The newest KEPT_REJECTIONS of a device are kept.
     """
     row = {**msgspec.to_builtins(rejection), "received_at": now()}
     del row["number"]
@@ -96,12 +95,12 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
             connection.execute(rejections.delete().where(ours, rejections.c.number <= oldest))
         if not quarantine_after:
             return ""
-        db.add(connection, devices, unknown)
-        connection.execute(update(devices).where(mine).values(refusals=devices.c.refusals + 1))
-        now_found = connection.execute(select(devices.c.refusals, devices.c.quarantine).where(mine)).one()
-        if now_found.refusals < quarantine_after or now_found.quarantine:
+        db.insert_new(connection, devices, unknown)
+        connection.execute(update(devices).where(mine).values(rejections=devices.c.rejections + 1))
+        device = connection.execute(select(devices.c.rejections, devices.c.quarantine).where(mine)).one()
+        if device.rejections < quarantine_after or device.quarantine:
             return ""
-        why = f"{now_found.refusals} reports refused, the last for {rejection.reason}"
+        why = f"{device.rejections} reports rejected, the last one because of {rejection.reason}"
         connection.execute(update(devices).where(mine).values(quarantine=why))
         return why
 
@@ -109,8 +108,8 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
 def rejections_of(
     db: Database, fleet: str, *, device: str = "", run: str = "", newest: int = 1000
 ) -> list[Rejection]:
-    """Reports that were refused, the newest first."""
-    wanted = select(rejections).where(rejections.c.fleet == fleet)
-    wanted = wanted.where(rejections.c.device == device) if device else wanted
-    wanted = wanted.where(rejections.c.run == run) if run else wanted
-    return db.find(wanted.order_by(rejections.c.number.desc()).limit(newest), Rejection)
+    """Rejected reports, newest first."""
+    query = select(rejections).where(rejections.c.fleet == fleet)
+    query = query.where(rejections.c.device == device) if device else query
+    query = query.where(rejections.c.run == run) if run else query
+    return db.find(query.order_by(rejections.c.number.desc()).limit(newest), Rejection)

@@ -1,8 +1,8 @@
-"""Roll-outs in the registry: anybody may write what is desired, the server that runs one writes how it stands.
+"""Roll-outs in the registry: any process may write the desired state, the server that runs the roll-out writes the actual one.
 
 number = rollouts.begin(db, "main", release=7, previous=6, plan={"stages": [0.05, 0.25, 1.0]})
 rollouts.steer(db, number, "paused")            # the command line, the dashboard
-rollouts.advance(db, rollout, state="paused")   # the running server, once it is so
+rollouts.advance(db, rollout, state="paused")   # the running server, once it has paused
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import msgspec
 from sqlalchemy import select, update
 
 from server.registry.database import Database, now
-from server.registry.records import RolloutDesire, RolloutRecord, RolloutWord
+from server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState
 from server.registry.tables import rollouts
 
-OVER: frozenset[RolloutWord] = frozenset({"completed", "aborted", "rolled_back", "failed"})
+OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "failed"})
 
 
 def begin(
     db: Database, fleet: str, release: int, *, previous: int = 0, plan: dict[str, Any] | None = None
 ) -> int:
-    """A release starts on its way to the devices -> its number."""
+    """Start the roll-out of a release -> its number."""
     record = RolloutRecord(0, fleet, release, previous, plan or {}, created_at=now(), changed_at=now())
     row = msgspec.to_builtins(record)
     del row["number"]
     with db.writing() as connection:
-        made = connection.execute(rollouts.insert(), row).inserted_primary_key
-        return int(made[0]) if made else 0
+        key = connection.execute(rollouts.insert(), row).inserted_primary_key
+        return int(key[0]) if key else 0
 
 
-def steer(db: Database, number: int, desired: RolloutDesire) -> bool:
-    """Writes what is wanted of a roll-out; False when there is none of this number."""
+def steer(db: Database, number: int, desired: DesiredRolloutState) -> bool:
+    """Set the desired state of a roll-out; False if it does not exist."""
     with db.writing() as connection:
         changed = connection.execute(
             update(rollouts)
@@ -46,11 +46,11 @@ def advance(
     db: Database,
     seen: RolloutRecord,
     *,
-    state: RolloutWord | None = None,
+    state: RolloutState | None = None,
     stage: int | None = None,
     reason: str | None = None,
 ) -> RolloutRecord | None:
-    """Writes how a roll-out stands, as changed from `seen` -> as it is now; None when somebody has changed it since: read it again."""
+    """Change the state of a roll-out, starting from `seen` -> the new record; None if it has changed since `seen` was read."""
     changed = msgspec.structs.replace(
         seen,
         state=seen.state if state is None else state,
@@ -61,12 +61,12 @@ def advance(
     )
     values = {name: getattr(changed, name) for name in ("state", "stage", "reason", "version", "changed_at")}
     with db.writing() as connection:
-        done = connection.execute(
+        updated = connection.execute(
             update(rollouts)
             .where(rollouts.c.number == seen.number, rollouts.c.version == seen.version)
             .values(**values)
         )
-        return changed if done.rowcount else None
+        return changed if updated.rowcount else None
 
 
 def get(db: Database, number: int) -> RolloutRecord | None:
@@ -75,11 +75,11 @@ def get(db: Database, number: int) -> RolloutRecord | None:
 
 
 def listed(db: Database, fleet: str) -> list[RolloutRecord]:
-    """The roll-outs of a fleet, the newest first."""
-    wanted = select(rollouts).where(rollouts.c.fleet == fleet).order_by(rollouts.c.number.desc())
-    return db.find(wanted, RolloutRecord)
+    """The roll-outs of a fleet, newest first."""
+    query = select(rollouts).where(rollouts.c.fleet == fleet).order_by(rollouts.c.number.desc())
+    return db.find(query, RolloutRecord)
 
 
 def current(db: Database, fleet: str) -> RolloutRecord | None:
-    """The newest roll-out that is not over; what the running server looks at."""
-    return next((found for found in listed(db, fleet) if found.state not in OVER), None)
+    """The newest roll-out that has not ended."""
+    return next((record for record in listed(db, fleet) if record.state not in OVER), None)

@@ -1,4 +1,4 @@
-"""The registry's tables as they are now; `migrations/` says how older ones became these. Times are UTC text, for people only."""
+"""The registry's current tables; `migrations/` creates and upgrades them. Times are UTC text, for display only."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ devices = Table(
     Column("why", Text, nullable=False),
     Column("boot", Text, nullable=False),
     Column("capability", JSON),
-    Column("seen_sequence", BigInteger, nullable=False),  # orders what was heard; the time is for people
+    Column("seen_sequence", BigInteger, nullable=False),  # order of the messages received
     Column("seen_at", Text, nullable=False),
     Column("first_seen_at", Text, nullable=False),
-    Column("quarantine", Text, nullable=False, default=""),  # why, or ""
+    Column("quarantine", Text, nullable=False, default=""),  # reason, or ""
     Column("revoked", Boolean, nullable=False, default=False),
-    Column("refusals", Integer, nullable=False, default=0),  # since it was last let in
+    Column("rejections", Integer, nullable=False, default=0),  # rejected reports since it was last readmitted
     PrimaryKeyConstraint("fleet", "device"),
 )
 
@@ -62,8 +62,8 @@ rounds = Table(
     metadata,
     Column("run", Text),
     Column("round", Integer),
-    Column("asked", Integer, nullable=False),
-    Column("answered", Integer, nullable=False),
+    Column("selected", Integer, nullable=False),
+    Column("responded", Integer, nullable=False),
     Column("seconds", Float, nullable=False),
     Column("bytes_down", BigInteger, nullable=False),
     Column("bytes_up", BigInteger, nullable=False),
@@ -73,28 +73,28 @@ rounds = Table(
 )
 
 requests = Table(
-    "tasks",
+    "requests",
     metadata,
     Column("fleet", Text),
     Column("device", Text),
-    Column("id", Text),  # of the want, and of the report that answers it
+    Column("id", Text),  # of the assignment and of its report
     Column("run", Text, nullable=False),
     Column("round", Integer, nullable=False),
     Column("mode", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),
-    Column("asked_at", Text, nullable=False),
+    Column("requested_at", Text, nullable=False),
     Column("ended_at", Text, nullable=False),
     PrimaryKeyConstraint("fleet", "device", "id"),
 )
-Index("tasks_by_round", requests.c.run, requests.c.round)
+Index("requests_by_round", requests.c.run, requests.c.round)
 
 reports = Table(
     "reports",
     metadata,
     Column("fleet", Text),
     Column("device", Text),
-    Column("id", Text),  # the idempotency key: one that is here has been counted, and is not counted again
+    Column("id", Text),  # idempotency key: a stored report is not counted again
     Column("run", Text, nullable=False),
     Column("round", Integer, nullable=False),
     Column("kind", Text, nullable=False),
@@ -148,19 +148,19 @@ rollouts = Table(
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("fleet", Text, nullable=False),
     Column("release", BigInteger, nullable=False),
-    Column("previous", BigInteger, nullable=False),  # what a rollback goes back to, 0 for nothing
+    Column("previous", BigInteger, nullable=False),  # target of a rollback, 0: none
     Column("plan", JSON, nullable=False),
     Column("desired", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("stage", Integer, nullable=False),
     Column("reason", Text, nullable=False),
-    Column("version", Integer, nullable=False),  # grows with every change, for compare-and-set
+    Column("version", Integer, nullable=False),  # increases with every change, for compare-and-set
     Column("created_at", Text, nullable=False),
     Column("changed_at", Text, nullable=False),
 )
 
-questions = Table(
-    "questions",
+round_requests = Table(
+    "round_requests",
     metadata,
     Column("fleet", Text),
     Column("id", Text),
@@ -168,8 +168,8 @@ questions = Table(
     PrimaryKeyConstraint("fleet", "id"),
 )
 
-pieces = Table(
-    "pieces",
+report_chunks = Table(
+    "report_chunks",
     metadata,
     Column("fleet", Text),
     Column("device", Text),
@@ -179,8 +179,8 @@ pieces = Table(
     PrimaryKeyConstraint("fleet", "device", "id", "index"),
 )
 
-letters = Table(
-    "letters",
+shared_reports = Table(
+    "shared_reports",
     metadata,
     Column("number", Integer, primary_key=True, autoincrement=True),
     Column("fleet", Text, nullable=False),
@@ -192,5 +192,5 @@ letters = Table(
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("payload", LargeBinary),
-    UniqueConstraint("fleet", "device", "id", name="letter_once"),
+    UniqueConstraint("fleet", "device", "id", name="shared_report_once"),
 )

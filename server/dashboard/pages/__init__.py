@@ -1,1 +1,1 @@
-"""What each page looks like: HTML made of values, without a look at the registry or at a browser."""
+"""The pages: functions from values to markup, table rows and charts, and for each page the parts that it consists of."""

@@ -1,46 +1,63 @@
-"""Who has which data: a dot per device and class, its area the number of samples."""
+"""The data of the fleet: a dot per device and class, its area the number of samples."""
 
 from __future__ import annotations
 
-from server.dashboard.pages.parts import empty, facts, pager
-from server.dashboard.queries.data import PER_PAGE, DataPage
-from server.report import svg
-from server.report.formatting import number
+from typing import Any
 
-PER_PANEL = 20
-"""Devices below each other; more stand beside them where there is room."""
+from nicegui import ui
+
+from server.dashboard.live import Address, Board, update
+from server.dashboard.pages import charts
+from server.dashboard.pages.parts import empty, facts, heading
+from server.dashboard.queries import data
+from server.dashboard.queries.data import DataPage
+from server.report.formatting import number
 
 
 def body(page: DataPage) -> str:
-    """The dots of one page of devices, and what they sum up to."""
+    """The sums over one page of devices."""
     if not page.counts:
-        return empty(
-            "No device has said what data it has",
-            "Counts per class come with a device's description of itself.",
-        )
+        return empty("No data reported yet", "Devices report their samples per class when they connect.")
     totals = page.totals
-    shown = facts(
+    most, least = max(totals), min(totals)
+    return facts(
         {
             "Devices": number(page.found),
             "Samples on this page": number(sum(totals)),
             "Classes": number(len(totals)),
-            "Most of one class": f"{number(max(totals))} {_of_class(totals.index(max(totals)))}",
-            "Least of one class": f"{number(min(totals))} {_of_class(totals.index(min(totals)))}",
+            "Most of one class": f"{number(most)} {_class(totals.index(most))}",
+            "Least of one class": f"{number(least)} {_class(totals.index(least))}",
         },
         big=True,
     )
-    most = max(max(row) for row in page.counts.values())
-    rows = list(page.counts.items())
-    panels = "".join(
-        svg.dots(dict(rows[first : first + PER_PANEL]), page.classes, "/device/", most)
-        for first in range(0, len(rows), PER_PANEL)
-    )
-    to = {place: f"page={place}" if place else "" for place in (page.page - 1, page.page + 1)}
-    return (
-        f'<div class="sheet padded">{shown}</div><h2>Samples per device and class</h2>'
-        f'<div class="sheet padded panels">{panels}</div>{pager(page.page, page.pages, page.found, PER_PAGE, to, "devices")}'
-    )
 
 
-def _of_class(place: int) -> str:
+def build(board: Board, address: Address) -> None:
+    """Add the page's parts."""
+    text = address.get("page", "")
+    place = int(text) if text.isdecimal() and len(text) < 9 else 0
+
+    def find() -> DataPage:
+        return data.page(board.context.db, board.context.fleet, place)
+
+    async def turn(event: Any) -> None:
+        nonlocal place
+        place = event.value - 1
+        ui.navigate.history.replace(f"/data?page={place}" if place else "/data")
+        await board.refresh()
+
+    ui.html(heading("Data"), sanitize=False)
+    board.html(find, body)
+    board.chart(find, lambda page: charts.dots(page.counts), "Samples per device and class")
+    pages = ui.pagination(1, 1, value=place + 1, direction_links=True, on_change=turn)
+    pages.props("max-pages=7")
+
+    def show(page: DataPage) -> None:
+        update(pages, "max", page.pages)
+        pages.set_visibility(page.pages > 1)
+
+    board.part(find, show)
+
+
+def _class(place: int) -> str:
     return f'<span class="quiet">class {place}</span>'

@@ -1,17 +1,21 @@
-"""One device's own page: what it is, how its accuracy went, what it was asked and what it answered."""
+"""One device: its description, its accuracy over time, its requests, reports and rejections."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
 
 from edge_fl.metrics import by_labels
-from server.dashboard.pages.parts import empty, facts, plot, table, word
+from server.dashboard.live import Address, Board
+from server.dashboard.pages import charts
+from server.dashboard.pages.charts import Chart, Curve
+from server.dashboard.pages.parts import columns, empty, facts, heading, word
+from server.dashboard.queries import device
 from server.dashboard.queries.device import DevicePage, capability
-from server.registry.records import ReportRecord
-from server.report import svg
-from server.report.formatting import NOTHING, clock, escape, number, seconds, share, since, size
+from server.report.formatting import clock, escape, number, seconds, share, since, size
 
-DESCRIBED = {
+DESCRIPTION = {
     "machine": "Machine",
     "memory_mb": "Memory, MB",
     "disk_free_mb": "Disk free, MB",
@@ -21,30 +25,35 @@ DESCRIBED = {
     "agent": "Agent",
     "protocol": "Protocol",
 }
-"""What a device says that it is, and the heading of it."""
+"""Field of a capability -> its heading."""
+REPORTS = columns(
+    ("Received, UTC", "Kind", "Run", "Round", "Release", "Before %", "After %", "Took", "Bytes", "Error"),
+    {"Round", "Release", "Before %", "After %", "Took", "Bytes"},
+)
+REQUESTS = columns(("Requested, UTC", "Mode", "Run", "Round", "State", "Reason"), {"Round"})
+REJECTIONS = columns(("Received, UTC", "Run", "Round", "Reason", "Detail"), {"Round"})
 
 
-def title(page: DevicePage | None, device: str) -> str:
-    """Its name and how it is."""
+def title(page: DevicePage | None, id: str) -> str:
+    """The device's name and status."""
     if page is None:
-        return f'<div class="head"><h1>{escape(device)}</h1></div>'
-    record = page.record
-    barred = f'<span class="tag bad">{record.barred}</span>' if record.barred else ""
-    return f'<div class="head"><h1>{escape(device)}</h1>{word(record.status)}{barred}</div>'
+        return heading(id) + empty("Unknown device", f"No device {id!r} has connected to this fleet yet.")
+    blocked = page.record.barred
+    return heading(id, word(page.record.status) + (f'<span class="tag bad">{blocked}</span>' if blocked else ""))
 
 
-def body(page: DevicePage | None, device: str, now: datetime) -> str:
-    """All that is known of it."""
+def summary(page: DevicePage | None, now: datetime) -> str:
+    """Why the device needs attention, and its main figures."""
     if page is None:
-        return empty("Never heard of", f"No device {device!r} has ever spoken to this fleet's server.")
+        return ""
     record, able = page.record, capability(page.record)
     newest = next((report for report in page.reports if report.after is not None), None)
-    counts = tuple(able.get("samples_per_class", ()))
-    main = facts(
+    why = escape(" ".join(filter(None, (record.why, record.quarantine))))
+    return (f'<p class="alarm">{why}</p>' if why else "") + facts(
         {
             "Accuracy after, %": share(newest.after if newest else None),
             "Before, %": share(newest.before if newest else None),
-            "Release": number(record.release) if record.release else NOTHING,
+            "Release": number(record.release or None),
             "Tier": escape(able.get("tier", "")),
             "Head": escape(able.get("head", "")),
             "Samples": number(able.get("samples", 0)),
@@ -52,125 +61,84 @@ def body(page: DevicePage | None, device: str, now: datetime) -> str:
         },
         big=True,
     )
-    why = " ".join(filter(None, (record.why, record.quarantine)))
-    said = f'<p class="alarm">{escape(why)}</p>' if why else ""
-    rest = {heading: _described(able[name]) for name, heading in DESCRIBED.items() if able.get(name)}
-    rest["Boot"] = escape(record.boot)
-    rest["First seen, UTC"] = clock(record.first_seen_at)
+
+
+def description(page: DevicePage | None) -> str:
+    """The hardware and software of the device, and its notes."""
+    if page is None:
+        return ""
+    able = capability(page.record)
+    values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
+    shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
+    shown |= {"Boot": escape(page.record.boot), "First seen, UTC": clock(page.record.first_seen_at)}
     notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
-    notes = f'<ul class="notes">{notes}</ul>' if notes else ""
-    spread = svg.columns(counts)
-    return "".join(
-        [
-            said,
-            f'<div class="sheet padded">{main}</div>',
-            _history(page.reports),
-            _cold_start(page.reports),
-            f"<h2>Samples by class</h2><div class='sheet padded'>{spread}</div>" if spread else "",
-            f"<h2>What it is</h2><div class='sheet padded'>{facts(rest)}{notes}</div>",
-            _reports(page),
-            _requests(page),
-            _refused(page),
-        ]
-    )
+    return f"<h2>Description</h2>{facts(shown)}" + (f'<ul class="notes">{notes}</ul>' if notes else "")
 
 
-def _history(reports: tuple[ReportRecord, ...]) -> str:
-    found = [report for report in reversed(reports) if report.after is not None or report.before is not None]
-    series = [
-        svg.Series(
-            name,
-            [
-                svg.Point(place, value, marks={"report": report.id})
-                for place, report in enumerate(found, 1)
-                if (value := getattr(report, field)) is not None
-            ],
-            dashed,
-        )
-        for name, field, dashed in (("after", "after", False), ("before", "before", True))
-    ]
-    if len(found) < 2:
-        return ""
-    return "<h2>Accuracy, % by report</h2>" + plot(
-        series, height=180, label="Accuracy by report", step="report"
-    )
+def history(page: DevicePage | None) -> Chart | None:
+    """Accuracy by report, from two reports on."""
+    reports = [r for r in reversed(page.reports if page else ()) if r.after is not None or r.before is not None]
+    numbered = dict(enumerate(reports, 1))
+    after = {place: report.after for place, report in numbered.items() if report.after is not None}
+    before = {place: report.before for place, report in numbered.items() if report.before is not None}
+    curves = [Curve("after", after), Curve("before", before, dashed=True)]
+    return charts.lines(curves, "report", 200) if len(reports) > 1 else None
 
 
-def _cold_start(reports: tuple[ReportRecord, ...]) -> str:
-    """How many labels each kind of head needs here; a device whose head is `auto` measures it at every fit."""
-    newest: dict[str, dict[int, float]] = next(
-        filter(None, (by_labels(report.metrics) for report in reports)), {}
-    )
-    series = [
-        svg.Series(kind, [svg.Point(labels, value) for labels, value in sorted(curve.items())])
-        for kind, curve in newest.items()
-    ]
-    if not series:
-        return ""
-    return "<h2>Held-out accuracy, % by labels per class</h2>" + plot(
-        series, height=180, label="Accuracy by labels per class", step="labels per class"
-    )
+def cold_start(page: DevicePage | None) -> Chart | None:
+    """Accuracy by labels per class for each kind of head, as a device whose head is `auto` measured it last."""
+    measured = (by_labels(report.metrics) for report in (page.reports if page else ()))
+    newest: dict[str, dict[int, float]] = next(filter(None, measured), {})
+    curves = [Curve(kind, dict(sorted(curve.items()))) for kind, curve in newest.items()]
+    return charts.lines(curves, "labels per class", 200)
 
 
-def _reports(page: DevicePage) -> str:
-    rows = (
-        (
+def reports(page: DevicePage | None) -> Iterator[tuple[str, ...]]:
+    """The cells of each report."""
+    for report in page.reports if page else ():
+        yield (
             clock(report.received_at),
             escape(report.kind),
             escape(report.run),
             number(report.round),
-            number(report.release) if report.release else NOTHING,
+            number(report.release or None),
             share(report.before),
             share(report.after),
             seconds(report.seconds),
             size(report.bytes_down + report.bytes_up),
-            f'<span class="text-bad">{escape(report.error)}</span>' if report.error else "",
+            f'<span class="text-bad">{escape(report.error)}</span>',
         )
-        for report in page.reports
-    )
-    numbers = ("Round", "Release", "Before %", "After %", "Took", "Bytes")
-    names = ("Received, UTC", "Kind", "Run", *numbers, "Error")
-    return "<h2>Reports</h2>" + (
-        table(names, rows, numbers, named=False) if page.reports else '<p class="quiet">None yet.</p>'
-    )
 
 
-def _requests(page: DevicePage) -> str:
-    if not page.requests:
-        return ""
-    rows = (
-        (
-            clock(run_id.asked_at),
-            escape(run_id.mode),
-            escape(run_id.run),
-            number(run_id.round),
-            word(run_id.state),
-            escape(run_id.reason),
-        )
-        for run_id in page.requests
-    )
-    return "<h2>Tasks</h2>" + table(
-        ("Asked, UTC", "Mode", "Run", "Round", "State", "Reason"), rows, {"Round"}, named=False
-    )
+def requests(page: DevicePage | None) -> Iterator[tuple[str, ...]]:
+    """The cells of each request."""
+    for one in page.requests if page else ():
+        texts = (escape(one.mode), escape(one.run), number(one.round), word(one.state), escape(one.reason))
+        yield clock(one.asked_at), *texts
 
 
-def _refused(page: DevicePage) -> str:
-    if not page.rejections:
-        return ""
-    rows = (
-        (
-            clock(found.received_at),
-            escape(found.run),
-            number(found.round),
-            escape(found.reason),
-            escape(found.detail),
-        )
-        for found in page.rejections
-    )
-    return "<h2>Refused</h2>" + table(
-        ("Received, UTC", "Run", "Round", "Why", "Detail"), rows, {"Round"}, named=False
-    )
+def rejections(page: DevicePage | None) -> Iterator[tuple[str, ...]]:
+    """The cells of each rejected report."""
+    for one in page.rejections if page else ():
+        texts = (escape(one.run), number(one.round), escape(one.reason), escape(one.detail))
+        yield clock(one.received_at), *texts
 
 
-def _described(value: str | int) -> str:
-    return number(value) if isinstance(value, int) else escape(value)
+def build(board: Board, address: Address) -> None:
+    """Add the page's parts."""
+    id = address["id"]
+    find = partial(device.page, board.context.db, board.context.fleet, id)
+    board.html(find, lambda page: title(page, id))
+    board.html(find, lambda page: summary(page, datetime.now(UTC)))
+    board.chart(find, history, "Accuracy, % by report")
+    board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
+    counts = "samples_per_class"
+    board.chart(
+        find,
+        lambda page: charts.columns(capability(page.record).get(counts, ())) if page else None,
+        "Samples by class",
+    )
+    board.html(find, description)
+    board.table(find, REPORTS, reports, "Reports")
+    board.table(find, REQUESTS, requests, "Requests")
+    board.table(find, REJECTIONS, rejections, "Rejected reports")

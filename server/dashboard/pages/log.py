@@ -1,50 +1,51 @@
-"""What happened, the newest first."""
+"""The events of a fleet, the newest first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from server.dashboard.pages.parts import device_link, empty, table, word
+from nicegui import ui
+
+from server.dashboard.live import Address, Board
+from server.dashboard.pages.parts import columns, empty, heading, link, word
+from server.dashboard.queries import log
 from server.dashboard.queries.log import LEVELS, Event
 from server.report.formatting import clock, escape
 
-OF_DEVICES = frozenset({"refused", "run_id", "quarantine"})
-OF_RUNS = frozenset({"run", "round"})
+COLUMNS = columns(("Time, UTC", "Level", "Kind", "Subject", "Text"))
+PATHS = {"run": "/run/", "round": "/run/", "rejected": "/device/", "request": "/device/", "quarantine": "/device/"}
 
 
-def filters(level: str) -> str:
-    """Levels to choose from."""
-    chips = "".join(
-        f'<button data-key="level-{name}" data-go="{f"level={name}" if name != "all" else ""}"'
-        f' aria-pressed="{str((level or "all") == name).lower()}">{name}</button>'
-        for name in ("all", *LEVELS)
-    )
-    return f'<div class="chips" role="group" aria-label="Show only">{chips}</div>'
+def note(events: Sequence[Event]) -> str:
+    """The empty state."""
+    return "" if events else empty("No events", "Runs, rounds, releases, rejections and failures are listed here.")
 
 
-def body(events: Sequence[Event]) -> str:
-    """The events of the chosen level."""
-    if not events:
-        return empty("Nothing has happened", "Runs, rounds, releases, refusals and failures are listed here.")
-    rows = (
-        (
-            clock(event.at),
-            word(event.level),
-            escape(event.kind),
-            _subject(event),
-            escape(
-                event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
-            ),
-        )
-        for event in events
-    )
-    return table(("Time, UTC", "Level", "What", "Of", "Text"), rows, named=False)
+def rows(events: Sequence[Event]) -> Iterator[tuple[str, ...]]:
+    """The cells of each event."""
+    for event in events:
+        text = event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
+        path = PATHS.get(event.kind)
+        subject = link(path, event.subject) if path else f'<a href="/releases">{escape(event.subject)}</a>'
+        yield clock(event.at), word(event.level), escape(event.kind), subject, escape(text)
 
 
-def _subject(event: Event) -> str:
-    if event.kind in OF_DEVICES:
-        return device_link(event.subject)
-    name = escape(event.subject)
-    if event.kind in OF_RUNS:
-        return f'<a href="/run/{name}" data-key="to-{name}">{name}</a>'
-    return f'<a href="/releases">{name}</a>'
+def build(board: Board, address: Address) -> None:
+    """Add the page's parts."""
+    level = address.get("level", "")
+
+    def find() -> tuple[Event, ...]:
+        return log.newest(board.context.db, board.context.fleet, level)
+
+    async def choose(event: Any) -> None:
+        nonlocal level
+        level = event.value
+        ui.navigate.history.replace(f"/log?level={level}" if level else "/log")
+        await board.refresh()
+
+    ui.html(heading("Log"), sanitize=False)
+    with ui.element("div").classes("bar"):
+        ui.toggle({"": "all"} | {name: name for name in LEVELS}, value=level if level in LEVELS else "", on_change=choose)
+    board.html(find, note)
+    board.table(find, COLUMNS, rows)

@@ -32,7 +32,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
     return DevicePage(
         found[0],
         tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
-        tuple(db.find(_of(requests, fleet, device, "asked_at"), RequestRecord)),
+        tuple(db.find(_of(requests, fleet, device, "requested_at"), RequestRecord)),
         tuple(db.find(_of(rejections, fleet, device, "number"), Rejection)),
     )
 

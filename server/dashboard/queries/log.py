@@ -53,9 +53,9 @@ def _parts(fleet: str) -> list[Select[Any]]:
             "round "
             + cast(rounds.c.round, Text)
             + ": "
-            + cast(rounds.c.answered, Text)
+            + cast(rounds.c.responded, Text)
             + " of "
-            + cast(rounds.c.asked, Text)
+            + cast(rounds.c.selected, Text)
             + " answered",
             begun,
         ).select_from(of_run),

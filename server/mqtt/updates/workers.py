@@ -29,8 +29,8 @@ from server.mqtt.retained import Connect
 from server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
 from server.mqtt.updates.round_request import Answer, RoundRequest, Verdict
 from server.mqtt.updates.validation import Terms, expected_of, flaw_of
-from server.registry import devices, shared_round
-from server.registry.shared_round import CohortRequest, ReportState, SharedReport
+from server.registry import devices, shared_reports
+from server.registry.shared_reports import SharedRequest, ReportState, SharedReport
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ class UpdateWorker:
             self._take_report(device, run, int(round), report)
         elif address.kind == "blob" and packet.content_type == SAFETENSORS:
             id, index = address.path
-            if not self._journal.barred(device) and (id.startswith(shared_round.HEADS) or self._asked(id)):
-                shared_round.keep_piece(self._db, self._journal.fleet, device, id, int(index), packet.payload)
+            if not self._journal.barred(device) and (id.startswith(shared_reports.RELEASE_PREFIX) or self._asked(id)):
+                shared_reports.add_chunk(self._db, self._journal.fleet, device, id, int(index), packet.payload)
                 self._settle(device, id)
 
     def _take_report(self, device: str, run: str, round: int, report: Report) -> None:
@@ -100,7 +100,7 @@ class UpdateWorker:
         elif request and device not in request.cohort:
             self._refuse(device, run, round, report.id, "not_in_cohort")
         else:
-            shared_round.keep_report(self._db, self._journal.fleet, device, run, round, report)
+            shared_reports.add_report(self._db, self._journal.fleet, device, run, round, report)
             self._settle(device, report.id)
 
     def _settle(self, device: str, id: str) -> None:
@@ -116,10 +116,10 @@ class UpdateWorker:
             verdict = self._verdict(request, device, report, chunks)
             return None if verdict is None else ("rejected" if verdict.reason else "accepted", verdict.reason)
 
-        found = shared_round.settle(self._db, self._journal.fleet, device, id, judge)
-        if found is None or found[0].state == "passed":
+        found = shared_reports.validate_report(self._db, self._journal.fleet, device, id, judge)
+        if found is None or found.state == "passed":
             return
-        judged, reason = found
+        judged, reason = found, found.reason
         if reason:
             self._refuse(device, judged.run, judged.round, id, reason)
         else:
@@ -127,7 +127,7 @@ class UpdateWorker:
             self._answer(device, Verdict(id, "accepted"))
 
     def _verdict(
-        self, request: CohortRequest, device: str, report: Report, chunks: Mapping[int, bytes]
+        self, request: SharedRequest, device: str, report: Report, chunks: Mapping[int, bytes]
     ) -> Verdict | None:
         """As the one server would have judged it: by an exchange of its own."""
         terms = msgspec.convert(request.terms, Terms)
@@ -151,8 +151,8 @@ class UpdateWorker:
         known = devices.get(self._db, self._journal.fleet, device)
         return int((known.capability or {}).get("samples", 0)) if known else 0
 
-    def _asked(self, id: str) -> CohortRequest | None:
-        return shared_round.asked(self._db, self._journal.fleet, id)
+    def _asked(self, id: str) -> SharedRequest | None:
+        return shared_reports.get_request(self._db, self._journal.fleet, id)
 
     def _refuse(self, device: str, run: str, round: int, id: str, reason: str) -> None:
         self._journal.reject(device, run, round, id, reason)
@@ -169,21 +169,21 @@ class SharedInbox(Inbox):
     def __init__(self, connection: ServerConnection, journal: Journal) -> None:
         super().__init__(connection, journal)
         self._round_requests: dict[str, RoundRequest] = {}
-        shared_round.clear(journal.db, journal.fleet)
+        shared_reports.clear(journal.db, journal.fleet)
         self._closing = threading.Event()
         threading.Thread(target=self._look, name="edge-fl-shared-reports", daemon=True).start()
 
     def open(self, round_request: RoundRequest, terms: Terms) -> None:
         place = (round_request.id, round_request.run_id, round_request.round, round_request.mode)
-        asked = CohortRequest(
+        asked = SharedRequest(
             self.journal.fleet, *place, sorted(round_request.cohort), msgspec.to_builtins(terms)
         )
         self._round_requests[round_request.id] = round_request
-        shared_round.ask(self.journal.db, asked)
+        shared_reports.open_request(self.journal.db, asked)
 
     def close(self, round_request: RoundRequest) -> None:
         super().close(round_request)
-        shared_round.close(self.journal.db, self.journal.fleet, round_request.id)
+        shared_reports.close_request(self.journal.db, self.journal.fleet, round_request.id)
         self._round_requests.pop(round_request.id, None)
 
     def stop(self) -> None:
@@ -193,9 +193,9 @@ class SharedInbox(Inbox):
     def _look(self) -> None:
         while not self._closing.wait(LOOK_S):
             try:
-                for found in shared_round.settled(self.journal.db, self.journal.fleet):
+                for found in shared_reports.validated(self.journal.db, self.journal.fleet):
                     self._deliver(found)
-                    shared_round.forget(self.journal.db, found.number)
+                    shared_reports.remove(self.journal.db, found.number)
             except EdgeFLError as error:
                 log.warning("%s", error)
 

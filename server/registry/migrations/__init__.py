@@ -1,1 +1,1 @@
-"""How the registry's tables came to be what they are: numbered steps, applied by Alembic when a registry is opened."""
+"""Numbered migrations of the registry's tables, applied by Alembic when a registry is opened."""

@@ -1,4 +1,4 @@
-"""What Alembic runs for every upgrade: the steps of `versions/`, on the connection that `Database.open` hands over."""
+"""Alembic's entry point: apply the migrations in `versions/` on the connection that `Database.open` passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from server.registry.tables import metadata
 
-LOCK = 0xEDFE  # of PostgreSQL: servers that start together upgrade one after the other
+LOCK = 0xEDFE  # advisory lock of PostgreSQL: servers that start at the same time migrate one after the other
 
 connection = context.config.attributes["connection"]
 if connection.dialect.name == "postgresql":

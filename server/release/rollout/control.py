@@ -19,7 +19,7 @@ from server.mqtt.journal import Journal
 from server.mqtt.retained import Connect, read_retained
 from server.mqtt.session import connected
 from server.registry import Database, rollouts
-from server.registry.records import RolloutDesire, RolloutRecord
+from server.registry.records import DesiredRolloutState, RolloutRecord
 from server.release.repository import Repository
 from server.release.rollout.rollout import Rollout
 from server.release.rollout.staged import serving
@@ -86,7 +86,7 @@ class ReleaseControl:
         fields = msgspec.to_builtins(plan)
         return rollouts.begin(self.db, self.fleet, wanted, previous=serving(self.db, self.fleet), plan=fields)
 
-    def steer(self, wanted: RolloutDesire) -> int:
+    def steer(self, wanted: DesiredRolloutState) -> int:
         """Pauses or aborts the roll-out under way -> its number. Raises InputError when there is none."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished is None:

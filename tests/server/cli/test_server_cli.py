@@ -52,8 +52,8 @@ def test_fleet_list_says_that_no_server_listens_and_when_one_last_did(own_mosqui
     device.publish(Packet(topics.state("pi-1"), encode(DeviceState("ready", "b1")), retain=True))
     device.drain(10)
     with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
-        devices.heard(db, [DeviceRecord("main", "pi-1", "ready")])
-        (known,) = devices.known(db, "main")
+        devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
+        (known,) = devices.listed(db, "main")
     where = ["--port", str(endpoint.port), "--home", str(tmp_path / "releases"), "--format", "json"]
     assert main(["fleet", "list", *where]) == 0
     said = capsys.readouterr()
@@ -159,4 +159,4 @@ def test_a_device_is_let_in_again_by_name(tmp_path):
     options = ["--database", str(tmp_path / "registry.sqlite")]
     assert main(["fleet", "admit", "pi-10", *options]) == 4
     assert main(["fleet", "admit", "pi-01", *options]) == 0
-    assert devices.barred(db, "main") == {}
+    assert devices.blocked(db, "main") == {}

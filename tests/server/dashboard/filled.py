@@ -75,7 +75,7 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
                     )
                 )
             )  # fmt: skip
-    registered.heard(db, rows)
+    registered.record(db, rows)
     with db.writing() as connection:
         if told:
             connection.execute(report_table.insert(), told)
@@ -104,20 +104,20 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
                 + "\n"
             )
             means = {"personal.test_acc.before": mean, "global.test_acc": mean - 0.08}
-            runs.note_round(db, RoundRecord("toy-1", round, 20, 19, 3.5, 1_200_000, 1_180_000, means))
+            runs.record_round(db, RoundRecord("toy-1", round, 20, 19, 3.5, 1_200_000, 1_180_000, means))
     asked = [
         RequestRecord("main", name(n), "t-13", "toy-1", ROUNDS + 1, "train") for n in range(min(20, devices))
     ]
-    runs.ask(db, [*asked, RequestRecord("main", name(0), "t-4", "toy-1", 4, "train")])
-    runs.settle(db, "main", "t-4", "timed_out")
+    runs.add_requests(db, [*asked, RequestRecord("main", name(0), "t-4", "toy-1", 4, "train")])
+    runs.settle_requests(db, "main", "t-4", "timed_out")
     for number in range(min(9, devices)):
-        runs.settle(db, "main", "t-13", "succeeded", device=name(number))
+        runs.settle_requests(db, "main", "t-13", "succeeded", device=name(number))
     reports.reject(
         db,
         Rejection("main", name(7), "t-3", "toy-1", 3, "norm", "an update of norm 912, at most 40 expected"),
     )
     for release in (1, 2, 3):
-        releases.note(
+        releases.record(
             db, ReleaseRecord("main", release, "toy-1", 4 * release, "fedrep", 64 * str(release), 51_000)
         )
         number = rollouts.begin(db, "main", release, previous=release - 1, plan={"stages": [0.05, 0.25, 1.0]})

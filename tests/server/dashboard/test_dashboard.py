@@ -76,7 +76,7 @@ def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
 def _say_today(db: Database) -> None:
     """Devices told something today under two methods, the more the higher their number; and one more is there, which has drifted."""
     able = to_builtins(Capability("head", "test", "3", samples=3, drift=1.2))
-    registered.heard(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
+    registered.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
     for number in range(1, 12):
         kind, run = ("update", "toy-0") if number % 2 else ("head", "toy-1")
         told = {metrics.EPSILON: number / 4} if kind == "update" else {}
@@ -121,7 +121,7 @@ def test_a_row_says_what_its_newest_report_says(db: Database) -> None:
 
 def test_a_row_says_how_far_a_device_drifted(db: Database) -> None:
     said = Capability("head", "test", "3", drift=1.24)
-    registered.heard(db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(said))])
+    registered.record(db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(said))])
     found = fleet.page(db, "main", FleetQuery(search="pi-x"))
     assert found.rows[0].drift == 1.24 and "1.2 σ" in fleet_page.table(found, FleetQuery(), NOW)
     assert not any(row.drift for row in fleet.page(db, "main", FleetQuery(search="pi-0")).rows)
@@ -135,7 +135,7 @@ def test_an_address_comes_back_as_the_wish_it_was_made_of() -> None:
 
 
 def test_nothing_that_a_device_says_becomes_markup(db: Database) -> None:
-    registered.heard(db, [DeviceRecord("main", "pi-x", "alert", why='"><script>alert(1)</script>')])
+    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why='"><script>alert(1)</script>')])
     found = fleet.page(db, "main", FleetQuery(search="pi-x"))
     shown = fleet_page.table(found, FleetQuery(), NOW) + device_page.body(
         device.page(db, "main", "pi-x"), "pi-x", NOW

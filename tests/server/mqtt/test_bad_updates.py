@@ -67,7 +67,7 @@ def test_a_bad_update_is_refused_and_leaves_the_aggregate_as_if_its_device_were_
     wrong = bench.device("d2", tamper=tamper)
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert bench.eventually(lambda: len(wrong.acks) == 1)
     assert wrong.acks[0].status == "rejected"
     assert wrong.acks[0].reason in ("tensors", "parts", "norm")
@@ -95,7 +95,7 @@ def test_an_implausible_report_is_refused(bench, bad):
     )
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert bench.eventually(lambda: [ack.reason for ack in wrong.acks] == [reason])
 
 
@@ -112,7 +112,7 @@ def test_a_wrong_chunk_is_not_believed_and_the_right_one_mends_it(bench):
     device = bench.device("d1", tamper=poisoning)
     bench.wait_for(full=1)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
 
 
 def test_malformed_packets_are_counted_by_sender_and_kind(bench):
@@ -127,7 +127,7 @@ def test_malformed_packets_are_counted_by_sender_and_kind(bench):
     device = bench.device("d1", tamper=noisy)
     bench.wait_for(full=1)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert bench.connection.refused == {"d1 rpt": 5, "d1 blob": 1, "d1 nonsense": 1}
 
 
@@ -171,7 +171,7 @@ def test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate(bench, method)
     bench.device("d1"), bench.device("d2", tamper=tamper)
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec(method))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert [found.reason for found in reports.rejections_of(bench.inbox.journal.db, "main")] == ["parts"]
 
 
@@ -185,7 +185,7 @@ def test_after_enough_bad_updates_nothing_of_a_device_counts(bench):
     bench.wait_for(full=2)
     method = build_method(bench.spec("fedavg"))
     plan = Plan(5, seed=1, cohort=CohortConfig(quorum=0.3))
-    asked = [result.asked for result in rounds.run(method, bench.fleet(bench.spec("fedavg")), plan)]
+    asked = [result.selected for result in rounds.run(method, bench.fleet(bench.spec("fedavg")), plan)]
     assert asked == [("d1", "d2")] * 3 + [("d1",)] * 2
     assert bench.inbox.journal.barred("d2") == "quarantined"
     wrong.report("t1", 5, Report("t1-5-x", "update", "b1", 20), b"")
@@ -202,6 +202,6 @@ def test_the_median_over_devices_is_not_moved_by_one_of_them(bench):
     bench.wait_for(full=3)
     method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
     result = next(rounds.run(method, fleet, Plan(1, seed=1, robust=Robust("median"))))
-    assert result.answered == ("d1", "d2", "d3")
+    assert result.responded == ("d1", "d2", "d3")
     longest = max(float(t.abs().max()) for t in result.shared["extractor"].values() if t.is_floating_point())
     assert longest < 5

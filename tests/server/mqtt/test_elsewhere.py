@@ -15,8 +15,7 @@ from edge_fl import config
 from edge_fl.config import Recipe
 from edge_fl.learn import tree
 from edge_fl.methods import names
-from server.orchestrate import simulate
-from server.orchestrate.simulate import SimulationResult
+from server.orchestrate.execute import RunResult, simulate
 from server.training import study
 from tests.server.mqtt.elsewhere import ELSEWHERE, There, elsewhere, held
 from tests.server.training.engines.test_engines import Build, outcome, sequential, store, vectorised
@@ -35,9 +34,9 @@ TINY = config.with_settings(
 CLOSE = 0.02  # the layout of images in memory, and with it rounding, is a device's own
 
 
-def run(device: str, *settings: str) -> SimulationResult:
+def run(device: str, *settings: str) -> RunResult:
     recipe = config.with_settings(TINY, list(settings))
-    return simulate.run(study.prepare(with_fields(recipe, device=device)))
+    return simulate(study.prepare(with_fields(recipe, device=device)))
 
 
 @pytest.mark.parametrize("build", [sequential, vectorised])

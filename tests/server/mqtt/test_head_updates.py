@@ -19,17 +19,27 @@ from server.mqtt.updates.head_updates import STALE, HeadUpdates
 from server.training import rounds
 from server.training.engines.sequential import SequentialFleet
 from server.training.hybrid import HybridFleet
-from server.training.rounds import Plan
+from server.training.rounds import Plan, RunHooks
 from tests.devices import graphs
 
 IDS = ("d1", "d2")
+
+
+class Sent(RunHooks):
+    """Head updates that were received before the round."""
+
+    def __init__(self, updates: list[Update]) -> None:
+        self._updates = updates
+
+    def head_updates(self) -> list[Update]:
+        return self._updates
 
 
 def one_round(bench, name, *heads: Update, **options):
     """Round 1 of simulated clients, with what head-only devices sent beside."""
     method = build_method(bench.spec(name, **options))
     fleet = SequentialFleet({id: bench.client(id) for id in IDS}, method)
-    return method, next(rounds.run(method, fleet, Plan(1, seed=1), beside=lambda: heads))
+    return method, next(rounds.run(method, fleet, Plan(1, seed=1), hooks=Sent(heads)))
 
 
 def head_update(method, part: str, samples: int = 1000) -> Update:
@@ -50,7 +60,7 @@ def test_the_global_head_of_a_head_only_device_enters_fedcrc_s_moving_average_an
         mean = (alone.shared["global_head"][name] - 0.5 * old) / 0.5  # of two clients with 20 samples each
         expected = 0.5 * old + 0.5 * (40 * mean + 40 * theirs.parts["global_head"][name]) / 80
         assert torch.allclose(joined.shared["global_head"][name], expected, atol=1e-5)
-    assert joined.answered == IDS and joined.beside == ("a-head",)
+    assert joined.responded == IDS and joined.head_updates == ("a-head",)
 
 
 def test_class_means_of_a_head_only_device_join_by_their_counts_and_leave_the_extractor_alone(bench):
@@ -90,8 +100,8 @@ def test_the_sums_of_head_only_devices_calibrate_spherefed_s_head(bench):
     z = torch.nn.functional.normalize(torch.rand(30, 4, generator=torch.Generator().manual_seed(1)))
     labels = torch.eye(3)[torch.arange(30) % 3]
     sums = {"gram": z.T @ z, "moment": z.T @ labels}
-    closed, _ = rounds.close(method, fleet, shared, 1, lambda: [Update("h", 30, {"sums": sums})])
-    alone, _ = rounds.close(method, fleet, shared, 1)
+    closed, _ = rounds.final_personalisation(method, fleet, shared, 1, Sent([Update("h", 30, {"sums": sums})]))
+    alone, _ = rounds.final_personalisation(method, fleet, shared, 1)
     assert same(closed["extractor"], shared["extractor"]) and not same(closed["head"], alone["head"])
 
 
@@ -210,9 +220,9 @@ def test_hybrid_equals_simulation_to_the_bit(bench):
         (build_method(spec), SequentialFleet(everybody, build_method(spec))),
     ):
         *_, last = rounds.run(method, fleet, Plan(2, seed=1, evaluate_every=1))
-        results.append((last, *rounds.close(method.at(2), fleet, last.shared, 2)))
+        results.append((last, *rounds.final_personalisation(method.at(2), fleet, last.shared, 2)))
     (ours, shared, closing), (theirs, their_shared, their_closing) = results
-    assert ours.answered == theirs.answered == ("c1", "c2", "d1", "d2")
+    assert ours.responded == theirs.responded == ("c1", "c2", "d1", "d2")
     assert same(shared, their_shared) and ours.metrics == theirs.metrics and closing == their_closing
 
 
@@ -230,7 +240,7 @@ def test_devices_are_asked_before_simulated_clients_begin(bench):
     here.bench = bench
     method, fleet = hybrid(bench, spec, ("d1",), (), here)
     result = next(rounds.run(method, fleet, Plan(1, seed=1)))
-    assert result.answered == ("c1", "d1")
+    assert result.responded == ("c1", "d1")
 
 
 class Slow(SequentialFleet):
@@ -247,4 +257,4 @@ def test_answers_that_came_in_time_count_however_long_simulated_clients_take(ben
     here = Slow({"c1": bench.client("c1")}, build_method(spec))
     here.bench = bench
     method, fleet = hybrid(bench, spec, ("d1",), (), here, deadline_s=1.0)
-    assert next(rounds.run(method, fleet, Plan(1, seed=1))).answered == ("c1", "d1")
+    assert next(rounds.run(method, fleet, Plan(1, seed=1))).responded == ("c1", "d1")

@@ -36,7 +36,7 @@ def test_devices_and_simulation_agree_to_the_bit(bench, name):
         method = build_method(spec)
         plan = Plan(2, seed=1, evaluate_every=1)
         *_, last = rounds.run(method, fleet, plan)
-        results[kind] = (last, *rounds.close(method.at(2), fleet, last.shared, 2))
+        results[kind] = (last, *rounds.final_personalisation(method.at(2), fleet, last.shared, 2))
     (ours, our_shared, our_closing), (theirs, their_shared, their_closing) = (
         results["mqtt"],
         results["simulated"],
@@ -71,8 +71,8 @@ def test_a_straggler_is_not_waited_for_beyond_the_deadline(bench):
     bench.wait_for(full=2)
     started = time.monotonic()
     _, result = one_round(bench, bench.spec("fedavg"), deadline_s=1)
-    assert result.asked == ("d1", "d2")
-    assert result.answered == ("d1",)
+    assert result.selected == ("d1", "d2")
+    assert result.responded == ("d1",)
     assert 0.9 < time.monotonic() - started < 2.5
     late = bench.devices[1]
     assert bench.eventually(lambda: [ack.reason for ack in late.acks] == ["stale_round"])
@@ -93,7 +93,7 @@ def test_a_lost_device_is_not_waited_for_until_the_deadline(bench):
     bench.wait_for(full=2)
     started = time.monotonic()
     _, result = one_round(bench, bench.spec("fedavg"), deadline_s=30, lost_s=0.2)
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert time.monotonic() - started < 5
 
 
@@ -112,7 +112,7 @@ def test_a_device_that_is_reborn_in_mid_round_still_answers(bench):
     reborn = bench.device("d2", tamper=forgetful)
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec("fedavg"), deadline_s=20, lost_s=5)
-    assert result.answered == ("d1", "d2")
+    assert result.responded == ("d1", "d2")
     assert len(set(tries)) == 1
 
 
@@ -120,14 +120,14 @@ def test_a_report_before_its_chunks_counts_as_well(bench):
     bench.device("d1", chunks_first=False)
     bench.wait_for(full=1)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
 
 
 def test_a_report_sent_twice_counts_once_and_is_answered_twice(bench):
     device = bench.device("d1", tamper=lambda mode, report, payload: [(report, payload)] * 2)
     bench.wait_for(full=1)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert bench.eventually(lambda: [ack.status for ack in device.acks] == ["accepted", "duplicate"])
 
 
@@ -152,7 +152,7 @@ def test_a_refused_report_that_comes_again_is_refused_again_and_counts_as_one_an
     refused = bench.device("d2", tamper=twice)
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert bench.eventually(lambda: [ack.status for ack in refused.acks] == ["rejected", "rejected"])
 
 
@@ -168,7 +168,7 @@ def test_a_stranger_and_a_wrong_round_are_refused(bench):
     stale = bench.device("d1", tamper=also_elsewhere)
     bench.wait_for(full=1, heads=1)
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert bench.eventually(lambda: [ack.reason for ack in stranger.acks] == ["not_in_cohort"])
     assert bench.eventually(lambda: [ack.reason for ack in stale.acks][:2] == ["stale_round"] * 2)
 
@@ -182,7 +182,7 @@ def test_a_device_that_gives_up_is_answered_and_not_waited_for(bench):
     bench.wait_for(full=2)
     started = time.monotonic()
     _, result = one_round(bench, bench.spec("fedavg"))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert time.monotonic() - started < 10
     assert bench.eventually(lambda: [ack.status for ack in failing.acks] == ["accepted"])
 
@@ -223,7 +223,7 @@ def test_over_a_real_broker_the_result_is_the_simulation_s(real_bench):
         real_bench.device(id)
     real_bench.wait_for(full=3)
     ours, theirs = two_rounds(real_bench, real_bench.spec("fedrep"), IDS)
-    assert ours.answered == theirs.answered == IDS
+    assert ours.responded == theirs.responded == IDS
     assert same(ours.shared, theirs.shared)
 
 
@@ -246,7 +246,7 @@ def test_a_broker_killed_in_mid_round_costs_no_update(real_bench, own_mosquitto,
     real_bench.wait_for(full=2)
     ours, theirs = two_rounds(real_bench, real_bench.spec("fedavg"), ("d1", "d2"))
     assert hit
-    assert ours.answered == ("d1", "d2")
+    assert ours.responded == ("d1", "d2")
     assert same(ours.shared, theirs.shared)
     assert real_bench.inbox.counts["accepted"] == 4
 
@@ -261,7 +261,7 @@ def test_a_round_ends_with_its_goal_and_puts_the_others_to_rest(bench):
     plan = Plan(1, seed=2, cohort=CohortConfig(participation=0.5, over_select=2.0))
     result = next(rounds.run(method, fleet, plan))
     assert time.monotonic() - started < 3.5
-    assert (result.asked, result.answered) == (("d1", "d2", "d3", "d4"), ("d1", "d2"))
+    assert (result.selected, result.responded) == (("d1", "d2", "d3", "d4"), ("d1", "d2"))
     states = {given.device: given.state for given in runs.requests_of(bench.inbox.journal.db, "t1")}
     assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "removed", "d4": "removed"}
 
@@ -277,5 +277,5 @@ def test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once
     bench.wait_for(full=2)
     method, fleet = build_method(bench.spec("fedrep")), bench.fleet(bench.spec("fedrep"), deadline_s=1.5)
     result = next(rounds.run(method, fleet, Plan(1, seed=1, cohort=CohortConfig(quorum=1.0))))
-    assert (result.answered, result.attempts) == (("d1", "d2"), 2)
+    assert (result.responded, result.attempts) == (("d1", "d2"), 2)
     assert len(set(silent)) == 2

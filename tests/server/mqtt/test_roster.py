@@ -237,7 +237,7 @@ def server_on(stage, db):
 
 
 def statuses(db):
-    return {device.device: device.status for device in devices.known(db, "main")}
+    return {device.device: device.status for device in devices.listed(db, "main")}
 
 
 def test_the_registry_does_not_go_on_saying_that_a_device_is_there_when_nobody_listens(stage):
@@ -253,7 +253,7 @@ def test_the_registry_does_not_go_on_saying_that_a_device_is_there_when_nobody_l
 def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage):
     db, earlier = Database.open(), 5 * 2**32
     left = DeviceRecord("main", "left", "alert", activity="training", why="drift", seen_sequence=earlier)
-    devices.heard(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
+    devices.record(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
     stage.device("d1")
     with server_on(stage, db):
         assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "left": "unknown"})
@@ -263,7 +263,7 @@ def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage)
 def test_a_server_whose_fleet_was_taken_over_silences_nobody(stage):
     db = Database.open()
     with server_on(stage, db):
-        devices.heard(db, [DeviceRecord("main", "d1", "ready", seen_sequence=9 * 2**32)])
+        devices.record(db, [DeviceRecord("main", "d1", "ready", seen_sequence=9 * 2**32)])
     assert statuses(db) == {"d1": "ready"}
 
 
@@ -283,6 +283,6 @@ def test_a_device_that_is_revoked_elsewhere_is_in_no_cohort(bench):
     bench.wait_for(full=2)
     devices.revoke(bench.inbox.journal.db, "main", "d2")
     assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
-    known = {device.device: device for device in devices.known(bench.inbox.journal.db, "main")}
+    known = {device.device: device for device in devices.listed(bench.inbox.journal.db, "main")}
     assert known["d1"].capability["tier"] == "full"
     assert 2**32 < known["d1"].seen_sequence < 2**33

@@ -86,7 +86,7 @@ def test_workers_share_a_round_that_ends_as_with_one_server(crew):
     *_, ours = rounds.run(build_method(spec), bench.fleet(spec), plan)
     alone = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
     *_, theirs = rounds.run(build_method(spec), alone, plan)
-    assert ours.answered == IDS
+    assert ours.responded == IDS
     assert same(ours.shared, theirs.shared)
     assert sum(worker.taken for worker in workers) >= 2 * len(IDS)
     assert all(worker.taken for worker in workers)
@@ -111,7 +111,7 @@ def test_a_bad_update_is_refused_by_whichever_worker_gets_it(crew):
     bench.wait_for(full=2)
     plan = Plan(1, seed=1, cohort=CohortConfig(quorum=0.5))
     result = next(rounds.run(build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg")), plan))
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert [one.reason for one in reports.rejections_of(bench.inbox.journal.db, "main")] == ["tensors"]
     late = bench.devices[0]
     late.report("t1", 1, Report("t1-1-old-1", "update", "b1", 20), b"")
@@ -152,7 +152,7 @@ def test_a_worker_killed_in_mid_round_costs_nothing(crew, own_mosquitto, url, tm
         dying.kill()
         dying.wait()
         dying.stdout.close()
-    assert (result.answered, result.attempts) == (IDS, 1)
+    assert (result.responded, result.attempts) == (IDS, 1)
     assert len(reports.of_run(bench.inbox.journal.db, "t1", 1)) == len(IDS)
 
 
@@ -199,7 +199,7 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         killed.join(10)
         assert workers[0].wait(10) == -9
         assert workers[1].poll() is None
-        assert (result.answered, result.attempts) == (IDS, 1)
+        assert (result.responded, result.attempts) == (IDS, 1)
         assert len(reports.of_run(db, "t1", 1)) == len(IDS)
     alone = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
     assert same(result.shared, next(rounds.run(build_method(spec), alone, Plan(1, seed=1))).shared)

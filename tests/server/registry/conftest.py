@@ -1,4 +1,4 @@
-"""The registry is tested on SQLite, in memory and in a file, and on a real PostgreSQL where Debian's package is installed."""
+"""Registry tests run on SQLite in memory, SQLite in a file and, if Debian's package is installed, PostgreSQL."""
 
 from __future__ import annotations
 

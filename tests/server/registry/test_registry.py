@@ -1,4 +1,4 @@
-"""The registry: every value survives, nothing is counted twice, and what ended stays as it ended."""
+"""The registry: every value survives, nothing is counted twice, and final states do not change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(id="r1-1", **fields):
     return Report(id, "update", "b1", 20, {"loss": 0.5}, **fields)
 
 
-def test_the_steps_lead_to_the_tables_as_they_are(db):
+def test_the_migrations_create_the_current_tables(db):
     with db.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
@@ -50,26 +50,35 @@ def test_opening_again_keeps_everything(tmp_path):
     assert sqlite3.connect(path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_device_keeps_its_standing_whatever_it_says(db):
-    devices.heard(
+def test_a_registry_of_an_unknown_version_is_a_config_error(tmp_path):
+    path = tmp_path / "registry.sqlite"
+    Database.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(ConfigError, match="9999.*expected the tables of this version"):
+        Database.open(path)
+
+
+def test_messages_of_a_device_do_not_change_its_quarantine(db):
+    devices.record(
         db, [DeviceRecord("main", "d1", "ready", capability={"tier": "full"}), DeviceRecord("main", "d2")]
     )
-    devices.quarantine(db, "main", "d1", "three reports refused")
-    devices.revoke(db, "main", "d9")  # never heard of
-    devices.heard(db, [DeviceRecord("main", "d1", "alert", why="enospc", seen_sequence=7)])
-    d1, d2, d9 = devices.known(db, "main")
+    devices.quarantine(db, "main", "d1", "three reports rejected")
+    devices.revoke(db, "main", "d9")  # never seen
+    devices.record(db, [DeviceRecord("main", "d1", "alert", why="enospc", seen_sequence=7)])
+    d1, d2, d9 = devices.listed(db, "main")
     assert (d1.status, d1.why, d1.seen_sequence, d1.quarantine) == (
         "alert",
         "enospc",
         7,
-        "three reports refused",
+        "three reports rejected",
     )
-    assert (d1.barred, d2.barred, d9.barred) == ("quarantined", "", "revoked")
+    assert (d1.blocked, d2.blocked, d9.blocked) == ("quarantined", "", "revoked")
     assert d1.first_seen_at <= d1.seen_at
-    assert devices.barred(db, "main") == {"d1": "quarantined", "d9": "revoked"}
-    devices.let_in(db, "main", "d1")
-    assert devices.barred(db, "main") == {"d9": "revoked"}
-    assert devices.known(db, "other") == []
+    assert devices.blocked(db, "main") == {"d1": "quarantined", "d9": "revoked"}
+    devices.readmit(db, "main", "d1")
+    assert devices.blocked(db, "main") == {"d9": "revoked"}
+    assert devices.listed(db, "other") == []
 
 
 def test_a_run_ends_once(db):
@@ -96,7 +105,7 @@ def test_a_run_whose_server_died_was_stopped_when_the_next_begins(db):
     assert [run.run for run in runs.listed(db, "other")] == ["o1"]
 
 
-def test_a_run_can_be_asked_to_stop_while_it_goes_on(db):
+def test_a_running_run_can_be_requested_to_stop(db):
     runs.begin(db, RUN)
     assert runs.stop(db, "r1")
     assert runs.get(db, "r1").desired == "stopped"
@@ -105,19 +114,19 @@ def test_a_run_can_be_asked_to_stop_while_it_goes_on(db):
 
 
 def test_a_round_that_is_repeated_replaces_itself(db):
-    runs.note_round(db, RoundRecord("r1", 1, asked=3, answered=2, seconds=1.5))
-    runs.note_round(db, RoundRecord("r1", 1, asked=3, answered=3, seconds=2.5, metrics={"acc": None}))
+    runs.record_round(db, RoundRecord("r1", 1, selected=3, responded=2, seconds=1.5))
+    runs.record_round(db, RoundRecord("r1", 1, selected=3, responded=3, seconds=2.5, metrics={"acc": None}))
     (found,) = runs.rounds_of(db, "r1")
-    assert (found.answered, found.metrics) == (3, {"acc": None})
+    assert (found.responded, found.metrics) == (3, {"acc": None})
 
 
-def test_a_task_ends_in_exactly_one_word(db):
-    runs.ask(db, [RequestRecord("main", device, "r1-1", "r1", 1, "train") for device in ("d1", "d2", "d3")])
-    assert runs.settle(db, "main", "r1-1", "succeeded", device="d1") == 1
-    assert runs.settle(db, "main", "r1-1", "rejected", "tensors", device="d2") == 1
-    assert runs.settle(db, "main", "r1-1", "timed_out", "deadline") == 1
-    assert runs.settle(db, "main", "r1-1", "failed", device="d1") == 0
-    assert {run_id.device: run_id.state for run_id in runs.requests_of(db, "r1", 1)} == {
+def test_a_request_ends_in_exactly_one_state(db):
+    runs.add_requests(db, [RequestRecord("main", device, "r1-1", "r1", 1, "train") for device in ("d1", "d2", "d3")])
+    assert runs.settle_requests(db, "main", "r1-1", "succeeded", device="d1") == 1
+    assert runs.settle_requests(db, "main", "r1-1", "rejected", "tensors", device="d2") == 1
+    assert runs.settle_requests(db, "main", "r1-1", "timed_out", "deadline") == 1
+    assert runs.settle_requests(db, "main", "r1-1", "failed", device="d1") == 0
+    assert {request.device: request.state for request in runs.requests_of(db, "r1", 1)} == {
         "d1": "succeeded",
         "d2": "rejected",
         "d3": "timed_out",
@@ -126,16 +135,16 @@ def test_a_task_ends_in_exactly_one_word(db):
 
 def test_a_report_counts_once_and_is_known_after_a_restart(db):
     record = reports.record_of("main", "d1", "r1", 1, report(bytes_up=9))
-    assert not reports.counted(db, "main", "d1", "r1-1")
+    assert not reports.is_accepted(db, "main", "d1", "r1-1")
     assert reports.accept(db, record)
     assert not reports.accept(db, record)
-    assert reports.counted(db, "main", "d1", "r1-1")
-    assert not reports.counted(db, "main", "d2", "r1-1")
+    assert reports.is_accepted(db, "main", "d1", "r1-1")
+    assert not reports.is_accepted(db, "main", "d2", "r1-1")
     (found,) = reports.of_run(db, "r1", 1)
     assert (found.metrics, found.bytes_up, found.before) == ({"loss": 0.5}, 9, None)
 
 
-def test_of_many_threads_one_gets_a_report_counted(db):
+def test_only_one_of_many_threads_accepts_a_report(db):
     record, won = reports.record_of("main", "d1", "r1", 1, report()), []
     threads = [
         threading.Thread(target=lambda: won.append(reports.accept(db, record)), daemon=True) for _ in range(8)
@@ -147,15 +156,15 @@ def test_of_many_threads_one_gets_a_report_counted(db):
     assert sorted(won) == [False] * 7 + [True]
 
 
-def test_refused_reports_put_a_device_in_quarantine(db):
-    refused = Rejection("main", "d1", "r1-1", "r1", 1, "tensors", "extractor.weight: NaN")
-    assert [reports.reject(db, refused, quarantine_after=3) for _ in range(4)] == [
+def test_rejected_reports_put_a_device_in_quarantine(db):
+    rejection = Rejection("main", "d1", "r1-1", "r1", 1, "tensors", "extractor.weight: NaN")
+    assert [reports.reject(db, rejection, quarantine_after=3) for _ in range(4)] == [
         "",
         "",
-        "3 reports refused, the last for tensors",
+        "3 reports rejected, the last one because of tensors",
         "",
     ]
-    assert devices.barred(db, "main") == {"d1": "quarantined"}
+    assert devices.blocked(db, "main") == {"d1": "quarantined"}
     found = reports.rejections_of(db, "main", device="d1", run="r1")
     assert [one.number for one in found] == [4, 3, 2, 1]
     assert found[0].detail == "extractor.weight: NaN"
@@ -163,11 +172,11 @@ def test_refused_reports_put_a_device_in_quarantine(db):
 
 def test_releases_are_listed_newest_first(db):
     for number in (1, 2):
-        releases.note(db, ReleaseRecord("main", number, "r1", number, "fedavg", "0" * 64, 100))
+        releases.record(db, ReleaseRecord("main", number, "r1", number, "fedavg", "0" * 64, 100))
     assert [found.release for found in releases.listed(db, "main")] == [2, 1]
 
 
-def test_a_rollout_is_steered_by_anybody_and_advanced_by_whoever_saw_it_last(db):
+def test_any_process_steers_a_rollout_and_only_the_latest_reader_advances_it(db):
     number = rollouts.begin(db, "main", 2, previous=1, plan={"stages": [0.1, 1.0]})
     seen = rollouts.current(db, "main")
     assert (seen.number, seen.plan, seen.state) == (number, {"stages": [0.1, 1.0]}, "running")
@@ -181,7 +190,7 @@ def test_a_rollout_is_steered_by_anybody_and_advanced_by_whoever_saw_it_last(db)
     assert [found.state for found in rollouts.listed(db, "main")] == ["completed"]
 
 
-def test_what_cannot_be_opened_is_said_in_one_line(tmp_path):
+def test_a_database_that_cannot_be_opened_is_a_config_error(tmp_path):
     (tmp_path / "registry.sqlite").write_bytes(b"no database at all, but long enough to be read as one" * 40)
     with pytest.raises(ConfigError, match="not a database"):
         Database.open(tmp_path / "registry.sqlite")
