@@ -41,7 +41,7 @@ from tests.failures.points import Death, arm
 
 PROCESSES: Any = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["torch", "server.orchestrate.fleet_run", "devices.workers.full", "devices.runtime.runner", __name__]
+    ["torch", "server.orchestrate.run", "devices.workers.full", "devices.runtime.runner", __name__]
 )
 
 DEVICES = ("d1", "d2")
@@ -85,8 +85,8 @@ def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", *
 def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None, database: str) -> None:
     """Run the server: resume the run in `folder`, or start a new one. Exits with the command's status."""
     from edge_fl.errors import EdgeFLError
-    from server.orchestrate import fleet_run
-    from server.orchestrate.request import RunRequest
+    from server.orchestrate import run as orchestrator
+    from server.orchestrate.setup import RunRequest
 
     _log_to(folder / "server.log")
     arm(death, partial((folder / "server.died").touch))
@@ -100,7 +100,7 @@ def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None,
         database=database,
     )
     try:
-        fleet_run.run(request)
+        orchestrator.run(request)
     except EdgeFLError as error:
         logging.getLogger("scene").error("server: %s", error)
         sys.exit(error.exit_code)

@@ -165,7 +165,7 @@ def test_row_18_a_wrong_clock_does_not_affect_a_round(real_bench, monkeypatch):
 
     bench.device("d1", tamper=jump), bench.device("d2", tamper=jump)
     bench.wait_for(full=2)
-    assert one_round(bench).answered == ("d1", "d2")
+    assert one_round(bench).responded == ("d1", "d2")
 
 
 def test_row_19_a_slow_link_delivers_complete_messages(real_bench, own_mosquitto):
@@ -174,7 +174,7 @@ def test_row_19_a_slow_link_delivers_complete_messages(real_bench, own_mosquitto
     with Proxy(own_mosquitto.endpoint, latency_s=0.4, bytes_per_s=16 * 1024) as proxy:
         device_behind(bench, proxy, "d1")
         bench.wait_for(full=1)
-        assert one_round(bench, lost_s=20).answered == ("d1",)
+        assert one_round(bench, lost_s=20).responded == ("d1",)
 
 
 def test_row_19_a_report_after_the_deadline_is_rejected(real_bench, own_mosquitto):
@@ -188,7 +188,7 @@ def test_row_19_a_report_after_the_deadline_is_rejected(real_bench, own_mosquitt
         slow = device_behind(bench, proxy, "d1", tamper=slow_down)
         bench.device("d2")
         bench.wait_for(full=2)
-        assert one_round(bench, deadline_s=1.5).answered == ("d2",)
+        assert one_round(bench, deadline_s=1.5).responded == ("d2",)
         assert bench.eventually(lambda: [ack.reason for ack in slow.acks] == ["stale_round"], 20)
     states = {request.device: request.state for request in runs.requests_of(bench.inbox.journal.db, "t1")}
     assert states == {"d1": "timed_out", "d2": "succeeded"}
@@ -204,7 +204,7 @@ def test_row_20_both_sides_detect_a_half_open_connection(real_bench, own_mosquit
         assert bench.eventually(lambda: bench.roster.get("d1").state.status == "lost", 1.5 * KEEPALIVE_S + 8)
         proxy.heal()
         bench.roster.wait_for(full=1, deadline_s=20)
-        assert one_round(bench).answered == ("d1",)
+        assert one_round(bench).responded == ("d1",)
 
 
 def test_row_21_a_flapping_device_restarts_no_round_and_adds_no_request(real_bench, own_mosquitto):
@@ -228,7 +228,7 @@ def test_row_21_a_flapping_device_restarts_no_round_and_adds_no_request(real_ben
         finally:
             stop.set()
             thread.join(5)
-    assert (result.answered, result.attempts) == (("d1", "d2"), 1)
+    assert (result.responded, result.attempts) == (("d1", "d2"), 1)
     assert len({assignment.id for assignment in flapping.assignments if assignment.mode == "train"}) == 1
     assert len({request.id for request in runs.requests_of(bench.inbox.journal.db, "t1")}) == 1
 
@@ -283,5 +283,5 @@ def test_row_25_an_exception_in_a_handler_does_not_stop_the_receive_thread(real_
     device.send(bench.topics.log("d1"), b'{"level": "info", "text": "x"}')
     device.send(bench.topics.state("d1"), encode(DeviceState("ready", "b1")), retain=True)
     device.send(bench.topics.meta("d1"), encode(Capability("full", "test", "3", samples=20)), retain=True)
-    assert one_round(bench).answered == ("d1",)
+    assert one_round(bench).responded == ("d1",)
     assert bench.connection._thread.is_alive()
