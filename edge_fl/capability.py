@@ -1,7 +1,7 @@
-"""What a device is and can do, measured on the device itself: the machine, its memory and disk, its runtimes, how much data it has.
+"""Measure what a device can do: machine, memory, disk, runtimes, amount of data.
 
-The tier follows from the measurement: a device is full only if torch can be imported, and there are memory and speed for a backward pass;
-everything else is head-only. A person may limit a device to head-only, never lift it. Nothing heavy is imported to find out.
+The tier follows from the measurement: a device is full if torch can be imported and memory and speed suffice for a backward pass, otherwise
+head-only. Its owner may limit it to head-only but not raise it. Nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from edge_fl import __version__
 from edge_fl.wire.messages import Capability
 
 FULL_MIN_MEMORY_MB = 900
-"""A torch process holds about 220 MB before it has a model, and a small network's training step as much again."""
+"""A torch process needs about 220 MB before it has a model, and the training step of a small network as much again."""
 
 
 FULL_MIN_GFLOPS = 4.0
-"""One core of a Raspberry Pi 4 does about twice that; below it a round of a small network takes longer than its deadline."""
+"""About half the speed of one Raspberry Pi 4 core; a slower device misses the deadline of a round even with a small network."""
 
 
 class Tier(StrEnum):
-    """What a device can do for the fleet: fit a head on a frozen extractor, or train parts of the model."""
+    """Device tier: fit a head on a frozen extractor, or train parts of the model."""
 
     HEAD = "head"
     FULL = "full"
@@ -45,9 +45,9 @@ def measure(
     gflops: float = math.inf,
     torch_s: float = math.inf,
 ) -> Capability:
-    """The machine as it is now. `limit` is the highest tier its owner allows; `gflops` and `torch_s` are what a benchmark found, if any."""
+    """Measure this machine. `limit` is the highest tier its owner allows; `gflops` and `torch_s` are benchmark results, if any."""
     memory, torch = total_memory_mb(), _is_importable("torch")
-    chosen, why = tier(memory, torch=torch, starts=torch_s > 0, limit=limit, gflops=gflops)
+    chosen, why = choose_tier(memory, torch=torch, starts=torch_s > 0, limit=limit, gflops=gflops)
     return Capability(
         tier=chosen.value,
         machine=platform.machine(),
@@ -64,7 +64,7 @@ def measure(
     )
 
 
-def tier(
+def choose_tier(
     memory_mb: int,
     *,
     torch: bool,
@@ -72,7 +72,7 @@ def tier(
     limit: Tier | None = None,
     gflops: float = math.inf,
 ) -> tuple[Tier, str]:
-    """The tier of a machine with `memory_mb` of memory, a torch that `starts` and so fast a core, and why, in words for a person."""
+    """Choose the tier from memory, torch and speed, and explain the choice. `starts` says whether torch could be started."""
     if limit is Tier.HEAD:
         return Tier.HEAD, "head: limited by its owner"
     if not torch:
@@ -87,7 +87,7 @@ def tier(
 
 
 def total_memory_mb() -> int:
-    """Physical memory in MB, or the control group's limit where that is lower."""
+    """Physical memory in MB, or the cgroup's limit if that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
@@ -97,13 +97,13 @@ def total_memory_mb() -> int:
 
 
 def free_disk_mb(folder: Path) -> int:
-    """Free space in MB where `folder` is, or will be."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
-    return shutil.disk_usage(there).free >> 20
+    """Free space in MB at `folder`, or at its nearest existing parent."""
+    existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    return shutil.disk_usage(existing).free >> 20
 
 
 def _is_importable(module: str) -> bool:
-    """Without importing it, which would take seconds and 200 MB."""
+    """Does not import the module: torch takes seconds and 200 MB."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -111,7 +111,7 @@ def _is_importable(module: str) -> bool:
 
 
 def version(package: str) -> str:
-    """Of an installed package, found without importing it; empty if there is none."""
+    """Version of an installed package without importing it; empty if not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
-"""The command `edge-fl`: it loads its commands from the entry points "edge_fl.commands", so that the floor imports nothing upwards.
+"""The command `edge-fl`. Commands are loaded from the entry points "edge_fl.commands", so this package imports none of its siblings.
 
-Each entry point is a function `register(app: App) -> None` in a package's `cli.py`, which imports nothing heavy until a command
-runs. Whatever goes wrong ends here as one line on stderr and an exit code: 0 ok, 1 the run failed, 2 cannot connect or not allowed,
-3 deadline, 4 bad input, 130 interrupted.
+Each entry point is a function `register(app: App) -> None` in a package's `cli` module, which imports nothing heavy before a command runs.
+Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline, 4 bad input,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from edge_fl.errors import ConfigError, EdgeFLError, InputError
 
 ENTRY_POINTS = "edge_fl.commands"
 INTERRUPTED = 130
-# What typer raises for a wrong command line: click's ClickException, which typer contains but does not export.
+# click's ClickException, which typer contains but does not export: raised for an invalid command line
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="How to print: a table for people, JSON for programs.")
+    Format, typer.Option("--format", help="Output format: table for reading, JSON for scripts.")
 ]
 IdentityOption = Annotated[
     Path | None,
     typer.Option(
         "--identity",
-        help="The folder of this client's identity (edge-fl fleet enrol), for TLS [plaintext].",
+        help="Folder with this client's identity (edge-fl fleet enrol); enables TLS [plaintext].",
     ),
 ]
 
 
 def fleet_name(name: str | None) -> str | None:
-    """For every option that takes a fleet's name. Raises ConfigError for one that cannot stand in a topic."""
+    """Validate the fleet name of an option. Raises ConfigError if it cannot be part of a topic."""
     from edge_fl.wire.topics import NAME
 
     if name is not None and not NAME.match(name):
@@ -57,8 +57,8 @@ def _show_help(context: typer.Context) -> None:
         print(context.get_help())
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"edge-fl {__version__}")
         raise typer.Exit
 
@@ -67,7 +67,7 @@ def _start(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and stop.", callback=_show_version, is_eager=True),
+        typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print results and errors, no progress.")] = False,
 ) -> None:
@@ -79,14 +79,14 @@ def _start(
 
 @dataclass
 class App:
-    """The command line under construction: commands go to `root`, or to a group that several packages may share."""
+    """The command line under construction: commands are added to `root` or to a group, which several packages may share."""
 
     root: typer.Typer = field(
         default_factory=lambda: typer.Typer(
             callback=_start,
             invoke_without_command=True,
             add_completion=False,
-            rich_markup_mode=None,  # plain help starts faster on a device, and keeps [brackets]
+            rich_markup_mode=None,  # plain help starts faster on a device and keeps [brackets]
             pretty_exceptions_enable=False,
         )
     )
@@ -94,7 +94,7 @@ class App:
     _groups: dict[str, typer.Typer] = field(default_factory=dict)
 
     def group(self, name: str, help: str = "") -> typer.Typer:
-        """The group `edge-fl NAME`, made by whoever asks first; the first help text given stays."""
+        """Return the group `edge-fl NAME`, creating it if needed; the first help text given is kept."""
         if name not in self._groups:
             self._groups[name] = typer.Typer(
                 callback=_show_help, invoke_without_command=True, rich_markup_mode=None
@@ -106,7 +106,7 @@ class App:
         return group
 
     def narrow(self, arguments: Sequence[str]) -> None:
-        """Leaves only the group that `arguments` name, if they name one: typer builds every command that it knows, at every start."""
+        """Keep only the group that `arguments` name, if any: typer otherwise builds every command at every start."""
         name = next((argument for argument in arguments if argument != "--quiet"), "")
         if name in self._groups:
             self.root.registered_commands = []
@@ -114,7 +114,7 @@ class App:
 
 
 def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
-    """An App with every entry point's commands; one that cannot be imported is noted in `unavailable` and hinders no other."""
+    """Build an App from all entry points; one that cannot be imported is listed in `unavailable` and does not affect the others."""
     app = App()
     for point in sorted(entry_points, key=lambda point: point.name):
         try:
@@ -127,7 +127,7 @@ def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command (default: the process's arguments) and returns its exit code; never raises, never prints a traceback."""
+    """Run one command (default: the process's arguments) and return its exit code. Never raises and never prints a traceback."""
     try:
         app = load(metadata.entry_points(group=ENTRY_POINTS))
         return _run(app, list(sys.argv[1:] if arguments is None else arguments))
@@ -139,7 +139,7 @@ def _run(app: App, arguments: list[str]) -> int:
     app.narrow(arguments)
     try:
         code = app.root(arguments, prog_name="edge-fl", standalone_mode=False)
-        if code == INTERRUPTED:  # typer has caught it
+        if code == INTERRUPTED:  # typer caught the KeyboardInterrupt
             return _fail("interrupted", code)
         return code if isinstance(code, int) else 0
     except EdgeFLError as error:
@@ -158,7 +158,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _usage(error: Any, app: App) -> str:
-    """What typer says, the command it concerns, and, when a command is unknown, what could not be loaded."""
+    """typer's message, the command it concerns, and for an unknown command the entry points that could not be loaded."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "edge-fl"
     hint = f" ({_reasons(app)})" if app.unavailable and "No such command" in error.format_message() else ""
@@ -170,10 +170,10 @@ def _reasons(app: App) -> str:
 
 
 def _bug(error: BaseException) -> str:
-    """One line about an error that nobody foresaw, and the file that its traceback was written to."""
+    """Write the traceback of an unexpected error to a file and describe both in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
-    # Named after the place, so that a device that meets the same bug every minute keeps one file and not thousands.
+    # The name identifies the place of the error: repeated errors overwrite one file.
     place = hashlib.blake2b(
         "".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4
     ).hexdigest()
@@ -187,9 +187,9 @@ def _bug(error: BaseException) -> str:
         return (
             f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {path}"
         )
-    return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, no folder could take its traceback"
+    return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback could not be saved"
 
 
 def cache_folder() -> Path:
-    """Where this user's caches lie, per program."""
+    """This user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-fl"

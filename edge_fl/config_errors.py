@@ -1,4 +1,4 @@
-"""What msgspec finds wrong with settings, in the words of the file that they stand in: the table, the key, what came, what is known."""
+"""Translate msgspec's validation errors into the terms of a TOML file: table, key, value, known names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edge_fl.errors import nearest
 
 
 def explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
-    """What msgspec says ("Expected `int` >= 1 - at `$.data.clients`") in the words of a TOML file, with what came."""
+    """Rewrite a msgspec message ("Expected `int` >= 1 - at `$.data.clients`") with the table, the key and the value in `tree`."""
     reason, _, path = message.partition(" - at `$")
-    # "[...]" is what msgspec says for any key of a table of tables.
+    # msgspec writes "[...]" for any key of a table of tables.
     keys = re.findall(r"\w+(?:\[\d+\])*|\*", path.replace("[...]", ".*"))
     if unknown := re.search(r"unknown field `(.*)`", reason):
         table, key = ".".join(keys), unknown[1]
@@ -27,33 +27,33 @@ def explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
     value: Any = tree
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
-    came = f" = {reprlib.repr(value)}" if value is not None else ""
+    given = f" = {reprlib.repr(value)}" if value is not None else ""
     if reason.startswith("Invalid enum value"):
         reason = f"unknown name{nearest(str(value), _words(_field(keys, kind)))}"
     if "[a-z0-9-]{1,32}" in reason:
         reason = "expected 1 to 32 of a-z, 0-9 and '-'"
     if "https?" in reason:
         reason = "expected an address that begins with http:// or https://"
-    return f"{place(keys)}{came}: {reason[:1].lower()}{reason[1:]}"
+    return f"{place(keys)}{given}: {reason[:1].lower()}{reason[1:]}"
 
 
 def _field(keys: list[str], kind: Any) -> Any:
-    """The type of the field at `keys`, from the struct `kind` downwards."""
+    """The type of the field at `keys` below the struct `kind`."""
     for key in keys:
         if key == "*":
             continue
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == key)
         inside = (part for part in get_args(kind) if isinstance(part, type) and issubclass(part, Struct))
-        kind = next(inside, kind)  # of `Struct | None` and of dict[str, Struct], the struct
+        kind = next(inside, kind)  # `Struct | None` and dict[str, Struct] lead to the struct
     return kind
 
 
 def _words(kind: Any) -> list[str]:
-    """The words that a Literal allows, wherever it stands in a type."""
+    """The strings allowed by a Literal anywhere in a type."""
     return [word for part in get_args(kind) for word in ([part] if isinstance(part, str) else _words(part))]
 
 
 def place(keys: Sequence[str]) -> str:
-    """Such as "[data] clients", of the keys that lead there."""
+    """Format keys as "[data] clients"."""
     *tables, key = keys or ["recipe"]
     return f"[{'.'.join(tables)}] {key}" if tables else key

@@ -1,22 +1,23 @@
-"""Every error that edge-fl raises on purpose, with the exit code that a command ends with when nobody handles it.
+"""Every error that edge-fl raises on purpose, and the exit code of a command that does not handle it.
 
-    EdgeFLError                     1  the run failed
-    ├── RunError                    1  a run cannot go on (NaN loss, quorum missed for good)
-    │   ├── PrivacyError            1  an update would tell more of a client's data than it may
-    │   │   └── SpentError          1  that holds of every client: a run ends with what it has reached
-    │   └── StoppedError            1  somebody asked it to end
-    ├── ArtefactError               1  bytes that are not what their manifest says
-    │   └── TrustError              1  release metadata that must not be believed
-    ├── ProtocolError               1  a message, topic or tensor file that breaks the wire contract
-    ├── ConnectError                2  no broker, refused, not allowed
-    ├── DeadlineError               3  something did not happen in time
-    └── InputError                  4  what a person gave is wrong
-        ├── ConfigError             4  a recipe or an option
-        ├── DataError               4  images, labels, folders, splits
-        └── MethodError             4  a method, its hyper-parameters, or a model that does not carry it
+    EdgeFLError                       1  base class
+    ├── RunError                      1  a run cannot continue: NaN loss, quorum missed on the last attempt
+    │   ├── PrivacyError              1  an update would exceed a client's privacy budget
+    │   │   └── BudgetExhaustedError  1  no client has privacy budget left; the run ends with what it has reached
+    │   └── StoppedError              1  a run was stopped on request
+    ├── ArtefactError                 1  bytes that do not match their manifest, or that this device cannot run
+    │   └── TrustError                1  release metadata that fails verification
+    ├── ProtocolError                 1  a message, topic or tensor file that violates the protocol
+    ├── ConnectError                  2  no broker, or access denied
+    ├── DeadlineError                 3  a deadline passed
+    └── InputError                    4  invalid input from a person
+        ├── ConfigError               4  a recipe or an option
+        ├── DataError                 4  images, labels, folders, splits
+        └── MethodError               4  a method, its hyper-parameters, or a model that does not support it
 
-A message says where, what came, what was expected, and what happens now:
-``ArtefactError("extractor.onnx: sha256 3f..., manifest says 9a...; keeping release 12")``.
+A message says where, what was found and what was expected. `consequence` completes it with what happens now:
+``ArtefactError("extractor.onnx: sha256 3f..., manifest says 9a...", consequence="keeping release 12")`` reads
+"extractor.onnx: sha256 3f..., manifest says 9a...; keeping release 12".
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ MAX_KNOWN = 32  # names
 
 
 class EdgeFLError(Exception):
-    """Root of the tree.
+    """Base class of all errors raised on purpose.
 
-    `exit_code` is the exit code of a command that does not handle the error. `consequence` says what happens now; it ends the message.
-    Each class has a default, and a raise may give its own.
+    `exit_code` is the exit code of a command that does not handle the error. `message` is the text without `consequence`. Each class has a
+    default consequence; `consequence` overrides it for one error.
     """
 
     exit_code: ClassVar[int] = 1
@@ -50,23 +51,23 @@ class EdgeFLError(Exception):
 
 
 class RunError(EdgeFLError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
 
 class PrivacyError(RunError):
-    """An update would tell more of a client's data than its budget allows."""
+    """An update would exceed a client's privacy budget."""
 
 
 class BudgetExhaustedError(PrivacyError):
-    """The privacy budget of every client is spent, so no further round is possible."""
+    """The privacy budget of every client is exhausted, so no further round is possible."""
 
 
 class StoppedError(RunError):
-    """A run ends because somebody asked for it."""
+    """A run was stopped on request."""
 
 
 class ArtefactError(EdgeFLError):
-    """Bytes that are not what their manifest says, or that this device cannot run; `why` is the one word a device reports."""
+    """Bytes that do not match their manifest, or that this device cannot run; `why` is the failure word that a device reports."""
 
     consequence = "not used"
 
@@ -76,23 +77,23 @@ class ArtefactError(EdgeFLError):
 
 
 class TrustError(ArtefactError):
-    """Release metadata that must not be believed: rollback, freeze, wrong key, expired."""
+    """Release metadata that fails verification: rollback, freeze, wrong key, expired."""
 
 
 class ProtocolError(EdgeFLError):
-    """A message, topic or tensor file that breaks the wire contract."""
+    """A message, topic or tensor file that violates the protocol."""
 
     consequence = "ignored"
 
 
 class ConnectError(EdgeFLError):
-    """No broker there, or it does not let us in."""
+    """No broker, or access denied."""
 
     exit_code: ClassVar[int] = 2
 
 
 class DeadlineError(EdgeFLError):
-    """Something did not happen in time."""
+    """A deadline passed."""
 
     exit_code: ClassVar[int] = 3
 
@@ -105,24 +106,24 @@ class InputError(EdgeFLError):
 
 
 class ConfigError(InputError):
-    """A recipe or an option that cannot be used."""
+    """An invalid recipe, setting or option."""
 
 
 class DataError(InputError):
-    """Images, labels, folders or splits that cannot be used."""
+    """Invalid images, labels, folders or splits."""
 
 
 class MethodError(InputError):
-    """A method, one of its hyper-parameters, or a model that does not carry it."""
+    """An invalid method or hyper-parameter, or a model that does not support the method."""
 
 
 def brief(reason: object) -> str:
-    """What another library says is wrong, cut short: it may quote what came, however long that is."""
+    """Shorten another library's error text: it may quote input of any length."""
     return str(reason)[:MAX_REASON]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a mistyped name: `` (did you mean 'fedavg'?)``, or the known names when none is near; empty where none is known."""
+    """Format a hint for a mistyped name: `` (did you mean 'fedavg'?)``, else the known names; empty if none are known."""
     names = sorted(known)
     if near := difflib.get_close_matches(name, names, n=1):
         return f" (did you mean {near[0]!r}?)"

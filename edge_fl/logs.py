@@ -1,6 +1,6 @@
-"""Logs for machines: one JSON object per line on stderr, with the run, the round and the device that a line is about.
+"""JSON logs: one object per line on stderr, with run, round and device.
 
-A process works on one run at a time, so run and round are the process's (`about`); the device comes with the line, as
+A process works on one run at a time, so run and round are set once per process (`set_context`); the device is given per record:
 `log.warning(..., extra={"device": id})`.
 """
 
@@ -14,19 +14,19 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-FORMAT = "EDGE_FL_LOG_FORMAT"  # an environment variable, so that child processes log alike
-_about: dict[str, Any] = {}
+FORMAT = "EDGE_FL_LOG_FORMAT"  # an environment variable, inherited by child processes
+_context: dict[str, Any] = {}
 
 
 class LogFormat(StrEnum):
-    """How a process tells what it does."""
+    """Log format of a process."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class JsonLines(logging.Formatter):
-    """One record as one line of JSON; what is not known is left out."""
+    """Format a record as one line of JSON; unknown fields are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -34,7 +34,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "text": record.getMessage(),
-            **_about,
+            **_context,
         }
         if device := getattr(record, "device", ""):
             line["device"] = device
@@ -43,8 +43,8 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def set_up(format: LogFormat, level: int = logging.INFO) -> None:
-    """JSON lines from now on, in this process and its children; with TEXT nothing changes."""
+def configure(format: LogFormat, level: int = logging.INFO) -> None:
+    """Log as JSON lines from now on, in this process and its children; TEXT changes nothing."""
     if format is LogFormat.TEXT:
         return
     os.environ[FORMAT] = format.value
@@ -54,14 +54,14 @@ def set_up(format: LogFormat, level: int = logging.INFO) -> None:
 
 
 def is_json() -> bool:
-    """Whether this process tells what it does in JSON."""
+    """Whether this process logs JSON."""
     return os.environ.get(FORMAT) == LogFormat.JSON.value
 
 
-def about(**fields: Any) -> None:
-    """What every line is about from now on; None takes a field away."""
+def set_context(**fields: Any) -> None:
+    """Add fields to every following line; None removes a field."""
     for name, value in fields.items():
         if value is None:
-            _about.pop(name, None)
+            _context.pop(name, None)
         else:
-            _about[name] = value
+            _context[name] = value

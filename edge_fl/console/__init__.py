@@ -1,1 +1,1 @@
-"""Terminal output: progress bars, units, and messages about missing extras."""
+"""Terminal output: status lines, tables, progress bars, units, and hints about missing extras."""

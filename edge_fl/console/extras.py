@@ -1,4 +1,4 @@
-"""Which extra of this distribution brings a module that is not installed; the list is read from the installed metadata."""
+"""Hints about missing packages: which extra of this distribution installs a module, read from the installed metadata."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ LARGEST_FIRST = ("scale", "server", "full", "flash")
 
 
 def hint(error: BaseException) -> str:
-    """``needs pip install 'edge-fl[server]' (torch is not installed)``; empty when `error` is not about a module of an extra."""
+    """Format ``needs pip install 'edge-fl[server]' (torch is not installed)``; empty unless `error` is about a module of an extra."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     module = error.name.partition(".")[0]
     extra = _smallest_extras().get(_normal(module))
     if extra is None:
         return ""
-    # The server needs more than the first module that it misses, so ask for all of it at once.
+    # The server needs more than the first missing module, so name the extra that has all of it.
     callers = {
         str(frame.f_globals.get("__name__")).partition(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)

@@ -1,7 +1,6 @@
-"""What a person sees of a long job while it goes on: bars on a terminal, now and then a line elsewhere, nothing under `--quiet`.
+"""Progress of a long job on stderr: bars on a terminal, occasional lines elsewhere, nothing under `--quiet`.
 
-A job knows nothing of this. It tells a `Watch` how far each of its stages is, and whoever started it hands in a `Progress`, which works
-out how fast that is and how much time is left. Everything goes to stderr: stdout is for results.
+A job reports each stage's progress to a `Watch`. The caller passes a `Progress`, which computes speed and remaining time.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ EVERY_S = 10.0
 
 
 class Count(NamedTuple):
-    """How far one stage of a job is: `done` of `of` rounds, clients, heads, or bytes. One that falls back begins anew."""
+    """Progress of one stage: `done` of `of` rounds, clients, heads or bytes. A smaller `done` than before restarts the stage."""
 
     stage: str
     done: int
@@ -38,35 +37,35 @@ Watch = Callable[[Count], None]
 
 
 def unwatched(count: Count) -> None:
-    """Nobody looks."""
+    """A `Watch` that ignores progress."""
 
 
 @dataclass
 class Pace:
-    """A stage since it began, on the monotonic clock: `rate` per second, `left_s` seconds to its end."""
+    """Speed of a stage since it began, on the monotonic clock."""
 
     first: int
     began_s: float
-    told_s: float
+    printed_s: float
     done: int = 0
     bar: Any = None
 
     def rate(self, count: Count, now_s: float) -> float:
-        """0 while nothing was done."""
+        """Units per second; 0 before the first one."""
         return (count.done - self.first) / max(now_s - self.began_s, 0.1)
 
     def left_s(self, count: Count, now_s: float) -> float | None:
-        """None while nothing was done, so that nobody knows."""
+        """Remaining seconds; None before the first unit is done."""
         rate = self.rate(count, now_s)
         return (count.of - count.done) / rate if rate > 0 else None
 
 
 class Progress:
-    """Shows the stages of one job; itself a `Watch`. `live` draws bars: by default on a terminal, where people read it."""
+    """Display the stages of one job; itself a `Watch`. `live` draws bars; by default on a terminal, unless logs are JSON."""
 
     def __init__(self, *, live: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        wanted = sys.stderr.isatty() if live is None else live
-        self._live = wanted and not is_quiet() and not logs.is_json()
+        live = sys.stderr.isatty() if live is None else live
+        self._live = live and not is_quiet() and not logs.is_json()
         self._clock, self._lock = clock, threading.Lock()
         self._paces: dict[str, Pace] = {}
         self._bars: Any = None
@@ -85,14 +84,14 @@ class Progress:
             bars.stop()
 
     def print(self, line: str) -> None:
-        """One line that stays."""
+        """Print one line above the bars."""
         if bars := self._bars:
             bars.console.print(line, markup=False, highlight=False)
         else:
             print_status(line)
 
     def __call__(self, count: Count) -> None:
-        """Any thread may tell."""
+        """Report progress; may be called from any thread."""
         with self._lock:
             now_s = self._clock()
             pace = self._paces.get(count.stage)
@@ -100,19 +99,19 @@ class Progress:
                 pace = self._begin(count, now_s, pace)
             pace.done = count.done
             if bars := self._bars:
-                bars.update(pace.bar, completed=count.done, total=count.of, said=said(count, pace, now_s))
-            elif now_s - pace.told_s >= EVERY_S and not count.over:
-                pace.told_s = now_s
+                bars.update(pace.bar, completed=count.done, total=count.of, text=text(count, pace, now_s))
+            elif now_s - pace.printed_s >= EVERY_S and not count.over:
+                pace.printed_s = now_s
                 left_s = pace.left_s(count, now_s)
                 left = f", about {units.seconds(left_s, 0)} left" if left_s is not None else ""
-                print_status(f"{count.stage}: {said(count, pace, now_s)}{left}")
+                print_status(f"{count.stage}: {text(count, pace, now_s)}{left}")
             if count.over:
                 self._end(count.stage)
 
     def _begin(self, count: Count, now_s: float, before: Pace | None) -> Pace:
         if before:
             self._end(count.stage)
-        bar = self._bars.add_task(count.stage, total=count.of, said="") if self._bars else None
+        bar = self._bars.add_task(count.stage, total=count.of, text="") if self._bars else None
         self._paces[count.stage] = pace = Pace(count.done, now_s, now_s, bar=bar)
         return pace
 
@@ -122,16 +121,15 @@ class Progress:
             self._bars.remove_task(pace.bar)
 
 
-def said(count: Count, pace: Pace, now_s: float) -> str:
-    """How far and how fast: "40 of 100, 3.2/s", "1.5 of 4.0 MiB", "7 of 20, 2.4/min"."""
+def text(count: Count, pace: Pace, now_s: float) -> str:
+    """Format count and speed: "40 of 100, 3.2/s", "1.5 of 4.0 MiB", "7 of 20, 2.4/min"."""
     rate = pace.rate(count, now_s)
     if count.bytes:
-        far = f"{units.size(count.done)} of {units.size(count.of)}"
-        return f"{far}, {units.size(rate)}/s" if rate else far
-    far = f"{count.done:,} of {count.of:,}"
-    if not rate:
-        return far
-    return f"{far}, {rate:.1f}/s" if rate >= 1 else f"{far}, {60 * rate:.1f}/min"
+        amount, speed = f"{units.size(count.done)} of {units.size(count.of)}", f"{units.size(rate)}/s"
+    else:
+        amount = f"{count.done:,} of {count.of:,}"
+        speed = f"{rate:.1f}/s" if rate >= 1 else f"{60 * rate:.1f}/min"
+    return f"{amount}, {speed}" if rate else amount
 
 
 def _bars() -> Any:
@@ -143,7 +141,7 @@ def _bars() -> Any:
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[said]}", markup=False),
+        TextColumn("{task.fields[text]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

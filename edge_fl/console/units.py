@@ -1,4 +1,4 @@
-"""Sizes and durations as people read them, the same on the terminal, in the dashboard and in reports."""
+"""Sizes and durations for the terminal, the dashboard and reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(bytes: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Format bytes: 1536 -> "1.5 KiB"."""
     value, unit = float(bytes), 0
     while value >= 1024 and unit + 1 < len(UNITS):
         value, unit = value / 1024, unit + 1
@@ -14,7 +14,7 @@ def size(bytes: float) -> str:
 
 
 def seconds(value: float, digits: int = 1) -> str:
-    """Of any length: "0.4 s", "3 min", "2.5 h"; `digits` are those of seconds."""
+    """Format a duration: "0.4 s", "3 min", "2.5 h"; `digits` applies to seconds."""
     if value < 100:
         return f"{value:.{digits}f} s"
     return f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"

@@ -1,7 +1,7 @@
-"""Files that are either the old one or the new one, whole, whatever happens in between: a power cut leaves no half-written file.
+"""Atomic file writes: after a power cut a file has either its old or its new content.
 
-The new content goes to a temporary file in the same folder, is flushed to the disk, takes the old one's name in one step, and the
-folder is flushed too. Leftovers of a cut end in `.part`.
+The content is written to a temporary file in the same folder and flushed to disk; the file is then renamed and the folder flushed.
+Temporary files end in `.part`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import BinaryIO
 
 @contextmanager
 def writing(path: Path, *, flush: bool = True, private: bool = False) -> Iterator[BinaryIO]:
-    """A binary file to stream into; it becomes `path` when the block ends well and vanishes when it raises. Raises OSError.
+    """Open a binary file that becomes `path` when the block succeeds and is removed when it raises. Raises OSError.
 
-    Without `flush` a power cut may leave an empty file: for what is written often and may be lost, so that a card lasts longer.
-    A `private` file can be read by its owner alone, from the first byte on.
+    Without `flush` a power cut may leave an empty file: for files that are written often and may be lost, to spare an SD card.
+    A `private` file has mode 0600 from its creation.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        mode = 0o600 if private else 0o666  # at its creation: later would leave a moment for others
+        mode = 0o600 if private else 0o666  # set at creation: a later chmod would leave a moment for others
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             if flush:
@@ -38,7 +38,7 @@ def writing(path: Path, *, flush: bool = True, private: bool = False) -> Iterato
 
 
 def link(source: Path, path: Path) -> None:
-    """Puts the file `source` at `path` as well, flushed to the disk: the same bytes, not a copy where the file system can share them."""
+    """Hard-link `source` to `path`, flushed to disk; copy it where the file system has no links."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         try:
@@ -54,7 +54,7 @@ def link(source: Path, path: Path) -> None:
 
 
 def write(path: Path, content: bytes | str, *, flush: bool = True, private: bool = False) -> None:
-    """Puts `content` (text as UTF-8) at `path`, as `writing` does. Raises OSError; the old file then stands as it was."""
+    """Write `content` (text as UTF-8) to `path` atomically, see `writing`. Raises OSError and leaves the old file unchanged."""
     with writing(path, flush=flush, private=private) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 

@@ -1,4 +1,4 @@
-"""How many files and sockets this process may have open: raised to what the system allows, or said in time that it is not enough."""
+"""The limit on open files and sockets of this process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import resource
 
 from edge_fl.errors import InputError
 
-SPARE = 64  # beside the sockets: libraries, logs, children
+SPARE = 64  # other than sockets: libraries, logs, children
 
 
 def require(sockets: int, who: str) -> None:
-    """Raises the soft limit so that `sockets` fit beside everything else. Raises InputError when the hard limit is lower."""
+    """Raise the soft limit so that `sockets` more can be opened. Raises InputError if the hard limit is lower."""
     needed = sockets + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -24,6 +24,6 @@ def require(sockets: int, who: str) -> None:
 
 
 def raise_most() -> None:
-    """Raises the soft limit as far as it goes, for a child that takes as many clients as come."""
+    """Raise the soft limit to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

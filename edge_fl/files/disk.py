@@ -1,4 +1,4 @@
-"""What a full or failing disk says, in our words: one error with the word that a device reports, whatever was being written."""
+"""Disk failures as ArtefactError with the failure word that a device reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def reporting(where: str) -> Iterator[None]:
-    """Turns an OSError of the block into ArtefactError, `why` "enospc" for a full disk and "disk" for any other failure."""
+    """Convert an OSError of the block to ArtefactError; `why` is "enospc" for a full disk and "disk" for any other failure."""
     try:
         yield
     except OSError as error:
@@ -26,7 +26,9 @@ def reporting(where: str) -> Iterator[None]:
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raises ArtefactError ("enospc") unless `folder`'s disk has `needed_bytes` left."""
+    """Raise ArtefactError ("enospc") unless `folder`'s disk has `needed_bytes` free.
+
+    """
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise ArtefactError(

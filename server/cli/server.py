@@ -92,15 +92,20 @@ def run(
     connect = connect_to(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
     from server.dashboard import child
-    from server.orchestrate import fleet_run, request  # torch comes with it: wrong settings are told before
+    from server.orchestrate import run as orchestrator
+    from server.orchestrate import setup  # torch comes with it: wrong settings are told before
     from server.report import page as report
 
     user_imports.from_here()
-    logs.set_up(log_format)
+    logs.configure(log_format)
     interrupt_on_sigterm()
-    asked = request.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
-    with child.dashboard(dashboard, asked.registry, chosen.broker.fleet, home):
-        print(fleet_run.run(asked, report.write))
+    request = setup.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
+    with child.dashboard(dashboard, request.registry, chosen.broker.fleet, home):
+        results, outcome = orchestrator.run(request)
+        report.write(results)
+        if outcome.exhausted:
+            raise outcome.exhausted
+        print(results.path)
 
 
 def worker(

@@ -12,18 +12,18 @@ from edge_fl.wire import messages
 
 
 def test_a_device_with_torch_and_memory_is_full() -> None:
-    assert capability.tier(FULL_MIN_MEMORY_MB, torch=True)[0] is Tier.FULL
+    assert capability.choose_tier(FULL_MIN_MEMORY_MB, torch=True)[0] is Tier.FULL
 
 
 def test_a_device_without_torch_or_memory_is_head_only_and_says_why() -> None:
-    assert capability.tier(8000, torch=False) == (Tier.HEAD, "head: torch is not installed")
-    chosen, why = capability.tier(FULL_MIN_MEMORY_MB - 1, torch=True)
+    assert capability.choose_tier(8000, torch=False) == (Tier.HEAD, "head: torch is not installed")
+    chosen, why = capability.choose_tier(FULL_MIN_MEMORY_MB - 1, torch=True)
     assert chosen is Tier.HEAD and f"{FULL_MIN_MEMORY_MB - 1} MB" in why
 
 
 def test_a_person_may_limit_a_device_but_not_lift_it() -> None:
-    assert capability.tier(8000, torch=True, limit=Tier.HEAD)[0] is Tier.HEAD
-    assert capability.tier(8000, torch=False, limit=Tier.FULL)[0] is Tier.HEAD
+    assert capability.choose_tier(8000, torch=True, limit=Tier.HEAD)[0] is Tier.HEAD
+    assert capability.choose_tier(8000, torch=False, limit=Tier.FULL)[0] is Tier.HEAD
 
 
 def test_a_measurement_describes_this_machine(tmp_path: Path) -> None:

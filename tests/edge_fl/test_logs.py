@@ -15,10 +15,10 @@ PROGRAM = """
 import logging
 from edge_fl import logs
 from edge_fl.console.output import print_status
-logs.set_up(logs.LogFormat.JSON)
-logs.about(run="toy-1", round=3)
+logs.configure(logs.LogFormat.JSON)
+logs.set_context(run="toy-1", round=3)
 logging.getLogger("server").warning("%s: refused\\nfor its norm", "pi-7", extra={"device": "pi-7"})
-logs.about(round=None)
+logs.set_context(round=None)
 print_status("round 3/5")
 """
 
@@ -38,6 +38,6 @@ def test_a_line_names_run_round_and_device() -> None:
 
 def test_text_stays_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(logs.FORMAT, raising=False)
-    logs.set_up(logs.LogFormat.TEXT)
+    logs.configure(logs.LogFormat.TEXT)
     print_status("round 3/5")
     assert capsys.readouterr().err == "round 3/5\n"

@@ -14,7 +14,7 @@ from devices.config import DeviceConfig
 from devices.features import child_main
 from devices.features.child_loader import FeatureRequest
 from devices.storage.slots import Slots
-from edge_fl.capability import FULL_MIN_GFLOPS, Tier, tier
+from edge_fl.capability import FULL_MIN_GFLOPS, Tier, choose_tier
 from edge_fl.wire.endpoint import Endpoint
 from tests.devices.images import X, Y, picture
 
@@ -56,9 +56,9 @@ def test_what_would_begin_too_late_is_left_out() -> None:
 
 
 def test_a_slow_board_is_head_only_however_much_memory_it_has() -> None:
-    assert tier(8000, torch=True, gflops=FULL_MIN_GFLOPS / 2)[0] is Tier.HEAD
-    assert "GFLOP/s" in tier(8000, torch=True, gflops=1.0)[1]
-    assert tier(8000, torch=True, gflops=FULL_MIN_GFLOPS)[0] is Tier.FULL
+    assert choose_tier(8000, torch=True, gflops=FULL_MIN_GFLOPS / 2)[0] is Tier.HEAD
+    assert "GFLOP/s" in choose_tier(8000, torch=True, gflops=1.0)[1]
+    assert choose_tier(8000, torch=True, gflops=FULL_MIN_GFLOPS)[0] is Tier.FULL
 
 
 def test_torch_is_started_only_where_training_may_be_asked_for() -> None:
@@ -69,7 +69,7 @@ def test_torch_is_started_only_where_training_may_be_asked_for() -> None:
 def test_a_torch_that_does_not_start_makes_no_full_device() -> None:
     assert benchmark._torch_s("pass") > 0
     assert benchmark._torch_s("raise SystemExit(1)") == 0
-    chosen, why = tier(8000, torch=True, starts=False)
+    chosen, why = choose_tier(8000, torch=True, starts=False)
     assert chosen is Tier.HEAD and "did not start" in why
 
 

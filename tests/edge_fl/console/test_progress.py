@@ -135,7 +135,7 @@ def test_durations_are_as_long_as_they_need_to_be(seconds: float, said: str) -> 
 def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path) -> None:
     from edge_fl import config
     from edge_fl.config import Recipe
-    from server.orchestrate import simulate
+    from server.orchestrate.execute import simulate
     from server.recipes.changes import with_method
     from server.training import study as studies
 
@@ -144,10 +144,10 @@ def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path)
         ["data.clients=3", 'model.name="cnn-tiny"', 'data.dataset="digits"', 'engine="sequential"'],
     )
     counts: list[Count] = []
-    simulate.run(studies.prepare(recipe), watch=counts.append)
+    simulate(studies.prepare(recipe), watch=counts.append)
     assert [count.done for count in counts if count.stage == "rounds"] == [0, 1, 2]
     assert [count.done for count in counts if count.stage == "clients"] == [0, 1, 2, 3, 3] * 2
-    assert [count.done for count in counts if count.stage == "closing steps"] == [0, 1, 2, 3, 3]
+    assert [count.done for count in counts if count.stage == "final personalisation"] == [0, 1, 2, 3, 3]
 
 
 def test_stdout_is_for_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_parts_leave_in_the_form_that_was_asked_for_alone() -> None:
 
 def test_under_privacy_head_only_devices_send_no_parts() -> None:
     method = replace(sample("fedcrl"), privacy=PrivacyConfig(noise_multiplier=1.0))
-    assert sample("fedcrl").uploads() and not head_plan(method, 8).uploads
+    assert sample("fedcrl").head_updates() and not head_plan(method, 8).uploads
     assert of_method(method)[1].parts == {"head": []}
 
 
@@ -78,7 +78,7 @@ def test_no_personal_part_of_any_method_may_leave(name: str) -> None:
             assert not personal & set(listed)
         assert {"images", "labels", "features"}.isdisjoint(egress.numbers)
         assert set(egress.messages) == {"state", "meta", "rpt", "req", "log", "echo"}
-    assert set(head_plan(method, 8).uploads) <= set(of_head(method.head_tier.uploads).parts["head"])
+    assert set(head_plan(method, 8).uploads) <= set(of_head(method.head_tier.updates).parts["head"])
     assert of_full(method).parts["update"] == of_full(method).parts["personal"]
 
 
