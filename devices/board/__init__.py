@@ -1,1 +1,1 @@
-"""The board itself: how fast it is, how it feels, what it used, and what systemd hears of it."""
+"""The board: speed benchmark, health, daily usage and budgets, and systemd notifications."""

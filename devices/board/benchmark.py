@@ -1,8 +1,8 @@
-"""The self-benchmark: how fast this board computes, in a second or two and hardly more than 20; it decides the tier, once per set-up.
+"""Measure the board's computing speed, once per set-up, in a few seconds; the result decides the device's tier.
 
-Run in the child that also counts the data, on one thread; processor seconds are counted, so that a busy neighbour does not lower a tier.
-Where training is asked for torch is started too, because a package that is there need not run. The result is kept in
-FOLDER/benchmark.json under what it depends on; the way to the broker (`reach_ms`) is not the board's, and measured at every start.
+Runs on one thread in the child process that also counts the data. It counts processor seconds, so that other load does not lower the
+tier. If training is allowed it also imports torch, because an installed package may fail to load. The result is kept in
+FOLDER/benchmark.json with the set-up it belongs to; the round trip to the broker (`reach_ms`) is measured at every start.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FILE = "benchmark.json"
 SIDE = 384
 IMAGES = 8
 Features = Callable[[Installed, int], None]
-"""Computes the features of so many images through an installed extractor."""
+"""Computes the features of this many images with an installed extractor."""
 Steps = dict[str, Callable[[], float]]
-"""What measures each field of a Speed."""
+"""A measurement for each field of `Speed`."""
 
 
 class Speed(Struct, frozen=True):
-    """Processor milliseconds per head fit (MLP, 200 features of 128) and per image through the installed extractor, and seconds until
-    torch is there. 0: not measured, or no torch.
+    """Matrix GFLOP/s, processor milliseconds per head fit (MLP, 200 x 128 features) and per image of the installed extractor, and seconds
+    to import torch. 0: not measured, or torch does not load.
     """
 
     gflops: float = 0.0
@@ -52,7 +52,7 @@ class Speed(Struct, frozen=True):
 
 
 class StoredSpeed(Struct, frozen=True):
-    """A speed, and the set-up that it was measured on."""
+    """A speed and the set-up on which it was measured."""
 
     setup: str
     speed: Speed
@@ -61,64 +61,64 @@ class StoredSpeed(Struct, frozen=True):
 def speed(
     folder: Path, setup: str, installed: Installed | None, features: Features, *, training: bool = False
 ) -> Speed:
-    """What was measured on this set-up before, or is now; torch only for `training`."""
+    """Return the stored speed of this set-up, or measure and store it; torch is timed only if `training`."""
     extractor = installed.manifest.extractor.sha256 if installed else ""
     setup = f"{setup} {extractor} {version('torch') if training else ''}"
     with suppress(OSError, msgspec.DecodeError):
-        kept = msgspec.json.decode((folder / FILE).read_bytes(), type=StoredSpeed)
-        if kept.setup == setup:
-            return kept.speed
-    found = measure(steps(installed, features, training=training))
+        stored = msgspec.json.decode((folder / FILE).read_bytes(), type=StoredSpeed)
+        if stored.setup == setup:
+            return stored.speed
+    measured = measure(steps(installed, features, training=training))
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        atomic.write(folder / FILE, msgspec.json.encode(StoredSpeed(setup, found)))
-    return found
+        atomic.write(folder / FILE, msgspec.json.encode(StoredSpeed(setup, measured)))
+    return measured
 
 
 def measure(steps: Steps, clock: Callable[[], float] = time.monotonic) -> Speed:
-    """Measures, in this order; what would begin after LIMIT_S is left out."""
-    ends_s, found = clock() + LIMIT_S, dict[str, float]()
+    """Run the measurements in order; those that would start after LIMIT_S are skipped."""
+    end_s, results = clock() + LIMIT_S, dict[str, float]()
     for name, step in steps.items():
-        if found and clock() >= ends_s:
+        if results and clock() >= end_s:
             break
-        found[name] = step()
-    return Speed(**found)
+        results[name] = step()
+    return Speed(**results)
 
 
 def steps(installed: Installed | None, features: Features, *, training: bool) -> Steps:
-    """What there is to measure, the cheapest first."""
-    found: Steps = {"gflops": _gflops, "head_ms": _head_ms}
+    """Return the possible measurements, the cheapest first."""
+    steps: Steps = {"gflops": _gflops, "head_ms": _head_ms}
     if installed:
-        found["image_ms"] = lambda: 1000 * _taken(lambda: features(installed, IMAGES)) / IMAGES
+        steps["image_ms"] = lambda: 1000 * _cpu_s(lambda: features(installed, IMAGES)) / IMAGES
     if training and version("torch"):
-        found["torch_s"] = _torch_s
-    return found
+        steps["torch_s"] = _torch_s
+    return steps
 
 
 def reach_ms(endpoint: Endpoint) -> float:
-    """Milliseconds until the broker has taken a connection, which is one round trip; 0 if it does not within a second."""
-    began_s = time.monotonic()
+    """Milliseconds to open a TCP connection to the broker, about one round trip; 0 if that fails within a second."""
+    started_s = time.monotonic()
     try:
         socket.create_connection((endpoint.host, endpoint.port), timeout=REACH_S).close()
     except OSError:
         return 0.0
-    return 1000 * (time.monotonic() - began_s)
+    return 1000 * (time.monotonic() - started_s)
 
 
 def _gflops() -> float:
     matrix = np.random.default_rng(0).normal(size=(SIDE, SIDE)).astype(np.float32)
-    return 2e-9 * SIDE**3 / max(min(_taken(lambda: matrix @ matrix) for _ in range(4)), 1e-6)
+    return 2e-9 * SIDE**3 / max(min(_cpu_s(lambda: matrix @ matrix) for _ in range(4)), 1e-6)
 
 
 def _head_ms() -> float:
     rng = np.random.default_rng(0)
     z, y = rng.normal(size=(200, 128)).astype(np.float32), np.arange(200) % 10
-    return 1000 * _taken(lambda: heads.fit("mlp", z, y, 10, unit_norm=False))
+    return 1000 * _cpu_s(lambda: heads.fit("mlp", z, y, 10, unit_norm=False))
 
 
 def _torch_s(command: str = "import torch") -> float:
-    """Wall time, as the disk is what it waits for; a board that is slow has torch all the same, one where it fails has not."""
-    began_s = time.monotonic()
+    """Wall time to import torch, since it mostly waits for the disk; LIMIT_S on a slow board, 0 if the import fails."""
+    started_s = time.monotonic()
     try:
         subprocess.run(
             [sys.executable, "-P", "-c", command], capture_output=True, check=True, timeout=LIMIT_S
@@ -127,10 +127,10 @@ def _torch_s(command: str = "import torch") -> float:
         return LIMIT_S
     except (OSError, subprocess.CalledProcessError):
         return 0.0
-    return time.monotonic() - began_s
+    return time.monotonic() - started_s
 
 
-def _taken(work: Callable[[], object]) -> float:
+def _cpu_s(work: Callable[[], object]) -> float:
     """Processor seconds of this thread."""
     before = time.thread_time()
     work()

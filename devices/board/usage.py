@@ -1,9 +1,9 @@
-"""What the device used today, and its budgets: bytes, processor seconds, and energy, which is an estimate and says so.
+"""Daily usage of the device and its budgets: bytes, processor seconds, and energy (an estimate).
 
-    FOLDER/usage.json     the day's sums, so that a restart does not start the day anew
+    FOLDER/usage.json     the day's totals, so that they survive a restart
 
-Beyond a budget the agent fetches, fits and trains nothing until the next day; what it serves and what it has still to report go on. The day
-is the wall clock's: a board that does not know the date counts until it does.
+Beyond a budget the agent fetches, fits and trains nothing until the next day; serving and pending reports continue. The day is that of
+the wall clock.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from edge_fl.errors import EdgeFLError
 from edge_fl.files import atomic
 
 FILE = "usage.json"
-KEEP_EVERY_S = 600.0  # cards wear
+SAVE_EVERY_S = 600.0  # writes wear out SD cards
 Amount = Annotated[float, Meta(ge=0)]
 
 
 class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Per day; 0 is no limit. `watts` is what one busy core draws: energy is processor seconds times that, nothing is measured."""
+    """Limits per day; 0: no limit. `watts` is the power of one busy core: energy is estimated as processor seconds times watts."""
 
     megabytes: Amount = 0.0
     cpu_s: Amount = 0.0
@@ -39,7 +39,7 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Usage(Struct, frozen=True):
-    """One day's sums; `bytes` are payloads in both directions, `watts` is what a busy core draws."""
+    """Totals of one day; `bytes` are payloads in both directions, `watts` the power of a busy core."""
 
     day: str = ""
     bytes: int = 0
@@ -48,12 +48,12 @@ class Usage(Struct, frozen=True):
 
     @property
     def energy_kj(self) -> float:
-        """An estimate."""
+        """Estimated energy."""
         return self.cpu_s * self.watts / 1000
 
     @property
     def numbers(self) -> dict[str, float]:
-        """As a report tells them."""
+        """The totals as report metrics."""
         return {
             metrics.USED_BYTES: float(self.bytes),
             metrics.USED_CPU: self.cpu_s,
@@ -62,7 +62,7 @@ class Usage(Struct, frozen=True):
 
 
 def exceeded(usage: Usage, budget: Budget) -> str:
-    """Which budget is used up, in words; "" if none is."""
+    """Name the exhausted budget; "" if there is none."""
     for name, used, limit, unit in (
         ("bytes", usage.bytes / 1e6, budget.megabytes, "MB"),
         ("processor", usage.cpu_s, budget.cpu_s, "s"),
@@ -74,12 +74,12 @@ def exceeded(usage: Usage, budget: Budget) -> str:
 
 
 def today() -> str:
-    """The day that is counted, by the wall clock."""
+    """Return the current UTC date."""
     return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def read(folder: Path) -> Usage:
-    """The sums kept; none if there are none."""
+    """Return the stored totals, zero without a file."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=Usage)
     except (OSError, msgspec.DecodeError):
@@ -87,7 +87,7 @@ def read(folder: Path) -> Usage:
 
 
 class Meter:
-    """Adds up what this process and its children use; `total_bytes` says how much has gone over the wire since the start."""
+    """Accumulates the usage of this process and its children; `total_bytes` returns the payload bytes since the start."""
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class Meter:
         self._total_bytes, self._cpu_s = total_bytes, cpu_s
         self._usage = read(folder)
         self._bytes_before, self._cpu_before = total_bytes(), 0.0
-        self._keep_at_s = -math.inf
+        self._save_at_s = -math.inf
 
     def update(self) -> Usage:
-        """The day's sums now, kept on the disk every so often."""
+        """Return the day's totals, saved to disk every SAVE_EVERY_S."""
         sent, cpu_s, day = self._total_bytes(), self._cpu_s(), self._today()
         before = self._usage if self._usage.day == day else Usage(day)
         self._usage = replace(
@@ -115,13 +115,13 @@ class Meter:
             watts=self._watts,
         )
         self._bytes_before, self._cpu_before = sent, cpu_s
-        if time.monotonic() < self._keep_at_s:
+        if time.monotonic() < self._save_at_s:
             return self._usage
-        self._keep_at_s = time.monotonic() + KEEP_EVERY_S
+        self._save_at_s = time.monotonic() + SAVE_EVERY_S
         try:
             atomic.write(self._folder / FILE, msgspec.json.encode(self._usage))
         except (OSError, EdgeFLError):
-            pass  # a full disk: counted on in memory
+            pass  # disk full: keep counting in memory
         return self._usage
 
 

@@ -1,1 +1,1 @@
-"""The pair that serves: extractor and head together, compared with another, over HTTP, or as one ONNX model."""
+"""The served model (extractor and head): prediction, HTTP service, ONNX export, comparison with a new one."""

@@ -1,4 +1,4 @@
-"""Whether one pair of extractor and head is worse than another, on the same held-out images: counted, not guessed."""
+"""Compare two served models on the same held-out images."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from devices.features.client_features import ClientFeatures, FeatureSet
 from edge_fl.heads import Head
 
 
-def is_worse(old: Head, through_old: ClientFeatures, new: Head, through_new: ClientFeatures) -> bool:
-    """True if, of the held-out images on which the two differ in being right, the old pair has significantly more.
+def is_worse(old: Head, old_features: ClientFeatures, new: Head, new_features: ClientFeatures) -> bool:
+    """Whether the new model is significantly worse on the held-out images.
 
-    Held out are the validation images, or the test images where there is no validation set. With `lost` images that only the old pair
-    gets right and `won` that only the new one does, the new one is worse if lost - won > sqrt(lost + won): one standard deviation of what
-    two equally good pairs would show (McNemar), so that one image alone never decides.
+    Held out are the validation images, or the test images without a validation set. With `lost` images that only the old model classifies
+    correctly and `won` that only the new one does, the new one is worse if lost - won > sqrt(lost + won): one standard deviation for two
+    equally good models (McNemar's test), so a single image never decides.
     """
-    lost, won = changes(old, held_out(through_old), new, held_out(through_new))
+    lost, won = disagreements(old, held_out(old_features), new, held_out(new_features))
     return lost > won and (lost - won) ** 2 > lost + won
 
 
-def changes(old: Head, through_old: FeatureSet, new: Head, through_new: FeatureSet) -> tuple[int, int]:
-    """Of the same images through two pairs: how many only the old one gets right, and how many only the new one."""
-    if not len(through_new):
+def disagreements(
+    old: Head, old_features: FeatureSet, new: Head, new_features: FeatureSet
+) -> tuple[int, int]:
+    """Count the images that only the old model classifies correctly, and those that only the new one does."""
+    if not len(new_features):
         return 0, 0
-    old_right = old.predict(through_old.z) == through_old.y
-    new_right = new.predict(through_new.z) == through_new.y
+    old_right = old.predict(old_features.z) == old_features.y
+    new_right = new.predict(new_features.z) == new_features.y
     return int((old_right & ~new_right).sum()), int((new_right & ~old_right).sum())
 
 
 def held_out(features: ClientFeatures) -> FeatureSet:
-    """What choices are made on: never what a head was fitted on."""
+    """Return the validation set, or the test set where validation is empty."""
     return features.validation if len(features.validation) else features.test

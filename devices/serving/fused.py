@@ -1,7 +1,7 @@
-"""Extractor and head as one ONNX model, for programs that know nothing of edge-fl: `edge-fl device predict --export fused.onnx`.
+"""Export extractor and head as one ONNX model for other programs: `edge-fl device predict --export fused.onnx`.
 
-Input `image` is what the extractor takes (raw pixels 0..1), outputs are `logits` and `probabilities` over all classes. The file is only
-written when it answers as the pair does. It holds the personal head: whoever gets it knows something of this device's data.
+Input `image` is the extractor's (pixels 0..1); outputs are `logits` and `probabilities` over all classes. The file is written only if its
+probabilities match the served model's. It contains the personal head and so reveals something about this device's data.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ PREFIX = "edge_fl_"
 
 
 class Graph:
-    """A graph that grows at its end: every method takes the names of values and gives the name of the next."""
+    """Appends nodes to a model; every method takes names of values and returns the name of its result."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model, self._count = model, 0
 
     def constant(self, value: ArrayLike) -> str:
-        """A tensor of its own, float32 unless it holds int64."""
+        """Add a constant: int64 stays, anything else becomes float32."""
         array = np.asarray(value)
         name, kind = self._name(), np.int64 if array.dtype == np.int64 else np.float32
         self.model.graph.initializer.append(numpy_helper.from_array(array.astype(kind), name))
         return name
 
     def node(self, kind: str, *inputs: str, to: str = "", **attributes: Any) -> str:
-        """One operation."""
+        """Add one operation."""
         name = to or self._name()
         self.model.graph.node.append(helper.make_node(kind, inputs, [name], **attributes))
         return name
@@ -56,11 +56,13 @@ class Graph:
         return self.node("Div", self.node("Sub", value, self.constant(mean)), self.constant(std))
 
     def normalised(self, value: str, size: int, epsilon: float) -> str:
-        """Each row [size] with mean 0 and variance 1; as products, because ReduceMean changed between opsets."""
-        share = self.constant(np.full((size, 1), 1 / size))
-        apart = self.node("Sub", value, self.node("MatMul", value, share))
-        variance = self.node("MatMul", self.node("Mul", apart, apart), share)
-        return self.node("Div", apart, self.node("Sqrt", self.node("Add", variance, self.constant(epsilon))))
+        """Normalise each row [size] to mean 0 and variance 1; by MatMul, because ReduceMean differs between opsets."""
+        average = self.constant(np.full((size, 1), 1 / size))
+        centred = self.node("Sub", value, self.node("MatMul", value, average))
+        variance = self.node("MatMul", self.node("Mul", centred, centred), average)
+        return self.node(
+            "Div", centred, self.node("Sqrt", self.node("Add", variance, self.constant(epsilon)))
+        )
 
     def columns(self, value: str, start: int, end: int) -> str:
         """value[:, start:end]."""
@@ -92,20 +94,19 @@ def _constant(graph: Graph, head: Constant, z: str, dim: int) -> str:
 
 def _gated(graph: Graph, head: Gated, z: str) -> str:
     dim = len(head.context)
-    seen = graph.node(
-        "Mul", z, graph.constant(head.context / max(float(np.linalg.norm(head.context)), 1e-12))
-    )
-    x = graph.normalised(graph.affine(seen, head.inner, head.inner_bias), 2 * dim, EPSILON)
+    context = head.context / max(float(np.linalg.norm(head.context)), 1e-12)
+    scaled = graph.node("Mul", z, graph.constant(context))
+    x = graph.normalised(graph.affine(scaled, head.inner, head.inner_bias), 2 * dim, EPSILON)
     x = graph.node("Add", graph.node("Mul", x, graph.constant(head.gain)), graph.constant(head.shift))
     x = graph.node("Relu", x)
-    ours, rest = graph.columns(x, 0, dim), graph.columns(x, dim, 2 * dim)
+    personal, shared = graph.columns(x, 0, dim), graph.columns(x, dim, 2 * dim)
 
-    def through(share: str, other: str, weights: Array, bias: Array) -> str:
-        gate = graph.node("Sigmoid", graph.node("Sub", share, other))  # softmax over the two
+    def branch(own: str, other: str, weights: Array, bias: Array) -> str:
+        gate = graph.node("Sigmoid", graph.node("Sub", own, other))  # softmax over the two
         return graph.affine(graph.node("Mul", gate, z), weights, bias)
 
-    personal = through(ours, rest, head.weights, head.bias)
-    return graph.node("Add", personal, through(rest, ours, head.theirs, head.theirs_bias))
+    logits = branch(personal, shared, head.weights, head.bias)
+    return graph.node("Add", logits, branch(shared, personal, head.theirs, head.theirs_bias))
 
 
 def _ensemble(graph: Graph, head: Ensemble, z: str) -> str:
@@ -116,7 +117,7 @@ def _ensemble(graph: Graph, head: Ensemble, z: str) -> str:
 
 
 def _head(graph: Graph, head: Head, z: str, dim: int) -> str:
-    """The head's logits; a head from another package may be of none of these kinds."""
+    """Add the head's logits. Raises InputError for a kind from another package."""
     match head:
         case Linear():
             return _linear(graph, head, z)
@@ -135,7 +136,7 @@ def _head(graph: Graph, head: Head, z: str, dim: int) -> str:
 
 
 def fuse(predictor: Predictor) -> bytes:
-    """The pair as one model, checked against the pair. Raises InputError for a kind of head that cannot be written down."""
+    """Return the fused model, checked against the served one. Raises InputError for a kind of head without an ONNX form."""
     model = onnx.load(predictor.extractor_path)
     graph, head = Graph(model), predictor.head
     logits = _head(graph, head, model.graph.output[0].name, predictor.manifest.feature_dim)
@@ -155,7 +156,7 @@ def fuse(predictor: Predictor) -> bytes:
 
 
 def export(predictor: Predictor, path: Path) -> int:
-    """Writes the fused model, whole or not at all; its size in bytes. Raises InputError, ArtefactError."""
+    """Write the fused model atomically; return its size in bytes. Raises InputError, ArtefactError."""
     payload = fuse(predictor)
     try:
         atomic.write(path, payload)
@@ -177,10 +178,10 @@ def _require_same(payload: bytes, predictor: Predictor) -> None:
     images = np.random.default_rng(0).integers(0, 256, (4, *predictor.manifest.input.shape), np.uint8)
     session = onnxruntime.InferenceSession(payload, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-    (found,) = session.run(["probabilities"], {name: images.astype(np.float32) / np.float32(255)})
-    difference = float(np.abs(found - predictor.probabilities(images)).max())
+    (probabilities,) = session.run(["probabilities"], {name: images.astype(np.float32) / np.float32(255)})
+    difference = float(np.abs(probabilities - predictor.probabilities(images)).max())
     if not difference <= TOLERANCE:
         raise ArtefactError(
-            f"fused model: probabilities differ by {difference:.3g} from the pair's, tolerance {TOLERANCE:g}",
+            f"fused model: probabilities differ by {difference:.3g} from the served model's, tolerance {TOLERANCE:g}",
             consequence="nothing was written",
         )

@@ -1,15 +1,15 @@
-"""The pair over HTTP, on loopback alone: POST a picture to /predict, GET /health; works with the broker gone.
+"""Predictions over HTTP on loopback: POST a picture to /predict, GET /health; needs no broker.
 
     curl --data-binary @cat.png http://127.0.0.1:8000/predict
     {"name":"picture","class_id":3,"label":"cat","probability":0.93}
 
-It is a process of its own, so that the agent stays small and a fit does not delay an answer; a new pair is taken up with the next request
-after the agent has put it in its place.
+Runs as its own process, so that the agent stays small and a fit does not delay requests. A request after the agent has installed a new
+model uses the new model.
 """
 
 from __future__ import annotations
 
-import threading
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -27,7 +27,7 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 class Service:
-    """A server for one device's folder. Raises InputError when there is no pair yet, or the port is taken."""
+    """HTTP server for one device's folder. Raises InputError when it holds no model yet or the port is in use."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         self._folder, self._stamp = folder, _stamp(folder)
@@ -39,25 +39,24 @@ class Service:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return self._server.server_port
 
     def run(self) -> None:
-        """Answers, one request at a time, until stopped."""
+        """Serve one request at a time until `stop`."""
         self._server.serve_forever(poll_interval=0.2)
 
     def stop(self) -> None:
-        """Ends `run`; from any thread."""
-        threading.Thread(target=self._server.shutdown, daemon=True).start()
+        """End `run`; call it from another thread."""
+        self._server.shutdown()
 
     def predictor(self) -> Predictor:
-        """The pair that serves now; the one before it while the new one cannot be read."""
+        """Return the current model, or the previous one while the new one cannot be read."""
         stamp = _stamp(self._folder)
         if stamp != self._stamp:
             try:
                 self._predictor, self._stamp = Predictor(self._folder, remember=True), stamp
             except EdgeFLError:
-                pass  # between two pairs
+                pass  # the agent is replacing the model
         return self._predictor
 
     def __enter__(self) -> Self:
@@ -69,15 +68,15 @@ class Service:
 
 def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = READ_S  # per read: who is slower is let go
+        timeout = READ_S  # per read: slower clients are disconnected
         server_version, sys_version = "edge-fl", ""
 
         def do_GET(self) -> None:
             if self.path != "/health":
                 self._answer(HTTPStatus.NOT_FOUND, {"error": "expected POST /predict or GET /health"})
                 return
-            found = service.predictor()
-            self._answer(HTTPStatus.OK, {"release": found.manifest.release, "head": found.head.kind})
+            model = service.predictor()
+            self._answer(HTTPStatus.OK, {"release": model.manifest.release, "head": model.head.kind})
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
@@ -111,19 +110,17 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(payload)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Who asks for what is nobody's business."""
+            """Log no requests, for privacy."""
 
     return Handler
 
 
 def _stamp(folder: Path) -> Stamp:
-    """Changes whenever the pair may have."""
+    """Return a value that changes when the served model may have changed."""
     files = [folder / "release" / "state.json", *sorted((folder / "heads").glob("*.safetensors"))]
-    return tuple((found.st_mtime_ns, found.st_ino) for file in files if (found := _stat(file)))
-
-
-def _stat(file: Path) -> Any:
-    try:
-        return file.stat()
-    except OSError:
-        return None
+    stamps = []
+    for file in files:
+        with suppress(OSError):
+            stat = file.stat()
+            stamps.append((stat.st_mtime_ns, stat.st_ino))
+    return tuple(stamps)

@@ -1,9 +1,9 @@
-"""Predicting with the pair that the device serves, extractor and personal head: no broker, no torch, no scikit-learn.
+"""Predict with the served model (extractor and personal head); needs no broker, torch or scikit-learn.
 
     from devices.serving.predict import Predictor
     Predictor("/var/lib/edge-fl").predict(images)   # uint8 [N, C, H, W] -> class names and probabilities
 
-The pair is read once, when the predictor is made; a running agent may replace it meanwhile, both stay usable.
+A predictor keeps the model it was created with, even when a running agent installs a new one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ X_KEYS = ("x", "x_test", "x_train")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A class and the head's probability for it; an SVM's is a soft maximum of its margins, not calibrated."""
+    """A class and its probability; for an SVM the softmax of its margins, which is not calibrated."""
 
     name: str
     class_id: int
@@ -42,31 +42,31 @@ class Prediction:
 
 
 class Predictor:
-    """The pair below a device's folder. Raises InputError when there is none yet, ArtefactError when it cannot run.
+    """Loads the served model of a device's folder. Raises InputError when there is none, ArtefactError when it cannot run.
 
-    With `remember` the moments of what it sees are kept in the folder, where the agent looks for drift.
+    With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift.
     """
 
     def __init__(self, folder: Path | str, *, remember: bool = False) -> None:
         folder = Path(folder)
         self._remember = folder if remember else None
-        pair = serving(Store(folder), Slots(folder / "release"))
-        if pair is None:
+        model = serving(Store(folder), Slots(folder / "release"))
+        if model is None:
             raise InputError(
                 f"{folder}: no personal model in it, expected the folder of a device that has reported one"
             )
-        self.manifest = pair.installed.manifest
-        self.extractor_path, self.head = pair.installed.extractor, pair.stored.head
+        self.manifest = model.installed.manifest
+        self.extractor_path, self.head = model.installed.extractor, model.stored.head
         self._extractor = Extractor(self.extractor_path, self.manifest)
         self.head.require(self._extractor.sha256)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Images uint8 [N, C, H, W] -> probabilities [N, classes]. Raises DataError for images of another shape."""
+        """Return probabilities [N, classes] of images uint8 [N, C, H, W]. Raises DataError for another shape."""
         expected = self.manifest.input.shape
         if images.dtype != np.uint8 or images.shape[1:] != expected:
             raise DataError(
-                f"images {images.dtype} {list(images.shape)}, the extractor takes uint8 [N, {', '.join(map(str, expected))}];"
-                " nothing was predicted"
+                f"images {images.dtype} {list(images.shape)}, the extractor takes uint8 [N, {', '.join(map(str, expected))}]",
+                consequence="nothing was predicted",
             )
         z = self._extractor.features(images)
         if self._remember and len(z):
@@ -77,19 +77,19 @@ class Predictor:
         return probabilities
 
     def predict(self, images: NDArray[np.uint8]) -> list[tuple[str, float]]:
-        """Images uint8 [N, C, H, W] -> the likeliest class's name and its probability, for each."""
-        return [(found.label, found.probability) for found in self._named(images, [""] * len(images))]
+        """Return the most likely class name and its probability for each of the images uint8 [N, C, H, W]."""
+        return [(best.label, best.probability) for best in self._named(images, [""] * len(images))]
 
     def read(self, source: Path) -> Iterator[Prediction]:
-        """Predictions for a picture, all pictures below a folder, or the images in an .npz. Raises DataError."""
+        """Predict a picture, all pictures below a folder, or the images in an .npz. Raises DataError."""
         for names, images in _batches(source, self.manifest.input):
             yield from self._named(images, names)
 
     def read_picture(self, name: str, payload: bytes) -> Prediction:
-        """The prediction for a picture file's bytes. Raises DataError when they are no picture."""
+        """Predict from the bytes of a picture file. Raises DataError when they cannot be decoded."""
         image = pictures.decode(BytesIO(payload), self.manifest.input)
         if image is None:
-            raise DataError(f"{name}: {len(payload)} bytes that are no picture")
+            raise DataError(f"{name}: {len(payload)} bytes, not a picture that can be read")
         return next(self._named(image[None], [name]))
 
     def _named(self, images: NDArray[np.uint8], names: list[str]) -> Iterator[Prediction]:
@@ -99,7 +99,7 @@ class Predictor:
 
 
 def _batches(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
-    """Images a few at a time, each with a name."""
+    """Yield (names, images) in batches."""
     if source.suffix == ".npz":
         yield from _from_archive(source)
         return
@@ -107,19 +107,16 @@ def _batches(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArra
         raise DataError(
             f"{source}: no such file or folder; expected a picture, a folder of pictures, or an .npz"
         )
-    found = source.is_dir()
-    files = (
-        sorted(path for path in source.rglob("*") if path.suffix.lower() in pictures.SUFFIXES)
-        if found
-        else [source]
-    )
+    files, is_folder = [source], source.is_dir()
+    if is_folder:
+        files = sorted(path for path in source.rglob("*") if path.suffix.lower() in pictures.SUFFIXES)
     if not files:
         raise DataError(f"{source}: no picture in it")
     for start in range(0, len(files), BATCH):
         names, images = [], []
         for file in files[start : start + BATCH]:
             image = pictures.decode(file, input)
-            if image is None and not found:
+            if image is None and not is_folder:
                 raise DataError(f"{file}: not a picture that can be read")
             if image is not None:
                 names.append(str(file))
@@ -129,11 +126,11 @@ def _batches(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArra
 
 
 def _from_archive(source: Path) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
-    held = npz.read(source)
-    key = next((key for key in X_KEYS if key in held), None)
+    content = npz.read(source)
+    key = next((key for key in X_KEYS if key in content), None)
     if key is None:
-        raise DataError(f"{source}: holds {', '.join(held) or 'nothing'}, expected {' or '.join(X_KEYS)}")
-    images = arrays.pixels(held[key], f"{source} ({key})")
+        raise DataError(f"{source}: holds {', '.join(content) or 'nothing'}, expected {' or '.join(X_KEYS)}")
+    images = arrays.pixels(content[key], f"{source} ({key})")
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         yield [f"{source.name}[{start + row}]" for row in range(len(batch))], batch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from devices.board import health
-from devices.board.health import Health, Readings, follow, judge
+from devices.board.health import Health, Readings, problem, update
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ from devices.board.health import Health, Readings, follow, judge
     ],
 )
 def test_what_is_wrong_with_a_board_is_said_in_words(readings: Readings, why: str) -> None:
-    assert judge(readings) == why
+    assert problem(readings) == why
 
 
 def test_a_board_on_the_edge_does_not_flap() -> None:
-    state = follow(Health(), "too hot", 0)
+    state = update(Health(), "too hot", 0)
     for now_s in range(0, 3000, 300):
-        state = follow(state, "too hot" if now_s % 600 == 0 else "", now_s)
+        state = update(state, "too hot" if now_s % 600 == 0 else "", now_s)
         assert state.why == "too hot"
 
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from devices.serving.predict import MAX_PICTURE_BYTES
 from devices.serving.http_server import Service
+from devices.serving.predict import MAX_PICTURE_BYTES
 from edge_fl.cli import main
 from edge_fl.errors import InputError
 from tests.devices.images import X, Y
@@ -83,4 +83,4 @@ def test_a_picture_may_come_through_standard_input(
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=BytesIO(payload)))
         assert main(["device", "predict", "-", "--dir", str(folder), "--format", "json"]) == code
     said = capsys.readouterr()
-    assert json.loads(said.out)[0]["label"] == "ab"[Y[1]] and "no picture" in said.err
+    assert json.loads(said.out)[0]["label"] == "ab"[Y[1]] and "not a picture" in said.err
