@@ -28,7 +28,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise
 from server import recipes
 from server.children import Children
-from server.orchestrate import simulate
+from server.orchestrate.execute import simulate
 from server.runs import totals
 from server.training import study as studies
 from server.training.study import Study
@@ -175,8 +175,8 @@ def baselines(study: Study) -> dict[str, dict[str, float]]:
     quick = Study(replace(study.recipe, evaluate_every=0), study.dataset, study.split)
     for title, name in RIVALS.items():
         method = MethodConfig(name, ours.epochs, ours.batch_size, ours.optimiser)
-        closing = simulate.run(quick.with_method(method)).closing
-        found[title] = {client: report[metrics.PERSONAL_AFTER] for client, report in closing.items()}
+        final = simulate(quick.with_method(method)).final
+        found[title] = {client: report[metrics.PERSONAL_AFTER] for client, report in final.items()}
         _tell("here", f"{title} simulated on the same split")
     classes = len(study.dataset.classes)
     found[f"{PIXEL_HEAD} head on raw pixels"] = {

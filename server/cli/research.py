@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +15,7 @@ from server.cli import user_imports
 from server.cli.options import RunsOption, SetOption, TrackOption
 
 if TYPE_CHECKING:
-    from server.orchestrate.simulate import SimulationResult
-    from server.training.rounds import RoundResult
+    from server.orchestrate.execute import RunResult
 
 
 def register(app: App) -> None:
@@ -61,15 +60,12 @@ def simulate(
 ) -> None:
     """Train a federation in this process, without a broker, and print its accuracies: global, personal, before and after."""
     from edge_fl import config
-    from edge_fl.console.progress import Progress
-    from edge_fl.methods import build_method
     from server import recipes
-    from server.orchestrate import simulate as simulation
+    from server.orchestrate import run as orchestrator
+    from server.orchestrate.setup import RunRequest
     from server.recipes.changes import scaled, with_method
     from server.report import page as report
-    from server.runs import checkpoint, tracking
-    from server.runs.results import Results
-    from server.training import study as studies
+    from server.runs import tracking
 
     user_imports.from_here()
     chosen = recipes.find(recipe) if recipe else Recipe(name="simulate")
@@ -82,30 +78,12 @@ def simulate(
     ])  # fmt: skip
     chosen = scaled(chosen, scale)
     trackers = tracking.find(track or [])
-    study = studies.prepare(chosen)
-    build_method(study.spec)  # what is wrong with method or model is told before a run begins
-    print_status(study.histogram())
-    data_hash = study.dataset.samples.fingerprint()
-    with Results.create(runs, chosen, data_hash=data_hash) as results, Progress() as progress:
-        results.track(trackers)
-        outcome = simulation.run(
-            study,
-            lambda result: _note(results, result, chosen.rounds, progress.print),
-            lambda method, shared, fleet: checkpoint.save(
-                results.checkpoints, results.reached, simulation.plan(chosen), shared, fleet.personal_state()
-            ),
-            progress.print,
-            progress,
-        )
-        results.append_round({"round": results.reached, "closing": True, "metrics": outcome.closing})
-        results.write_summary("simulated", outcome.last())
-        if outcome.spent:
-            results.finish("budget_exhausted", str(outcome.spent))
+    results, outcome = orchestrator.run(RunRequest(chosen, runs=runs, track=trackers))
     report.write(results)
     _print(outcome, format)
     print_status(f"results: {results.path}")
-    if outcome.spent:
-        raise outcome.spent
+    if outcome.exhausted:
+        raise outcome.exhausted
 
 
 def list_methods(format: FormatOption = Format.TABLE) -> None:
@@ -240,28 +218,7 @@ def _settings(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value!r}".replace("'", '"') for key, value in values.items() if value not in ("", None)]
 
 
-def _note(results: Any, result: RoundResult, rounds: int, print_line: Callable[[str], None]) -> None:
-    from edge_fl.metrics import summarise_reports
-
-    summary = summarise_reports(list(result.metrics.values()))
-    means = "  ".join(f"{name} {value.mean:.3f}" for name, value in summary.items() if "test" in name)
-    print_line(
-        f"round {result.round}/{rounds}  {len(result.answered)}/{len(result.asked)} clients  {result.seconds:.1f} s  {means}"
-        + (f"  privacy budget spent: {', '.join(result.spent)}" if result.spent else "")
-    )
-    results.append_round({
-        "round": result.round,
-        "seconds": result.seconds,
-        "asked": result.asked,
-        "answered": result.answered,
-        "budget_exhausted": result.spent,
-        "bytes_down": result.bytes_down,
-        "bytes_up": result.bytes_up,
-        "metrics": result.metrics,
-    })  # fmt: skip
-
-
-def _print(outcome: SimulationResult, format: Format) -> None:
+def _print(outcome: RunResult, format: Format) -> None:
     best = outcome.best_by_validation()
     found = [
         ("last", outcome.last()),

@@ -21,16 +21,14 @@ from edge_fl.data import datasets, npz, partition
 from edge_fl.data.samples import Array, Dataset
 from edge_fl.errors import EdgeFLError, InputError, RunError
 from edge_fl.files import atomic
-from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary, summarise_reports
 from server.compare.grid import Cell
-from server.orchestrate import simulate
-from server.orchestrate.simulate import SimulationResult
+from server.orchestrate.execute import RunResult, simulate
+from server.orchestrate.setup import torch_device
 from server.training.engines.processes import threads
 from server.training.features import Probe, probe
 from server.training.fleet import Fleet
-from server.training.rounds import RoundResult
+from server.training.rounds import FinalResult, RoundResult, RunHooks
 from server.training.study import Study
 
 
@@ -122,32 +120,50 @@ def read_probe(key: str, folder: Path) -> Probe | None:
 
 
 def _measure(cell: Cell, folder: Path, commit: str, watch: Watch) -> Measured:
-    recipe, device = cell.recipe, simulate.torch_device(cell.recipe.device)
+    recipe, device = cell.recipe, torch_device(cell.recipe.device)
     if recipe.engine == "auto" and device == "cpu":
         # cells run side by side already, and so give the same bits however many
         recipe = msgspec.structs.replace(recipe, engine="sequential")
     dataset = _dataset(recipe.data.dataset, Path(recipe.data.data_dir))
     study = Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
-    curve, took_part = list[Point](), set[str]()
+    recorder = _CellRecorder(cell.key, folder, study, device)
+    outcome = simulate(study, recorder, watch)
+    if outcome.exhausted:  # a cell with fewer rounds than the others is not comparable
+        raise outcome.exhausted
+    return _summed_up(cell, outcome, recorder.curve, recorder.participants, commit, _fingerprint(dataset))
 
-    def note(result: RoundResult) -> None:
-        took_part.update(result.answered)
-        means = {name: value.mean for name, value in summarise_reports(list(result.metrics.values())).items()}
-        traffic = result.bytes_down, result.bytes_up, len(result.answered)
-        curve.append(Point(result.round, result.seconds, *traffic, means))
 
-    def look(method: Method, shared: Parts, fleet: Fleet) -> None:
-        _write_probe(probe(method, shared, fleet.personal_state(), study.data(), device), cell.key, folder)
+class _CellRecorder(RunHooks):
+    """Record the learning curve and participants of a cell, and features of test images at its end."""
 
-    outcome = simulate.run(study, note, look, watch=watch)
-    if outcome.spent:  # cells of fewer rounds than the others compare with nothing
-        raise outcome.spent
-    return _summed_up(cell, outcome, curve, took_part, commit, _fingerprint(dataset))
+    def __init__(self, key: str, folder: Path, study: Study, device: str) -> None:
+        self._key, self._folder, self._study, self._device = key, folder, study, device
+        self.curve: list[Point] = []
+        self.participants: set[str] = set()
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        self.participants.update(result.responded)
+        summaries = summarise_reports(list(result.metrics.values()))
+        self.curve.append(
+            Point(
+                round=result.round,
+                seconds=result.seconds,
+                bytes_down=result.bytes_down,
+                bytes_up=result.bytes_up,
+                clients=len(result.responded),
+                means={name: value.mean for name, value in summaries.items()},
+            )
+        )
+
+    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        personal, data = fleet.personal_state(), self._study.data()
+        found = probe(result.method, result.shared, personal, data, self._device)
+        _write_probe(found, self._key, self._folder)
 
 
 def _summed_up(
     cell: Cell,
-    outcome: SimulationResult,
+    outcome: RunResult,
     curve: list[Point],
     took_part: set[str],
     commit: str,

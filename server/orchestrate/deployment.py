@@ -46,7 +46,13 @@ class Deployment(RunHooks):
     """The devices' side of a run: full devices train (`devices`), head-only devices receive releases."""
 
     def __init__(
-        self, setup: RunSetup, server: Server, results: Results, totals: RunTotals, progress: Progress, home: Path
+        self,
+        setup: RunSetup,
+        server: Server,
+        results: Results,
+        totals: RunTotals,
+        progress: Progress,
+        home: Path,
     ) -> None:
         self._setup, self._server, self._results = setup, server, results
         self._totals, self._progress = totals, progress
@@ -76,12 +82,9 @@ class Deployment(RunHooks):
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         """Note the round in the registry, release if due. Raises StoppedError if the registry asks the run to stop."""
         recipe, method = self._setup.recipe, self._setup.method.at(result.round)
-        runs.note_round(self._server.journal.db, _registry_record(self._results.id, result))
-        self._progress.say(
-            f"round {result.round}/{recipe.rounds}: {len(result.responded)} of {len(result.selected)} clients responded, {result.seconds:.1f} s"
-        )
+        runs.record_round(self._server.journal.db, _registry_record(self._results.id, result))
         if result.round < recipe.rounds and is_due(result.round, recipe.release.every):
-            self._release(method, result.shared, result.round, collect=not method.head_tier.closes)
+            self._release(method, result.shared, result.round, collect=not method.head_tier.final)
         record = runs.get(self._server.journal.db, self._results.id)
         if record and record.desired == "stopped":
             raise StoppedError(
@@ -90,14 +93,14 @@ class Deployment(RunHooks):
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Release before the final personalisation if heads contribute to it, and give devices time to return."""
-        self._use_head_updates = method.head_tier.closes
+        self._use_head_updates = method.head_tier.final
         if self._use_head_updates and self._rollout:
             self._release(method, shared, round, collect=True)
             self._wait_for_heads(announce=True)
         try:
             self._wait_for_devices()
         except DeadlineError as error:
-            self._progress.say(f"final personalisation without the missing devices: {error}")
+            self._progress.print(f"final personalisation without the missing devices: {error}")
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         """Release the final extractor and wait for heads on it."""
@@ -109,7 +112,7 @@ class Deployment(RunHooks):
         recipe, roster = self._setup.recipe, self._server.roster
         needed = 0 if recipe.source == "simulated" else recipe.cohort.min_devices
         if (online := len(roster.full_devices())) < needed:
-            self._progress.say(f"waiting for {needed} full devices, {online} online")
+            self._progress.print(f"waiting for {needed} full devices, {online} online")
             roster.wait_for(full=needed, deadline_s=recipe.cohort.wait_s)
 
     def _release(self, method: Method, shared: Parts, round: int, *, collect: bool = False) -> None:
@@ -118,14 +121,16 @@ class Deployment(RunHooks):
             return
         self._wait_for_heads(announce=False)
         setup, run_id = self._setup, self._results.id
-        manifest = self._rollout.release(method, shared, setup.spec, run_id=run_id, round=round, collect=collect)
+        manifest = self._rollout.release(
+            method, shared, setup.spec, run_id=run_id, round=round, collect=collect
+        )
         method.net.to(setup.device)  # the export moved it to the CPU
         atomic.write(
             self._results.artefacts / f"release-{manifest.release}.json",
             msgspec.json.format(msgspec.json.encode(manifest)),
         )
         journal, extractor = self._server.journal, manifest.extractor
-        releases.note(
+        releases.record(
             journal.db,
             ReleaseRecord(
                 fleet=journal.fleet,
@@ -133,12 +138,12 @@ class Deployment(RunHooks):
                 run=run_id,
                 round=round,
                 method=setup.recipe.method.name,
-                sha256=extractor.sha256,
+                extractor=extractor.sha256,
                 bytes=extractor.bytes,
             ),
         )
         heads = len(self._server.roster.head_devices())
-        self._progress.say(
+        self._progress.print(
             f"release {manifest.release} after round {round}: {extractor.bytes / 1024:.0f} KiB for {heads} head-only devices"
         )
 
@@ -149,13 +154,13 @@ class Deployment(RunHooks):
             return
         if announce:
             if rollout.missing():
-                self._progress.say(f"waiting for heads on release {rollout.current.release}")
+                self._progress.print(f"waiting for heads on release {rollout.current.release}")
             self._finish_rollout(rollout)
         missing = rollout.wait(limits.heads, limits.wait_s)
         if missing:
             names = ", ".join(missing[:MAX_NAMES]) + (", ..." if len(missing) > MAX_NAMES else "")
             count = "1 device" if len(missing) == 1 else f"{len(missing)} devices"
-            self._progress.say(
+            self._progress.print(
                 f"release {rollout.current.release}: {count} did not report within {limits.wait_s:g} s: {names}"
             )
 
@@ -164,11 +169,11 @@ class Deployment(RunHooks):
         stages = rollout.stages
         if stages is None or not stages.gated:
             return
-        rollout.rest(len(stages.groups) * stages.plan.stage_wait_s)
+        rollout.rest(len(stages.shares) * stages.plan.stage_wait_s)
         stages = rollout.stages or stages
         if stages.state != "completed":
-            where = f"{stages.state} in stage {stages.stage + 1} of {len(stages.groups)}"
-            self._progress.say(
+            where = f"{stages.state} in stage {stages.stage + 1} of {len(stages.shares)}"
+            self._progress.print(
                 f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'"
             )
 
@@ -176,7 +181,7 @@ class Deployment(RunHooks):
         """None for a method without an extractor to release; head-only devices are told so."""
         recipe, server, method = self._setup.recipe, self._server, self._setup.method
         if not method.exports:
-            self._progress.say(
+            self._progress.print(
                 f"{method.title} shares no extractor: head-only devices receive nothing from this run"
             )
             Refusal(server.roster, server.assignments, self._results.id, method.title)
@@ -221,7 +226,7 @@ class Deployment(RunHooks):
             return None
         study = self._setup.study or studies.prepare(self._setup.recipe)
         data = list(study.data().values())
-        return quantise.quantiser(data, gate, self._setup.spec.seed, self._progress.say)
+        return quantise.quantiser(data, gate, self._setup.spec.seed, self._progress.print)
 
 
 @contextmanager

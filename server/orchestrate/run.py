@@ -14,8 +14,10 @@ from pathlib import Path
 
 from edge_fl import logs
 from edge_fl.config import Recipe
+from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
+from edge_fl.metrics import summarise_reports
 from server.mqtt.connector import denied
 from server.mqtt.journal import Journal
 from server.mqtt.session import Server, connected
@@ -31,7 +33,7 @@ from server.runs.results import Results
 from server.runs.totals import RunTotals
 from server.training.fleet import Fleet
 from server.training.hybrid import HybridFleet
-from server.training.rounds import CombinedHooks, Plan, RunHooks
+from server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
 
 
 def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, RunResult]:
@@ -43,22 +45,43 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
     """
     saved = _checkpoint(Results.open(request.resume), request.recipe) if request.resume else None
     setup = setups.prepare(request.recipe)
+    if setup.study and not request.connect:
+        print_status(setup.study.histogram())
     with ExitStack() as stack:
         server = _connect(request, stack) if request.connect else None
         results = _results(request, setup, saved)
-        logs.about(run=results.id)
+        logs.set_context(run=results.id)
         if server:
             stack.enter_context(registered(server.journal.db, results))
         with results, Progress() as progress:
             results.track(request.track, after=_after(request, saved))
             source = f"source {setup.recipe.source}"
-            progress.say(f"run {results.path}: {setup.method.title} on {setup.recipe.data.dataset}, {source}")
+            progress.print(
+                f"run {results.path}: {setup.method.title} on {setup.recipe.data.dataset}, {source}"
+            )
             if saved:
-                progress.say(f"resumed after round {saved.round}")
-            outcome = _execute(setup, server, results, progress, saved, request.home, hooks or RunHooks())
+                progress.print(f"resumed after round {saved.round}")
+            shown = CombinedHooks(_RoundLines(setup.recipe.rounds, progress), hooks or RunHooks())
+            outcome = _execute(setup, server, results, progress, saved, request.home, shown)
             if outcome.exhausted:
                 results.finish("budget_exhausted", str(outcome.exhausted))
     return results, outcome
+
+
+class _RoundLines(RunHooks):
+    """Print one line per round."""
+
+    def __init__(self, rounds: int, progress: Progress) -> None:
+        self._rounds, self._progress = rounds, progress
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        line = f"round {result.round}/{self._rounds}: {len(result.responded)} of {len(result.selected)} clients responded, {result.seconds:.1f} s"
+        for name, summary in summarise_reports(list(result.metrics.values())).items():
+            if "test" in name:
+                line += f"  {name} {summary.mean:.3f} (n={summary.clients})"
+        if result.exhausted:
+            line += f"  privacy budget exhausted: {', '.join(result.exhausted)}"
+        self._progress.print(line)
 
 
 def _connect(request: RunRequest, stack: ExitStack) -> Server:
@@ -91,7 +114,7 @@ def _execute(
     if server is None:
         recorder = Recorder(results, plan, totals, checkpoints=False)
         try:
-            fleet = simulated_fleet(setup, progress.say)
+            fleet = simulated_fleet(setup, progress.print)
             outcome = execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
             totals.measure(outcome.unseen)
             return outcome

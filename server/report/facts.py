@@ -170,20 +170,20 @@ def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]
 
 def _accuracy(found: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
     rows = [
-        _row(name, metrics.LAST, next(line for line in reversed(found) if name in line.summaries))
-        for name in dict.fromkeys(name for line in found for name in line.summaries)
+        _row(name, metrics.LAST, next(line for line in reversed(found) if name in line.metrics))
+        for name in dict.fromkeys(name for line in found for name in line.metrics)
         if "_acc" in name and not metrics.by_labels({name: name})
     ]
     best = _best(found)
     if best is not None:
-        rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.summaries if "test" in name]
+        rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.metrics if "test" in name]
     return tuple(rows)
 
 
 def _best(found: Sequence[RoundLine]) -> RoundLine | None:
-    measured_lines = [line for line in found if any(name in line.summaries for name in VALIDATION)]
+    measured_lines = [line for line in found if any(name in line.metrics for name in VALIDATION)]
     values = [
-        next(line.summaries[name].mean for name in VALIDATION if name in line.summaries)
+        next(line.metrics[name].mean for name in VALIDATION if name in line.metrics)
         for line in measured_lines
     ]
     place = metrics.best_round(values)
@@ -191,7 +191,7 @@ def _best(found: Sequence[RoundLine]) -> RoundLine | None:
 
 
 def _row(name: str, which: str, line: RoundLine) -> Accuracy:
-    summary = line.summaries[name]
+    summary = line.metrics[name]
     figures = tuple(_figure(summary, line, field, name) for field in FIELDS)
     return Accuracy(name, which, line.round, figures)
 
@@ -203,11 +203,11 @@ def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> Figur
 
 def _curves(found: Sequence[RoundLine]) -> dict[str, Points]:
     names = dict.fromkeys(
-        name for line in found for name in line.summaries if "test_acc" in name and not line.closing
+        name for line in found for name in line.metrics if "test_acc" in name and not line.final
     )
     return {
         name: tuple(
-            _point(line.round, line, name) for line in found if not line.closing and name in line.summaries
+            _point(line.round, line, name) for line in found if not line.final and name in line.metrics
         )
         for name in names
     }
@@ -216,7 +216,7 @@ def _curves(found: Sequence[RoundLine]) -> dict[str, Points]:
 def _by_labels(found: Sequence[RoundLine]) -> dict[str, Points]:
     """How many labels each kind of head needs, as the devices whose head is `auto` measured it last."""
     for line in reversed(found):
-        if curves := metrics.by_labels({name: name for name in line.summaries}):
+        if curves := metrics.by_labels({name: name for name in line.metrics}):
             return {
                 kind: tuple(_point(labels, line, name) for labels, name in sorted(names.items()))
                 for kind, names in curves.items()
@@ -225,7 +225,7 @@ def _by_labels(found: Sequence[RoundLine]) -> dict[str, Points]:
 
 
 def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure]:
-    summary = line.summaries[metric]
+    summary = line.metrics[metric]
     return at, _figure(summary, line, "mean", metric), _figure(summary, line, "std", metric)
 
 
@@ -244,13 +244,15 @@ def _devices(found: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
 
 
 def _totals(found: Sequence[RoundLine]) -> dict[str, Figure]:
-    rounds = [line for line in found if not line.closing]
+    rounds = [line for line in found if not line.final]
     lines = ",".join(str(line.line) for line in rounds)
     totals = {"rounds": Figure(len(rounds), lines, "round")}
-    for field in ("seconds", "bytes_down", "bytes_up", "asked", "answered"):
+    for field in ("seconds", "bytes_down", "bytes_up"):
         values = [value for line in rounds if (value := getattr(line, field)) is not None]
         if values:
             totals[field] = Figure(sum(values), lines, field)
+    for field in ("selected", "responded"):
+        totals[field] = Figure(sum(len(getattr(line, field)) for line in rounds), lines, field)
     for line in reversed(found):
         if told := [report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report]:
             return {**totals, "largest_epsilon": Figure(max(told), str(line.line), "max", metrics.EPSILON)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from math import isnan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from edge_fl import metrics
 from edge_fl.data import partition
 from edge_fl.errors import ArtefactError, InputError
-from edge_fl.metrics import summarise_reports
 from server.compare import cell as cells_of
 from server.compare.cell import Measured
 from server.compare.grid import Cell, blocks
@@ -124,10 +123,9 @@ def _labels(study: studies.Study) -> Figure:
 def _curves_of_run(results: Results) -> dict[str, Curve]:
     means: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     for record in results.rounds():
-        if not record.get("closing"):
-            for name, value in _means(record).items():
-                if name in means:
-                    means[name][record["round"]] = value
+        for name, summary in record.metrics.items():
+            if name in means and not isnan(summary.mean):
+                means[name][record.round] = summary.mean
     summary = results.summary()
     after = summary[AFTER].mean if AFTER in summary else None
     return {
@@ -140,16 +138,6 @@ def _curves_of_run(results: Results) -> dict[str, Curve]:
         for name, by_round in means.items()
         if by_round or (name == metrics.PERSONAL_BEFORE and after is not None)
     }
-
-
-def _means(record: Mapping[str, Any]) -> dict[str, float]:
-    """A round's means over clients: of the metrics by client, or as they were summed up already."""
-    reports = record.get("metrics") or {}
-    summed = {name: summary.mean for name, summary in summarise_reports(list(reports.values())).items()}
-    given = {
-        name: value["mean"] for name, value in record.items() if isinstance(value, dict) and "mean" in value
-    }
-    return summed | {name: float(mean) for name, mean in given.items() if mean is not None}
 
 
 def _curves_of_cells(runs: Sequence[tuple[Cell, Measured]]) -> dict[str, Curve]:

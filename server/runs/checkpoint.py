@@ -1,10 +1,10 @@
-"""Checkpoints: everything a run needs to go on after a round, written so that a crash at any moment leaves a whole one behind.
+"""Checkpoints: everything needed to resume a run after a round. A crash at any moment leaves an intact checkpoint.
 
     FOLDER/round-00012.safetensors    shared parts, and the personal parts of the clients simulated here
-    FOLDER/round-00012.json           round, plan, the other file's sha256; written last: it is the commit
+    FOLDER/round-00012.json           round, plan, the other file's sha256; written last, which commits the checkpoint
 
-The one before stays until the next is complete. A torn or damaged one is passed over, and said. Devices keep their personal parts
-themselves; the server never has them.
+The previous checkpoint stays until the next is complete. Damaged ones are skipped with a warning. Devices keep their own personal parts;
+the server never has them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge_fl.files import atomic
 from edge_fl.errors import ArtefactError, EdgeFLError, RunError
+from edge_fl.files import atomic
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import digest
@@ -32,7 +32,7 @@ SHARED, OWN = "shared", "own"
 
 
 class Index(Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON file. Personal parts are named by their client's place in `clients`, since a part's name allows fewer signs."""
+    """The JSON file. Personal parts are named by their client's index in `clients`, because tensor names allow fewer characters."""
 
     round: int
     sha256: str
@@ -42,7 +42,7 @@ class Index(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `round`: go on with `rounds.run(method, fleet, plan, shared, first=round + 1)` once the fleet has `own` back."""
+    """A run after `round`. Resume with `fleet.restore(states())` and `rounds.run(method, fleet, plan, shared, first=round + 1)`."""
 
     round: int
     plan: Plan
@@ -50,12 +50,12 @@ class Checkpoint:
     own: dict[str, Parts] = field(default_factory=dict)
 
     def states(self) -> Iterator[tuple[str, Parts]]:
-        """What `Fleet.restore` takes."""
+        """The personal parts by client, as `Fleet.restore` takes them."""
         return iter(self.own.items())
 
 
 def save(folder: Path, round: int, plan: Plan, shared: Parts, own: Iterable[tuple[str, Parts]] = ()) -> None:
-    """Writes one checkpoint and removes those before the previous. Raises RunError when the disk does not take it."""
+    """Write a checkpoint and remove all but the previous one. Raises RunError if it cannot be written."""
     states = dict(own)
     arrays = {f"{SHARED}.{name}": params for name, params in to_arrays(shared).items()}
     for place, parts in enumerate(states.values()):
@@ -71,24 +71,25 @@ def save(folder: Path, round: int, plan: Plan, shared: Parts, own: Iterable[tupl
             (folder / f"{stem}.safetensors").unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"{folder}: checkpoint of round {round} cannot be written ({error.strerror}); the one before stands"
+            f"{folder}: checkpoint of round {round} cannot be written ({error.strerror}); the previous one is kept"
         ) from error
 
 
 def load(folder: Path) -> Checkpoint:
-    """The newest whole checkpoint; damaged ones before it are named in the log. Raises ArtefactError when there is none."""
+    """The newest intact checkpoint; damaged ones are logged. Raises ArtefactError if there is none."""
     for stem in _stems(folder):
         try:
             return _read(folder, stem)
         except (EdgeFLError, OSError, msgspec.DecodeError, KeyError, ValueError) as error:
-            log.warning("%s: not whole (%s); going back to the one before", folder / stem, error)
+            log.warning("%s: damaged (%s); using the previous checkpoint", folder / stem, error)
     raise ArtefactError(
-        f"{folder}: no whole checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors",
-    consequence="nothing was resumed")
+        f"{folder}: no intact checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors",
+        consequence="nothing was resumed",
+    )
 
 
 def begun(folder: Path) -> bool:
-    """Whether a checkpoint has ever been written here, whole or not."""
+    """Whether a checkpoint was ever written here, intact or not."""
     return bool(_stems(folder))
 
 
@@ -114,5 +115,5 @@ def _stem(round: int) -> str:
 
 
 def _stems(folder: Path) -> list[str]:
-    """Checkpoints whose commit was written, newest first."""
+    """Names of the committed checkpoints, newest first."""
     return sorted((path.stem for path in folder.glob("round-*.json")), reverse=True)

@@ -1,4 +1,4 @@
-"""What a run ran on: versions of Python and of the libraries that shape its numbers, the machine, and the commit of this code."""
+"""Provenance of a run: versions of Python and of the libraries that affect its numbers, the machine, and the commit of this code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Provenance(Struct, frozen=True):
 
 
 def provenance() -> Provenance:
-    """Of this process. Imports none of the libraries."""
+    """The provenance of this process. Imports none of the libraries."""
     return Provenance(
         edge_fl.__version__,
         platform.python_version(),

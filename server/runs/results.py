@@ -1,16 +1,16 @@
-"""A run's results folder: everything a run leaves behind, readable while it goes on, and honest about how it ended.
+"""A run's results folder: everything a run writes, readable while it goes on, with the state it ended in.
 
     RUN/config.toml             the recipe, every value written out
     RUN/manifest.json           what it ran on: versions, seed, commit, data hash, source
-    RUN/state.json              running, completed, failed, stopped or spent (the privacy budget), and why
-    RUN/round_metrics.jsonl     one JSON object per round (NaN is null), and one for the closing step
+    RUN/state.json              running, completed, failed, stopped or budget_exhausted (privacy), and the reason
+    RUN/round_metrics.jsonl     one JSON object per round (NaN is null), and one for the final personalisation
     RUN/metrics_summary.json    metric name -> mean, weighted_mean, std, bottom_decile, clients; and the source
     RUN/devices.csv             one line per device
-    RUN/report.html             all of it to look at, once the run is over
+    RUN/report.html             everything in one page, once the run is over
     RUN/checkpoints/, artefacts/, plots/
-    RUN/tensorboard/, mlflow/   the rounds once more, for those who ask for it (`server.runs.tracking`)
+    RUN/tensorboard/, mlflow/   the rounds for these trackers, if requested (`server.runs.tracking`)
 
-A run that writes holds a lock on its round metrics, so that one whose process died is not shown as running.
+A running process holds a lock on the round metrics, so that a run whose process died is not shown as running.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
-import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,13 +30,14 @@ from typing import Any, BinaryIO, Literal, Self
 import msgspec
 from msgspec import Struct
 
-from edge_fl.files import atomic
 from edge_fl import config
 from edge_fl.config import Recipe, Source
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
+from edge_fl.files import atomic
 from edge_fl.metrics import Summary
-from server.runs.provenance import Provenance, provenance
 from server.runs import round_metrics
+from server.runs.provenance import Provenance, provenance
+from server.runs.round_metrics import RoundLine, RoundMetrics
 from server.runs.tracking import Opener, Tracking
 
 FOLDERS = ("checkpoints", "artefacts", "plots")
@@ -45,14 +45,14 @@ Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]
 
 
 class RunState(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a run stands. `reason` is empty for one that goes on or has completed."""
+    """State of a run. `reason` is empty while it runs and when it completed."""
 
     state: Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
     reason: str = ""
 
 
 class RunManifest(Struct, frozen=True):
-    """What made these results. `created` is UTC; it names the run and orders lists for people, nothing else depends on it."""
+    """Provenance of the results. `created` is UTC; it names the run and orders lists, nothing else depends on it."""
 
     run: str
     created: str
@@ -63,7 +63,7 @@ class RunManifest(Struct, frozen=True):
 
 
 class RunInfo(Struct, frozen=True):
-    """A run as a list shows it."""
+    """A run in a list."""
 
     run: str
     created: str
@@ -75,9 +75,9 @@ class RunInfo(Struct, frozen=True):
 
 
 class Results:
-    """One run's folder. `create` and `resume` write and hold its lock until `close`; `open` reads.
+    """One run's folder. `create` and `resume` open it for writing and hold its lock until `close`; `open` is read-only.
 
-    As a context manager a writer ends as it leaves the block: completed, stopped by the keyboard, or failed with the error as reason.
+    As a context manager it finishes the run when the block ends: completed, stopped by the keyboard, or failed with the error as reason.
     """
 
     def __init__(self, path: Path, rounds: BinaryIO | None = None) -> None:
@@ -87,7 +87,7 @@ class Results:
 
     @classmethod
     def create(cls, root: Path, recipe: Recipe, *, data_hash: str = "") -> Results:
-        """A new folder below `root`, with its recipe and manifest. Raises InputError when the folder cannot be made."""
+        """Create a folder below `root` with its recipe and manifest. Raises InputError if that fails."""
         created = datetime.now(UTC)
         name = run_id(recipe.name, created)
         path = root / name
@@ -106,49 +106,47 @@ class Results:
             atomic.write(path / "manifest.json", _json(manifest))
         except OSError as error:
             raise InputError(
-                f"{path}: cannot be made ({error.strerror}); expected a folder to write results to; nothing ran"
+                f"{path}: cannot be created ({error.strerror}); expected a writable folder for results"
             ) from error
         return cls.resume(path)
 
     @classmethod
     def open(cls, path: Path) -> Results:
-        """The folder of a run, to read. Raises InputError, which names the runs that are there."""
+        """Open a run's folder for reading. Raises InputError, which names the existing runs."""
         if not (path / "manifest.json").is_file():
             there = [run.run for run in list_runs(path.parent)]
-            raise InputError(f"{path}: no run there{nearest(path.name, there)}")
+            raise InputError(f"{path}: not a run's folder{nearest(path.name, there)}")
         return cls(path)
 
     @classmethod
     def resume(cls, path: Path, *, after: int | None = None) -> Results:
-        """The folder of a run, to write on, and running again; what came after round `after` is dropped: it comes again.
+        """Open a run's folder to continue it after round `after`; later rounds are dropped, because they are repeated.
 
-        Raises InputError when there is none or another process has it.
+        Raises InputError if it does not exist or another process writes to it.
         """
         results = cls.open(path)
         try:
-            rounds = (path / "round_metrics.jsonl").open("ab", buffering=0)
+            rounds = (path / round_metrics.FILE).open("ab", buffering=0)
         except OSError as error:
-            raise InputError(
-                f"{path}: cannot be written to ({error.strerror})"
-            ) from error
+            raise InputError(f"{path}: cannot be written to ({error.strerror})") from error
         try:
             fcntl.flock(rounds, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             rounds.close()
             raise InputError(f"{path}: another process writes to this run") from error
-        if rounds.tell() and not (path / "round_metrics.jsonl").read_bytes().endswith(b"\n"):
-            rounds.write(b"\n")  # a line cut short stays alone and is skipped by readers
+        if rounds.tell() and not (path / round_metrics.FILE).read_bytes().endswith(b"\n"):
+            rounds.write(b"\n")  # ends a line cut short by a crash; readers skip it
         if after is not None:
-            lines = (path / "round_metrics.jsonl").read_bytes().splitlines(keepends=True)
+            lines = (path / round_metrics.FILE).read_bytes().splitlines(keepends=True)
             rounds.truncate(0)
-            rounds.write(b"".join(line for line in lines if _stays(_record(line), after)))
+            rounds.write(b"".join(line for line in lines if _is_kept(line, after)))
         results._rounds = rounds
         results._write("state.json", _json(RunState("running")))
         return results
 
     @property
     def id(self) -> str:
-        """The run's id, which is the folder's name."""
+        """The run's id: the folder's name."""
         return self.path.name
 
     @property
@@ -164,25 +162,23 @@ class Results:
         return self.path / "plots"
 
     def track(self, openers: Mapping[str, Opener], *, after: int | None = None) -> None:
-        """From here on these trackers have every line of the round metrics, too; `after` as in `resume`. Raises RunError."""
+        """Pass every further line of the round metrics to these trackers too; `after` as in `resume`. Raises RunError."""
         self._tracking = Tracking(openers, self.path, after)
 
-    def append_round(self, record: Mapping[str, object]) -> None:
-        """Adds one line to the round metrics, there for every reader at once. Raises RunError when the disk does not take it."""
+    def append_round(self, record: RoundMetrics) -> None:
+        """Append one line to the round metrics and pass it to the trackers. Raises RunError if it cannot be written."""
         if self._rounds is None:
             raise RunError(f"{self.path}: opened to read; use Results.resume to write")
-        text = msgspec.json.encode(record)
         with _reporting(self.path):
-            self._rounds.write(text + b"\n")
-        if line := round_metrics.read(0, text):
-            self._tracking.note(line)
+            self._rounds.write(round_metrics.encode(record))
+        self._tracking.note(record)
 
     def write_summary(self, source: Source, summaries: Mapping[str, Summary]) -> None:
-        """Replaces metrics_summary.json. Raises RunError when the disk does not take it."""
+        """Replace metrics_summary.json. Raises RunError if it cannot be written."""
         self._write("metrics_summary.json", _json({"source": source, **summaries}))
 
     def write_devices(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Replaces devices.csv; its columns are the rows' keys in the order of their first appearance."""
+        """Replace devices.csv; its columns are the rows' keys in order of first appearance."""
         text = io.StringIO()
         columns = list(dict.fromkeys(column for row in rows for column in row))
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -191,12 +187,12 @@ class Results:
         self._write("devices.csv", text.getvalue())
 
     def finish(self, state: Outcome, reason: str = "") -> None:
-        """Writes how the run ended and lets go of it."""
+        """Write how the run ended and release the lock."""
         self._write("state.json", _json(RunState(state, reason)))
         self.close()
 
     def close(self) -> None:
-        """Lets go of the lock; a run not finished then counts as stopped."""
+        """Release the lock; an unfinished run then counts as stopped."""
         self._tracking.close()
         if self._rounds is not None:
             self._rounds.close()
@@ -220,39 +216,31 @@ class Results:
             self.finish("failed", str(error) or type(error).__name__)
 
     def recipe(self) -> Recipe:
-        """The recipe it ran. Raises ConfigError."""
+        """The run's recipe. Raises ConfigError."""
         return config.load(self.path / "config.toml")
 
     def manifest(self) -> RunManifest:
-        """What made the results. Raises InputError."""
+        """The run's manifest. Raises InputError."""
         return _decoded(self.path / "manifest.json", RunManifest)
 
     def state(self) -> RunState:
-        """How the run stands; one that says it is running while nobody holds it has been stopped. Raises InputError."""
+        """The run's state. A run recorded as running without a process that holds its lock was stopped. Raises InputError."""
         state = _decoded(self.path / "state.json", RunState)
-        if (
-            state.state == "running"
-            and self._rounds is None
-            and not _is_held(self.path / "round_metrics.jsonl")
-        ):
-            return RunState("stopped", "its process ended without a word")
+        if state.state == "running" and self._rounds is None and not _is_held(self.path / round_metrics.FILE):
+            return RunState("stopped", "its process ended unexpectedly")
         return state
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """The rounds so far, in order, without the closing step's line; a line cut short by a crash is left out."""
-        try:
-            lines = (self.path / "round_metrics.jsonl").read_bytes().splitlines()
-        except OSError:
-            return []
-        return [record for record in map(_record, lines) if record is not None and not record.get("closing")]
+    def rounds(self) -> list[RoundLine]:
+        """The rounds so far, in order, without the final personalisation."""
+        return [line for line in round_metrics.lines(self.path / round_metrics.FILE) if not line.final]
 
     @property
     def reached(self) -> int:
-        """The last round that is over; 0 for none."""
-        return max((int(record.get("round", 0)) for record in self.rounds()), default=0)
+        """The last completed round; 0 for none."""
+        return max((line.round for line in self.rounds()), default=0)
 
     def summary(self) -> dict[str, Summary]:
-        """metrics_summary.json without its source; empty before it is written. Raises InputError."""
+        """The metrics of metrics_summary.json; empty before it is written. Raises InputError."""
         path = self.path / "metrics_summary.json"
         if not path.is_file():
             return {}
@@ -265,7 +253,7 @@ class Results:
 
 
 def list_runs(root: Path) -> list[RunInfo]:
-    """The runs below `root`, the newest first; folders that are no runs are passed over, and so are damaged ones."""
+    """The runs below `root`, newest first. Other folders and damaged runs are skipped."""
     runs = []
     for path in sorted(root.iterdir()) if root.is_dir() else []:
         try:
@@ -286,8 +274,10 @@ def run_id(name: str, created: datetime) -> str:
     return f"{slug}-{created:%y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def _stays(record: dict[str, Any] | None, after: int) -> bool:
-    return record is not None and record.get("round", 0) <= after and not record.get("closing")
+def _is_kept(text: bytes, after: int) -> bool:
+    """Whether a line of the round metrics stays when a run resumes after round `after`."""
+    line = round_metrics.decode(text, 0)
+    return line is not None and line.round <= after and not line.final
 
 
 def _json(value: object) -> bytes:
@@ -298,9 +288,7 @@ def _decoded(path: Path, kind: Any) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}); expected what a run wrote there"
-        ) from error
+        raise InputError(f"{path}: cannot be read ({error}); expected a file written by a run") from error
 
 
 def _summary(values: Mapping[str, float | None], path: Path) -> Summary:
@@ -309,17 +297,7 @@ def _summary(values: Mapping[str, float | None], path: Path) -> Summary:
             {name: float("nan") if v is None else v for name, v in values.items()}, Summary
         )
     except msgspec.ValidationError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}); expected what a run wrote there"
-        ) from error
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+        raise InputError(f"{path}: cannot be read ({error}); expected a file written by a run") from error
 
 
 def _is_held(path: Path) -> bool:

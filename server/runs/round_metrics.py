@@ -1,8 +1,4 @@
-"""What a run measured, round by round: the lines of round_metrics.jsonl, whoever wrote them, as one kind of value.
-
-A simulated run writes every client's metrics, a run against a fleet their summary; either way a `RoundLine` has its line number and a
-`Summary` per metric, so that everything that is shown of a run can say where it stands.
-"""
+"""round_metrics.jsonl: one line per round and one for the final personalisation, written and read as the same type by every run."""
 
 from __future__ import annotations
 
@@ -14,85 +10,73 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from edge_fl import metrics
 from edge_fl.metrics import Summary
 
 FILE = "round_metrics.jsonl"
-_FIELDS = frozenset(Summary.__struct_fields__)
 
 
-class RoundLine(Struct, frozen=True):
-    """One line of round_metrics.jsonl. `line` counts from 1; `clients` holds each client's metrics where the line has them."""
+class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One round, or the `final` personalisation after round `round`. Clients are named by their ids.
+
+    `selected` are the clients whose update could count, `responded` those whose update was aggregated, `head_updates` the head-only devices
+    that contributed. `staleness` maps late clients to the age of their update in rounds; `rejected` counts rejected reports by reason;
+    `budget_exhausted` are the clients without privacy budget. `metrics` summarises each metric over the clients in `clients`, which holds
+    each client's own values; both are empty in rounds without evaluation. NaN is null in the file. `seconds` is wall time, None for the final line;
+    bytes count tensors, not framing.
+    """
+
+    round: int
+    final: bool = False
+    selected: tuple[str, ...] = ()
+    responded: tuple[str, ...] = ()
+    head_updates: tuple[str, ...] = ()
+    attempts: int = 1
+    staleness: Mapping[str, int] = {}
+    rejected: Mapping[str, int] = {}
+    budget_exhausted: tuple[str, ...] = ()
+    seconds: float | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    metrics: Mapping[str, Summary] = {}
+    clients: Mapping[str, Mapping[str, float]] = {}
+
+
+class RoundLine(RoundMetrics, frozen=True, kw_only=True):
+    """A `RoundMetrics` read from a file, with its line number, counted from 1."""
 
     line: int
-    round: int
-    closing: bool = False
-    asked: int = 0
-    answered: int = 0
-    seconds: float | None = None
-    bytes_down: int | None = None
-    bytes_up: int | None = None
-    summaries: dict[str, Summary] = {}
-    clients: dict[str, dict[str, float]] = {}
+
+
+def encode(record: RoundMetrics) -> bytes:
+    """The record as one line of JSON, every key written, with a newline."""
+    return msgspec.json.encode(record) + b"\n"
 
 
 def lines(path: Path) -> list[RoundLine]:
-    """The lines of a file that are whole, in order; none for a file that is not there."""
+    """The complete lines of a file, in order; empty if the file does not exist. A line cut short by a crash is skipped."""
     try:
-        found = path.read_bytes().splitlines()
+        texts = path.read_bytes().splitlines()
     except OSError:
         return []
-    return [line for number, text in enumerate(found, 1) if (line := read(number, text)) is not None]
+    return [line for number, text in enumerate(texts, 1) if (line := decode(text, number)) is not None]
+
+
+def decode(text: bytes, number: int) -> RoundLine | None:
+    """Line `number` of the file; None if it is not a record."""
+    try:
+        record = json.loads(text)
+        for name in ("metrics", "clients"):
+            record[name] = {key: _with_nan(values) for key, values in record.get(name, {}).items()}
+        return msgspec.convert({**record, "line": number}, RoundLine)
+    except (ValueError, TypeError, AttributeError):  # msgspec.ValidationError is a ValueError
+        return None
 
 
 def latest(found: Sequence[RoundLine]) -> list[RoundLine]:
-    """One line per round: a round that was repeated after a resume counts as it was last."""
-    by_round = {(line.round, line.closing): line for line in found}
+    """One line per round, in order: of a round repeated after a resume the last one."""
+    by_round = {(line.round, line.final): line for line in found}
     return [by_round[key] for key in sorted(by_round)]
 
 
-def read(number: int, text: bytes) -> RoundLine | None:
-    """One line of the file, as it stands there; None when it is no round's."""
-    try:
-        record = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-        return None
-    clients = _clients(record.get("metrics"))
-    return RoundLine(
-        number,
-        record["round"],
-        bool(record.get("closing")),
-        _count(record.get("asked")),
-        _count(record.get("answered")),
-        record.get("seconds"),
-        record.get("bytes_down"),
-        record.get("bytes_up"),
-        metrics.summarise_reports(list(clients.values())) if clients else _summaries(record),
-        clients,
-    )
-
-
-def _count(value: Any) -> int:
-    """Of clients that are counted, or named."""
-    return len(value) if isinstance(value, list) else int(value or 0)
-
-
-def _clients(value: Any) -> dict[str, dict[str, float]]:
-    if not isinstance(value, Mapping):
-        return {}
-    return {
-        client: {name: float("nan") if v is None else float(v) for name, v in found.items()}
-        for client, found in value.items()
-        if isinstance(found, Mapping)
-    }
-
-
-def _summaries(record: Mapping[str, Any]) -> dict[str, Summary]:
-    found = {name: value for name, value in record.items() if isinstance(value, Mapping)}
-    return {
-        name: msgspec.convert({k: float("nan") if v is None else v for k, v in value.items()}, Summary)
-        for name, value in found.items()
-        if set(value) == _FIELDS
-    }
+def _with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: float("nan") if value is None else value for name, value in values.items()}

@@ -1,8 +1,8 @@
-"""What devices and simulated clients reported over a run, one row each: samples, accuracies, release, bytes, seconds; and its summary.
+"""Totals of a run by client: samples, accuracies, release, bytes, seconds; and their summary.
 
-`personal.test_acc.before` and `.after` in the summary are over everybody who measured them. The same names behind `head.` and `full.` are
-over one tier, because they mean different things: a client that trains is measured around the method's own closing step, a head-only device
-around a new release ("before" is the pair of extractor and head that it served until then). Simulated clients count as `full`.
+`personal.test_acc.before` and `.after` in the summary cover all clients that measured them. With the prefix `head.` or `full.` they cover one
+tier, because their meaning differs: clients that train measure before and after the final personalisation, head-only devices before and
+after a new release ("before" is the model served until then). Simulated clients count as `full`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ COLUMNS = {
     "machine": "machine",
     "epsilon": "epsilon",
 }
-"""A row's fields, and how a table heads them."""
+"""Fields of a row and their column headings."""
 
 
 class Row(Struct, frozen=True):
-    """One line of devices.csv. `samples` are training samples; accuracies are None where they were not measured.
+    """One line of devices.csv. `samples` are training samples; accuracies are None if not measured.
 
-    `epsilon` is what the device's updates have told of its data, None where it sends none with noise.
+    `epsilon` is the epsilon spent by the device's updates, None without differential privacy.
     """
 
     device: str
@@ -58,7 +58,7 @@ class Row(Struct, frozen=True):
 
 @dataclass
 class _Account:
-    """The sums over one device's reports, and what was measured last."""
+    """Sums over one device's reports, and its latest metrics."""
 
     simulated: bool = False
     samples: int = 0
@@ -70,19 +70,19 @@ class _Account:
 
 
 class RunTotals:
-    """Fed from any thread: `note` with every report that counts, `measure` with what the round loop collected."""
+    """Thread-safe totals: `note` adds an accepted report, `measure` adds the round loop's metrics."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._lock = threading.Lock()
 
     def enter(self, client: str, samples: int) -> None:
-        """A client that is simulated here."""
+        """Add a simulated client."""
         with self._lock:
             self._accounts[client] = _Account(simulated=True, samples=samples)
 
     def note(self, device: str, report: Report) -> None:
-        """Adds one accepted report of a device."""
+        """Add one accepted report of a device."""
         with self._lock:
             account = self._accounts.setdefault(device, _Account())
             account.bytes_down += report.bytes_down
@@ -96,26 +96,26 @@ class RunTotals:
                 account.metrics[metrics.EPSILON] = report.metrics[metrics.EPSILON]
 
     def measure(self, reports: Mapping[str, Mapping[str, float]]) -> None:
-        """Adds metrics by client; a later value replaces an earlier one of its name."""
+        """Add metrics by client; later values replace earlier ones of the same name."""
         with self._lock:
             for client, found in reports.items():
                 self._accounts.setdefault(client, _Account()).metrics.update(found)
 
     def measured(self) -> dict[str, dict[str, float]]:
-        """Each client's metrics, of those that have any, ascending."""
+        """The metrics of each client that has any, ascending."""
         with self._lock:
             return {
                 name: dict(found.metrics) for name, found in sorted(self._accounts.items()) if found.metrics
             }
 
     def rows(self, devices: Mapping[str, Device]) -> list[Row]:
-        """Everybody who was there or reported, ascending."""
+        """One row per device that was online or reported, ascending."""
         with self._lock:
             names = sorted(self._accounts.keys() | devices.keys())
             return [_row(name, self._accounts.get(name, _Account()), devices.get(name)) for name in names]
 
     def summaries(self, devices: Mapping[str, Device]) -> dict[str, Summary]:
-        """Every metric over all, then over each tier under the tier's name."""
+        """Each metric over all clients; with devices, also over each tier, prefixed with the tier's name."""
         with self._lock:
             found = {
                 name: dict(account.metrics)

@@ -1,7 +1,6 @@
-"""A run's rounds for the viewers that researchers have open anyway: TensorBoard's event files, or an MLflow store, inside the run's folder.
+"""Experiment trackers: the round metrics as TensorBoard event files or an MLflow store inside the run's folder (`--track`).
 
-What is shown is what round_metrics.jsonl says of the round and nothing else. Both are asked for by name (`--track`), and neither
-reaches beyond this machine.
+Trackers receive the values of round_metrics.jsonl and nothing else. Nothing leaves this machine.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from edge_fl.errors import ConfigError, RunError, nearest
-from server.runs.round_metrics import RoundLine
+from server.runs.round_metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
 
-ROUND = ("asked", "answered", "seconds", "bytes_down", "bytes_up")
-FLEET = ("mean", "std", "bottom_decile")
-"""Of a round, and of each metric over the clients, under the words of the results."""
+STATISTICS = ("mean", "std", "bottom_decile")
+"""The fields of each metric's summary that trackers receive."""
 
 
 class Tracker(Protocol):
-    """One viewer's file, open for writing."""
+    """An open tracker."""
 
     def note(self, step: int, scalars: Mapping[str, float]) -> None: ...
 
@@ -34,23 +32,28 @@ class Tracker(Protocol):
 
 
 Opener = Callable[[Path, int | None], Tracker]
-"""(the run's folder, the round that it goes on after or None) -> its tracker."""
+"""(the run's folder, the round after which it resumes or None) -> tracker."""
 
 
-def scalars(line: RoundLine) -> dict[str, float]:
-    """What a line says, by name: `round/seconds`, `personal.test_acc.before/mean`; the closing step's behind `closing/`.
-
-    What was not measured has no name here.
-    """
-    prefix = "closing/" if line.closing else ""
-    found = {} if line.closing else {f"round/{name}": getattr(line, name) for name in ROUND}
-    for metric, summary in line.summaries.items():
-        found |= {f"{prefix}{metric}/{field}": getattr(summary, field) for field in FLEET}
-    return {name: float(value) for name, value in found.items() if value is not None and isfinite(value)}
+def scalars(record: RoundMetrics) -> dict[str, float]:
+    """The finite values of a record by name: `round/seconds`, `personal.test_acc.before/mean`; those of the final line behind `final/`."""
+    prefix = "final/" if record.final else ""
+    values: dict[str, float | None] = {}
+    if not record.final:
+        values = {
+            "round/selected": len(record.selected),
+            "round/responded": len(record.responded),
+            "round/seconds": record.seconds,
+            "round/bytes_down": record.bytes_down,
+            "round/bytes_up": record.bytes_up,
+        }
+    for metric, summary in record.metrics.items():
+        values |= {f"{prefix}{metric}/{field}": getattr(summary, field) for field in STATISTICS}
+    return {name: float(value) for name, value in values.items() if value is not None and isfinite(value)}
 
 
 def find(names: Sequence[str]) -> dict[str, Opener]:
-    """The trackers of these names, their packages imported. Raises ConfigError for an unknown name or a package that is not there."""
+    """Import and return the trackers of these names. Raises ConfigError for an unknown name or a missing package."""
     return {name: _find(name) for name in names}
 
 
@@ -67,17 +70,17 @@ def _find(name: str) -> Opener:
 
 
 class Tracking:
-    """All trackers of one run. One that fails later on is let go: the run's own files have everything."""
+    """All trackers of one run. A tracker that fails later is dropped: the run's own files are complete."""
 
     def __init__(self, openers: Mapping[str, Opener], folder: Path, after: int | None = None) -> None:
         self._trackers: dict[str, Tracker] = {}
         for name, opener in openers.items():
             try:
                 self._trackers[name] = opener(folder, after)
-            except Exception as error:  # other people's libraries raise what they like
+            except Exception as error:  # third-party libraries raise arbitrary errors
                 raise RunError(f"{folder}: {name} cannot write there ({error}); the run ends here") from error
 
-    def note(self, line: RoundLine) -> None:
+    def note(self, line: RoundMetrics) -> None:
         self._each(lambda tracker: tracker.note(line.round, scalars(line)))
 
     def close(self) -> None:
@@ -89,7 +92,7 @@ class Tracking:
             try:
                 act(tracker)
             except Exception as error:
-                log.warning("%s does not take the round (%s); this run goes on without it", name, error)
+                log.warning("%s failed to write (%s); the run continues without it", name, error)
                 del self._trackers[name]
 
 
@@ -97,7 +100,7 @@ def _tensorboard() -> Opener:
     from torch.utils.tensorboard import SummaryWriter
 
     class TensorBoard:
-        """Event files; after a resume the viewer forgets the rounds that come again."""
+        """Event files; after a resume TensorBoard drops the repeated rounds."""
 
         def __init__(self, folder: Path, after: int | None) -> None:
             again = None if after is None else after + 1
@@ -115,12 +118,12 @@ def _tensorboard() -> Opener:
 
 
 def _mlflow() -> Opener:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would tell its makers of every run
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 
     class MLflow:
-        """A store in one SQLite file (MLflow refuses plain files by now): the run is an experiment, each resume a run of it."""
+        """A store in one SQLite file: the run is an experiment, each resume a run of it."""
 
         def __init__(self, folder: Path, after: int | None) -> None:
             home = (folder / "mlflow").absolute()
@@ -138,7 +141,7 @@ def _mlflow() -> Opener:
             self._run = self._client.create_run(experiment, run_name=name).info.run_id
 
         def note(self, step: int, scalars: Mapping[str, float]) -> None:
-            now = time.time_ns() // 1_000_000  # shown beside the step, which orders
+            now = time.time_ns() // 1_000_000  # shown next to the step, which orders
             self._client.log_batch(self._run, [Metric(*item, now, step) for item in scalars.items()])
 
         def close(self) -> None:

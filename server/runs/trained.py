@@ -1,4 +1,4 @@
-"""A run that has ended, brought back from its folder: its method, what it learnt, and the personal parts of clients simulated here."""
+"""Load a finished run from its folder: method, shared parts, and the personal parts of simulated clients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from server.runs import checkpoint
-from server.training import study as studies
 from server.runs.results import Results
+from server.training import study as studies
 from server.training.study import Study
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """`study` is its data, the same as then; `shared` and `personal` are its parts after the last checkpoint."""
+    """A finished run: its study (recomputed from the recipe), method, and the parts of its last checkpoint."""
 
     recipe: Recipe
     study: Study
@@ -27,10 +27,10 @@ class TrainedRun:
 
 
 def load(results: Results) -> TrainedRun:
-    """Raises InputError for a run of devices, whose data are elsewhere; DataError without the dataset, ArtefactError without checkpoint."""
+    """Load a run. Raises InputError for source "fleet" (data on devices), DataError without the dataset, ArtefactError without a checkpoint."""
     recipe = results.recipe()
     if recipe.source == "fleet":
-        raise InputError(f"{results.id}: its data are on the devices, not here")
+        raise InputError(f"{results.id}: the data of source 'fleet' are on the devices")
     study = studies.prepare(recipe)
     method = build_method(study.spec).at(max(recipe.rounds, 1))
     kept = checkpoint.load(results.checkpoints)

@@ -1,6 +1,6 @@
-"""The clients of a run as any process can have them: the method's spec, all images once, and who owns which.
+"""The clients of a run for any process: the method's spec, all images once, and the split.
 
-A store is written to a folder once, from where any number of processes map the same images; a client is cut out of it when its turn comes.
+A store is written to a folder once; any number of processes memory-map its images. Clients are built on access.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The part of a store that is small: `clients` are those that train."""
+    """The method spec and the ids of the clients that train."""
 
     spec: MethodSpec
     clients: tuple[ClientId, ...]
@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class ClientStore(Mapping[ClientId, Client]):
-    """The clients of a run by id, each built from its rows of `x` uint8 [N, C, H, W] and `y` [N] when it is asked for."""
+    """The clients of a run by id, each built on access from its rows of `x` uint8 [N, C, H, W] and `y` [N]."""
 
     settings: Settings
     x: Images
@@ -43,7 +43,7 @@ class ClientStore(Mapping[ClientId, Client]):
 
     @classmethod
     def of(cls, study: Study, device: str = "cpu") -> ClientStore:
-        """The clients of a study that train."""
+        """The store of a study's training clients."""
         trained = tuple(id for id in study.split.clients if id not in set(study.unseen))
         samples = study.dataset.samples
         return cls(
@@ -52,20 +52,20 @@ class ClientStore(Mapping[ClientId, Client]):
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> ClientStore:
-        """What `save` wrote; images stay in their file."""
+        """Open a saved store; images are memory-mapped."""
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=Settings)
         x, y = np.load(folder / X, mmap_mode="r"), np.load(folder / Y)
         return cls(settings, x, y, Split.load(folder / SPLIT), device)
 
     def save(self, folder: Path) -> None:
-        """Writes everything into a folder."""
+        """Write the store into a folder."""
         np.save(folder / X, self.x)
         np.save(folder / Y, self.y)
         self.split.save(folder / SPLIT)
         (folder / SETTINGS).write_bytes(msgspec.json.encode(self.settings))
 
     def samples(self, id: ClientId) -> int:
-        """A client's training samples."""
+        """Number of training samples of a client."""
         return len(self.split.train[self._rows[id]])
 
     def __getitem__(self, id: ClientId) -> Client:

@@ -1,4 +1,4 @@
-"""The cohort of a round: who is asked to take part, drawn from the run's seed so that a resumed run asks the same clients."""
+"""Cohort selection: which clients take part in a round. Drawn from the run's seed, so a resumed run selects the same clients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edge_fl.seeds import generator
 
 
 def goal(clients: int, cohort: CohortConfig, seed: int, round: int) -> int:
-    """How many updates end a round without a buffer: max(floor(participation * N), 1) of N clients (METHODS.md G12).
+    """Number of updates that end a round without a buffer: max(floor(participation * N), 1) of N clients (docs/methods.md G12).
 
-    With `participation_from` the number is drawn anew for every round, from that share to `participation`.
+    With `participation_from` each round draws its share uniformly between that value and `participation`.
     """
     most = max(floor(cohort.participation * clients), 1)
     if not cohort.participation_from:
@@ -32,9 +32,9 @@ def draw(
     may_drop_out: bool = False,
     at_work: Collection[str] = (),
 ) -> list[str]:
-    """As many clients as the goal, without replacement, ascending; `over_select` times as many where they may drop out.
+    """Draw as many clients as the goal, without replacement, ascending; `over_select` times as many if they may drop out.
 
-    Those `at_work` on earlier rounds are among them already, and only the rest is drawn.
+    Clients `at_work` on earlier rounds count towards the number and are not drawn again.
     """
     spare = cohort.over_select if may_drop_out else 1.0
     idle = [client for client in clients if client not in at_work]
@@ -46,26 +46,26 @@ def draw(
 
 
 def quorum(goal: int, cohort: CohortConfig) -> int:
-    """How many updates a round needs at least."""
+    """Minimum number of updates of a round."""
     return max(round_up(goal * cohort.quorum), 1)
 
 
 def require_bufferable(cohort: CohortConfig, method: Method, source: Source) -> None:
-    """Raises ConfigError where updates of earlier rounds are asked for that could not be joined."""
+    """Raise ConfigError if asynchronous aggregation is configured for a method or source that does not support it."""
     if not cohort.buffer_size:
         return
-    asked = f"cohort.buffer_size = {cohort.buffer_size}"
+    setting = f"cohort.buffer_size = {cohort.buffer_size}"
     if not method.averages():
         raise ConfigError(
-            f"{asked}: {method.title} sends more than networks that all clients start from alike, so that late updates cannot be"
+            f"{setting}: {method.title} sends more than networks that all clients start from alike, so that late updates cannot be"
             " moved to newer ones; expected buffer_size = 0, or a method that averages, such as fedavg"
         )
     if source == "hybrid":
         raise ConfigError(
-            f"{asked}: source hybrid, expected simulated or fleet (simulated clients are late in a time of their own)"
+            f"{setting}: source hybrid, expected simulated or fleet (simulated clients are late in a time of their own)"
         )
 
 
 def round_up(value: float) -> int:
-    """The smallest whole number that is not below `value`, forgiving rounding errors of floats."""
+    """Ceiling of `value`, tolerant of floating-point rounding errors."""
     return -int(-(value - 1e-9) // 1)

@@ -1,8 +1,7 @@
-"""Simulated clients that take their time, for asynchronous aggregation: a round ends when the buffer is full, and the others stay at work.
+"""Simulated delays for asynchronous aggregation (FedBuff): a round ends when the buffer is full; other clients keep working.
 
-How long a local update takes is drawn from the run's seed, half-normal as in the experiments of FedBuff (Nguyen et al., AISTATS 2022), in
-a time that nobody waits for: the buffer takes those that would come first. What a client works on is part of what it remembers, so
-that a resumed run goes on with it.
+The duration of a local update is drawn from the run's seed, half-normal as in the experiments of Nguyen et al. (AISTATS 2022), in simulated
+time. A client's pending work is part of its personal state, so that a resumed run continues with it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
-TASK, START = "run_id", "start."  # how what a client works on is named among what it remembers
-TICKS = 1_000_000  # whole numbers, which a checkpoint keeps as they are
+PENDING, START = "pending", "start."  # names of pending work among a client's personal parts
+TICKS = 1_000_000  # durations are integers, which checkpoints store exactly
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a client works on: the round that it was asked in, what it received, and for how many ticks more."""
+class PendingUpdate:
+    """A local update in progress: its round, the broadcast it started from, and the remaining ticks."""
 
     round: int
     down: Parts
@@ -33,14 +32,14 @@ class Assignment:
 
 
 class DelayedFleet(Fleet):
-    """The clients of `fleet`, of which no more than `buffer_size` answer in a round. Who would be over `max_staleness` late is given up."""
+    """A fleet of which at most `buffer_size` clients respond per round. Updates later than `max_staleness` rounds are dropped."""
 
     def __init__(
         self, fleet: Fleet, method: Method, seed: int, *, buffer_size: int, max_staleness: int
     ) -> None:
         self._fleet, self._method, self._seed = fleet, method, seed
-        self._size, self._most = buffer_size, max_staleness
-        self._assigned: dict[ClientId, Assignment] = {}
+        self._size, self._max_staleness = buffer_size, max_staleness
+        self._pending: dict[ClientId, PendingUpdate] = {}
 
     def clients(self) -> Sequence[ClientId]:
         return self._fleet.clients()
@@ -49,33 +48,33 @@ class DelayedFleet(Fleet):
         return self._fleet.trainable()
 
     def at_work(self) -> Collection[ClientId]:
-        return self._assigned.keys()
+        return self._pending.keys()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step == "train":
             return self._train(round, downs)
         if step == "personalise":
-            self._assigned = {}
+            self._pending = {}
         return self._fleet.each(step, round, method, downs)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
         for client, own in self._fleet.personal_state():
-            yield client, {**own, **_kept(self._assigned[client])} if client in self._assigned else own
+            yield client, {**own, **_pending_parts(self._pending[client])} if client in self._pending else own
 
     def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
-        self._fleet.restore(self._taken_up(states))
+        self._fleet.restore(self._with_pending_removed(states))
 
     def _train(self, round: int, downs: Downs) -> Iterator[Update]:
         for client in downs:
             takes = abs(generator(self._seed, "delay", round, client).normal())
-            self._assigned[client] = Assignment(round, downs[client], int(takes * TICKS))
-        first = sorted(self._assigned, key=lambda client: (self._assigned[client].left, client))[: self._size]
-        done = {client: self._assigned.pop(client) for client in first}
-        passed = max((assigned.left for assigned in done.values()), default=0)
-        self._assigned = {
-            client: replace(assigned, left=assigned.left - passed)
-            for client, assigned in self._assigned.items()
-            if round - assigned.round < self._most
+            self._pending[client] = PendingUpdate(round, downs[client], int(takes * TICKS))
+        first = sorted(self._pending, key=lambda client: (self._pending[client].left, client))[: self._size]
+        done = {client: self._pending.pop(client) for client in first}
+        passed = max((pending.left for pending in done.values()), default=0)
+        self._pending = {
+            client: replace(pending, left=pending.left - passed)
+            for client, pending in self._pending.items()
+            if round - pending.round < self._max_staleness
         }
         by_round = sorted(done, key=lambda client: (done[client].round, client))
         for began, group in groupby(by_round, key=lambda client: done[client].round):
@@ -85,14 +84,18 @@ class DelayedFleet(Fleet):
                 start = starts[update.client] if late else None
                 yield replace(update, start=start, staleness=round - began)
 
-    def _taken_up(self, states: Iterator[tuple[ClientId, Parts]]) -> Iterator[tuple[ClientId, Parts]]:
+    def _with_pending_removed(
+        self, states: Iterator[tuple[ClientId, Parts]]
+    ) -> Iterator[tuple[ClientId, Parts]]:
         for client, own in states:
-            if TASK in own:
+            if PENDING in own:
                 down = {name.removeprefix(START): p for name, p in own.items() if name.startswith(START)}
-                self._assigned[client] = Assignment(int(own[TASK]["round"]), down, int(own[TASK]["left"]))
-            yield client, {n: p for n, p in own.items() if n != TASK and not n.startswith(START)}
+                self._pending[client] = PendingUpdate(
+                    int(own[PENDING]["round"]), down, int(own[PENDING]["left"])
+                )
+            yield client, {n: p for n, p in own.items() if n != PENDING and not n.startswith(START)}
 
 
-def _kept(assigned: Assignment) -> Parts:
-    numbers = {"round": torch.tensor(assigned.round), "left": torch.tensor(assigned.left)}
-    return {TASK: numbers, **{START + name: params for name, params in assigned.down.items()}}
+def _pending_parts(pending: PendingUpdate) -> Parts:
+    numbers = {"round": torch.tensor(pending.round), "left": torch.tensor(pending.left)}
+    return {PENDING: numbers, **{START + name: params for name, params in pending.down.items()}}

@@ -1,7 +1,7 @@
-"""What clients' networks make of their images, measured: features of test images, class separation, and likeness of two networks.
+"""Features of clients' test images by their own networks: class separation, CKA similarity of two networks, t-SNE.
 
-A client's representation is what its own head sees: its personal or tuned extractor where it has one, else the shared one, and a
-personal projector on top where the method has that (DualFed's post-projection features).
+A client's representation is the input of its own head: its personal or tuned extractor if it has one, else the shared one, followed by
+a personal projector if the method has one (DualFed's post-projection features).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge_fl.seeds import generator
 
 Features = NDArray[np.float32]
 MAX_IMAGES = 600
-# instead of the shared one, where a client has it
+# used instead of the shared extractor if a client has one
 OWN_EXTRACTORS = ("tuned_extractor", f"{PERSONAL}extractor")
 PROJECTOR = "projector"
 
@@ -32,7 +32,7 @@ PROJECTOR = "projector"
 class Probe:
     """Features z [n, d] of clients' test images, each by its own client; `projected` [n, p] behind a personal projector, or None.
 
-    y [n] is the class, `client` [n] the client's place in `clients`.
+    y [n] is the class, `client` [n] the index of the client in `clients`.
     """
 
     z: Features
@@ -43,11 +43,11 @@ class Probe:
 
     @property
     def outermost(self) -> Features:
-        """What the clients' own heads see."""
+        """The input of the clients' own heads."""
         return self.z if self.projected is None else self.projected
 
     def separation(self) -> dict[str, float]:
-        """Class separation within each client's own images: across clients it would measure that their networks differ."""
+        """Class separation within each client's images. Across clients it would measure how their networks differ."""
         return {
             client: separation(self.outermost[self.client == place], self.y[self.client == place])
             for place, client in enumerate(self.clients)
@@ -62,7 +62,7 @@ def probe(
     device: str = "cpu",
     images: int = MAX_IMAGES,
 ) -> Probe:
-    """Up to `images` test images, equally many of every client as far as it has them, by every client's own network."""
+    """Features of up to `images` test images, the same number per client if available, by each client's own network."""
     share = max(images // max(len(data), 1), 1)
     rows: list[tuple[Tensor, Tensor | None, NDArray[np.int64], int]] = []
     clients = tuple(sorted(data))
@@ -86,7 +86,7 @@ def probe(
 def representations(
     method: Method, shared: Parts, personal: Iterable[tuple[str, Parts]], x: Tensor
 ) -> dict[str, Features]:
-    """Features [n, d] of the same images x by every client's own network (behind its projector where it has one)."""
+    """Features [n, d] of the same images x by every client's own network (after its projector, if it has one)."""
     found = {}
     for id, own in personal:
         z, projected = represent(method, _parts(method, shared, id, to_device(own, x.device)), x)
@@ -95,7 +95,7 @@ def representations(
 
 
 def represent(method: Method, parts: Parts, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(features, features behind the personal projector or None) of pixels x, by a client's shared and personal parts."""
+    """(features, features after the personal projector, or None) of pixels x, by a client's shared and personal parts."""
     extractor = next((parts[name] for name in OWN_EXTRACTORS if name in parts), parts.get("extractor"))
     seen: Parts = parts if extractor is None else {**parts, "extractor": extractor}
     z = in_batches(lambda batch: method.features(seen, batch), x)
@@ -147,7 +147,7 @@ def _parts(method: Method, shared: Parts, client: str, own: Parts) -> Parts:
 
 
 def _some(samples: Samples, count: int, client: str) -> Samples:
-    """Up to `count` samples, the same whatever method looks at them."""
+    """Up to `count` samples, the same for every method."""
     return samples.take(np.sort(generator(0, "probe", client=client).permutation(len(samples))[:count]))
 
 

@@ -1,6 +1,6 @@
-"""What a fleet is. The round loop knows nothing else of where clients are: in this process, in a pool, or on devices.
+"""The interface between the round loop and its clients, wherever they run: in this process, in a pool of processes, or on devices.
 
-Updates may come in any order; the round loop puts them into ascending client id before a method sees them.
+Updates may arrive in any order; the round loop sorts them by client id before a method sees them.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from edge_fl.methods.contract.method import Method
 
 ClientId = str
 Step = Literal["train", "personalise", "evaluate"]
-Downs = Mapping[ClientId, Parts]  # what each client of a cohort receives, computed when asked for
+Downs = Mapping[ClientId, Parts]  # broadcast by client, computed on access
 
 
 class Fleet(ABC):
-    """All clients of a run. The keys of `downs` are the cohort; a client that does not answer in time is simply missing.
+    """All clients of a run.
 
-    An implementation says one thing of the steps, `each`: how one of them is taken by a whole cohort. Where `may_drop_out`, more clients
-    are asked than are needed (`CohortConfig.over_select`).
+    Subclasses implement `each`, which runs one step on a cohort (the keys of `downs`). A client that does not respond in time is missing from
+    the result. If `may_drop_out`, more clients are selected than needed (`CohortConfig.over_select`).
     """
 
     may_drop_out: ClassVar[bool] = False
 
     @abstractmethod
     def clients(self) -> Sequence[ClientId]:
-        """Every client that can take part now, ascending."""
+        """The available clients, ascending."""
 
     def trainable(self) -> Sequence[ClientId]:
-        """Those of them that a round may ask to train: all but those whose privacy budget is spent."""
+        """The available clients whose privacy budget is not exhausted."""
         return self.clients()
 
     @abstractmethod
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """One step of every client of a cohort, in any order; `train` and `personalise` replace their personal parts."""
+        """Run one step on every client of a cohort; updates in any order. "train" and "personalise" replace the clients' personal parts."""
 
     def train(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """One local update of each client of the cohort; with a buffer, late ones of earlier rounds too."""
+        """One local update per client; with a buffer, also late updates of earlier rounds."""
         return self.each("train", round, method, downs)
 
     def personalise(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """The closing step of each client, with its metrics before and after. Whoever is still at work is told to stop."""
+        """Final personalisation of each client, with metrics before and after. Cancels outstanding local updates."""
         return self.each("personalise", round, method, downs)
 
     def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
@@ -52,12 +52,12 @@ class Fleet(ABC):
         return self.each("evaluate", round, method, downs)
 
     def at_work(self) -> Collection[ClientId]:
-        """Clients whose answer to an earlier round would still count; there are none without a buffer."""
+        """Clients whose update to an earlier round still counts; empty without a buffer."""
         return ()
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        """What the clients that live in this process remember, for checkpoints; devices keep it themselves, and give none."""
+        """Personal parts of the clients in this process, for checkpoints; empty for devices, which keep theirs."""
         return iter(())
 
     def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:  # noqa: B027
-        """Puts it back, after `personal_state`."""
+        """Restore the personal parts that `personal_state` returned."""

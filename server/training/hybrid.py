@@ -1,4 +1,4 @@
-"""Two fleets as one cohort: simulated clients beside real devices (source "hybrid"). Devices are asked first and work meanwhile."""
+"""Source "hybrid": simulated clients and devices in one cohort. Devices get their round requests first and train in the meantime."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from edge_fl.methods.contract.method import Method
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
 
-class Share(Mapping[ClientId, Parts]):
-    """The part of a cohort's broadcasts that one fleet is responsible for, still computed when asked for."""
+class _Subset(Mapping[ClientId, Parts]):
+    """The broadcasts of some clients of a cohort, computed on access."""
 
     def __init__(self, downs: Downs, clients: Sequence[ClientId]) -> None:
         self._downs = downs
@@ -30,26 +30,26 @@ class Share(Mapping[ClientId, Parts]):
 
 
 class HybridFleet(Fleet):
-    """`devices` beside `simulated`; a device that has the name of a simulated client does not take part."""
+    """Devices and simulated clients. A device with the name of a simulated client does not take part."""
 
     may_drop_out = True
 
     def __init__(self, devices: Fleet, simulated: Fleet) -> None:
         self._devices, self._simulated = devices, simulated
-        self._ours = frozenset(simulated.clients())
+        self._names = frozenset(simulated.clients())
 
     def clients(self) -> Sequence[ClientId]:
-        return sorted(self._ours.union(self._devices.clients()))
+        return sorted(self._names.union(self._devices.clients()))
 
     def trainable(self) -> Sequence[ClientId]:
-        devices = (client for client in self._devices.trainable() if client not in self._ours)
+        devices = (client for client in self._devices.trainable() if client not in self._names)
         return sorted([*self._simulated.trainable(), *devices])
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        theirs = Share(downs, [client for client in downs if client not in self._ours])
-        ours = Share(downs, [client for client in downs if client in self._ours])
-        asked = self._devices.each(step, round, method, theirs) if theirs else iter(())
-        return _one_after_the_other(self._simulated.each(step, round, method, ours), asked)
+        of_devices = _Subset(downs, [client for client in downs if client not in self._names])
+        of_simulated = _Subset(downs, [client for client in downs if client in self._names])
+        requested = self._devices.each(step, round, method, of_devices) if of_devices else iter(())
+        return _chained(self._simulated.each(step, round, method, of_simulated), requested)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
         return self._simulated.personal_state()
@@ -58,8 +58,8 @@ class HybridFleet(Fleet):
         self._simulated.restore(states)
 
 
-def _one_after_the_other(*steps: Iterator[Update]) -> Iterator[Update]:
-    """All their updates; whoever closes this closes them all, so that devices are told that nobody waits any more."""
+def _chained(*steps: Iterator[Update]) -> Iterator[Update]:
+    """The updates of all steps. Closing the generator closes every step, which cancels outstanding round requests."""
     try:
         for step in steps:
             yield from step

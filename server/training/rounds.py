@@ -1,22 +1,20 @@
-"""THE loop: rounds of any method on any fleet. Everything else on the server prepares it or shows what came out of it.
+"""The round loop: federated rounds of any method on any fleet.
 
-    draw a cohort -> broadcast -> fleet.train -> put updates in order -> aggregate -> evaluate -> remember
+    select -> broadcast -> collect -> aggregate -> evaluate -> record
 
-Whether the fleet is simulated here or made of devices behind a broker makes no difference to this module. Nor does it much matter
-whether a round ends with its cohort or with a buffer of updates: then some of them began in earlier rounds, and are moved to the newest
-parts before the method sees them.
+The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer (`CohortConfig.buffer_size`)
+aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied to the current parts.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from edge_fl import logs
-from edge_fl.config import CohortConfig
+from edge_fl.config import CohortConfig, Recipe
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import BudgetExhaustedError, RunError
 from edge_fl.learn.aggregation.mean import Update
@@ -26,15 +24,18 @@ from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON, afterwards
-from server.training import cohort as cohorts
+from server.training import cohort
 from server.training.fleet import ClientId, Fleet
 
 log = logging.getLogger(__name__)
 
+Reports = Mapping[ClientId, Mapping[str, float]]
+"""Metrics by client: client id -> metric name (`edge_fl.metrics`) -> value."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does: how many rounds, with whom, from which seed, and how often every client is evaluated (0: only at the end)."""
+    """How many rounds, with which cohorts, from which seed; `evaluate_every` rounds all clients are evaluated (0: never)."""
 
     rounds: int
     seed: int = 0
@@ -42,58 +43,121 @@ class Plan:
     evaluate_every: int = 0
     robust: Robust = Robust()
 
+    @classmethod
+    def of(cls, recipe: Recipe, method: Method) -> Plan:
+        """The recipe's plan; a method without a model before its final personalisation is not evaluated between rounds."""
+        updates = recipe.validation
+        return cls(
+            recipe.rounds,
+            recipe.seed,
+            recipe.cohort,
+            recipe.evaluate_every if method.predicts_early or method.has_global else 0,
+            Robust(updates.centre, updates.trim, updates.clip),
+        )
+
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one round gave: the new shared parts, who was asked, who answered, and the metrics by client where evaluated.
+    """The outcome of one round.
 
-    Asked are those whose update could count, also if they were asked in an earlier round; `staleness` says of such an answer how many
-    rounds ago. `beside` are devices of no cohort whose parts joined; `attempts` is how often it was asked. `spent` are clients that
-    train no more, since their privacy budget is spent.
-    `bytes_down` and `bytes_up` are those of the tensors sent to and taken from the
-    cohort together, without any framing.
+    `shared` are the new shared parts. `selected` are the clients whose update could count, those still working on an earlier round
+    included; `responded` are those whose update was aggregated, and `staleness` maps such a client to the age of its update in rounds, if
+    not 0. `head_updates` are the head-only devices that contributed. `exhausted` are clients without privacy budget.
+    `metrics` is empty in rounds without evaluation. `bytes_down` and `bytes_up` count tensors, not framing.
     """
 
     round: int
     shared: Parts
-    asked: tuple[ClientId, ...]
-    answered: tuple[ClientId, ...]
+    selected: tuple[ClientId, ...]
+    responded: tuple[ClientId, ...]
     seconds: float
-    metrics: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
+    metrics: Reports = field(default_factory=dict)
     bytes_down: int = 0
     bytes_up: int = 0
-    beside: tuple[ClientId, ...] = ()
+    head_updates: tuple[ClientId, ...] = ()
     attempts: int = 1
     staleness: Mapping[ClientId, int] = field(default_factory=dict)
-    spent: tuple[ClientId, ...] = ()
+    exhausted: tuple[ClientId, ...] = ()
 
 
-Beside = Callable[[], Sequence[Update]]
-"""Updates of some parts only, by ascending client, from devices that are in no cohort: head-only ones. Asked after the cohort's."""
+@dataclass(frozen=True)
+class FinalResult:
+    """The outcome of the final personalisation after round `round`: the method as it was then, shared parts, metrics by client."""
+
+    round: int
+    method: Method
+    shared: Parts
+    metrics: Reports
+
+
+class RunHooks:
+    """Extension points of a run. Every method does nothing by default."""
+
+    def before_round(self, round: int) -> None:
+        """Called before each attempt of a round; may wait until enough clients are available."""
+
+    def head_updates(self) -> Sequence[Update]:
+        """Return and forget the updates of head-only devices received so far, in ascending client id."""
+        return ()
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        """Called after each round."""
+
+    def before_final(self, method: Method, shared: Parts, round: int) -> None:
+        """Called before the final personalisation, after round `round`."""
+
+    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        """Called after the final personalisation."""
+
+
+class CombinedHooks(RunHooks):
+    """Several hooks, called in their order."""
+
+    def __init__(self, *hooks: RunHooks) -> None:
+        self._hooks = hooks
+
+    def before_round(self, round: int) -> None:
+        for hooks in self._hooks:
+            hooks.before_round(round)
+
+    def head_updates(self) -> Sequence[Update]:
+        return [update for hooks in self._hooks for update in hooks.head_updates()]
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        for hooks in self._hooks:
+            hooks.after_round(result, fleet)
+
+    def before_final(self, method: Method, shared: Parts, round: int) -> None:
+        for hooks in self._hooks:
+            hooks.before_final(method, shared, round)
+
+    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        for hooks in self._hooks:
+            hooks.after_final(result, fleet)
 
 
 class Broadcasts(Mapping[ClientId, Parts]):
-    """What each client of a cohort receives, computed when it is asked for, so that a cohort costs no memory.
+    """What each client of a cohort receives. Computed on access, so that memory does not grow with the cohort.
 
-    `bytes` notes how much went to each client that was asked for.
+    `bytes` maps each client accessed so far to the size of its broadcast.
     """
 
-    def __init__(self, method: Method, shared: Parts, cohort: Iterable[ClientId]) -> None:
-        self._method, self._shared, self._cohort = method, shared, dict.fromkeys(cohort)
+    def __init__(self, method: Method, shared: Parts, clients: Iterable[ClientId]) -> None:
+        self._method, self._shared, self._clients = method, shared, dict.fromkeys(clients)
         self.bytes: dict[ClientId, int] = {}
 
     def __getitem__(self, client: ClientId) -> Parts:
-        if client not in self._cohort:
+        if client not in self._clients:
             raise KeyError(client)
         down = steps.broadcast(self._method, self._shared, client)
         self.bytes[client] = size_bytes(down)
         return down
 
     def __iter__(self) -> Iterator[ClientId]:
-        return iter(self._cohort)
+        return iter(self._clients)
 
     def __len__(self) -> int:
-        return len(self._cohort)
+        return len(self._clients)
 
 
 def run(
@@ -102,213 +166,212 @@ def run(
     plan: Plan,
     shared: Parts | None = None,
     first: int = 1,
-    beside: Beside = lambda: (),
-    ready: Callable[[], None] = lambda: None,
+    hooks: RunHooks | None = None,
     watch: Watch = unwatched,
 ) -> Iterator[RoundResult]:
-    """Rounds `first`..plan.rounds, yielding after each. Raises RunError when fewer than the quorum answer, however often they are asked,
-    SpentError when nobody may answer any more: the closing steps can still follow.
+    """Run rounds `first`..plan.rounds, yielding after each.
 
-    What `beside` gives once the cohort has answered joins the round's aggregate. `ready` is called before clients are asked, and may
-    wait until there are enough. `watch` is told how many rounds are over, and within each how many clients answered.
+    Raises RunError when a round misses its quorum in every attempt, BudgetExhaustedError when no client has privacy budget left.
     """
     shared = steps.start(method) if shared is None else shared
+    hooks = hooks or RunHooks()
     watch(Count("rounds", first - 1, plan.rounds))
     for number in range(first, plan.rounds + 1):
-        logs.about(round=number)
-        started = time.monotonic()
-        now = method.at(number)
-        attempt = _attempt(now, fleet, plan, shared, number, beside, ready, watch)
-        shared, cohort, answered = attempt.shared, attempt.cohort, attempt.answered
-        due = plan.evaluate_every and number % plan.evaluate_every == 0
-        metrics = evaluate(now, fleet, shared, number, watch) if due else {}
-        seconds = time.monotonic() - started
+        logs.set_context(round=number)
+        result = _round(method.at(number), fleet, plan, shared, number, hooks, watch)
+        shared = result.shared
         watch(Count("rounds", number, plan.rounds))
-        yield RoundResult(
-            number,
-            shared,
-            cohort,
-            tuple(answered),
-            seconds,
-            metrics,
-            attempt.bytes_down,
-            sum(answered.values()),
-            attempt.beside,
-            attempt.number,
-            attempt.staleness,
-            attempt.spent,
-        )
+        hooks.after_round(result, fleet)
+        yield result
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """One time that a round was asked: who answered, with how many bytes, and what came of it."""
-
-    number: int
-    shared: Parts
-    cohort: tuple[ClientId, ...]
-    goal: int
-    answered: dict[ClientId, int]
-    bytes_down: int
-    beside: tuple[ClientId, ...]
-    staleness: dict[ClientId, int]
-    spent: tuple[ClientId, ...]
-
-
-def _attempt(
-    method: Method,
-    fleet: Fleet,
-    plan: Plan,
-    shared: Parts,
-    round: int,
-    beside: Beside,
-    ready: Callable[[], None],
-    watch: Watch,
-) -> _Attempt:
-    """A round until enough have answered. Raises RunError when they do not, the last time too."""
-    others: list[Update] = []
-    found = ""
-
-    def and_others() -> list[Update]:
-        others.extend(beside())  # those of an attempt that failed are not lost
-        return others
-
-    for number in range(1, plan.cohort.attempts + 1):
-        ready()
-        made = _ask(method, fleet, plan, shared, round, number, and_others, watch)
-        if len(made.answered) >= (needed := cohorts.quorum(made.goal, plan.cohort)):
-            return made
-        found = f"round {round}: {len(made.answered)} of {len(made.cohort)} clients answered, expected at least {needed}"
-        if number < plan.cohort.attempts:
-            log.warning("%s; it is abandoned and asked anew", found)
-    _spent(fleet, round)  # devices say so only once they are asked
-    raise RunError(f"{found}; the run stops with round {round - 1}'s model")
-
-
-def _ask(
-    method: Method,
-    fleet: Fleet,
-    plan: Plan,
-    shared: Parts,
-    round: int,
-    number: int,
-    beside: Beside,
-    watch: Watch,
-) -> _Attempt:
-    spent = _spent(fleet, round)
-    asked, cohort, goal = _cohort(method, fleet, plan, round)
-    downs = Broadcasts(method, shared, asked)
-    answered: dict[ClientId, int] = {}
-    staleness: dict[ClientId, int] = {}
-    first_come = _counted(_first(fleet.train(round, method, downs), goal), "clients", goal, watch)
-    updates = steps.received(method, _noting(in_order(first_come, cohort), answered, staleness), downs)
-    updates = map(partial(moved, shared=shared), updates)
-    others: list[ClientId] = []
-    updates = _joined(robust(updates, shared, plan.robust), beside, others)
-    shared = steps.aggregate(method, shared, updates)
-    for _ in updates:  # a method whose aggregate reads nothing still waits for its clients
-        pass
-    bytes_down = sum(downs.bytes.values())
-    return _Attempt(
-        number, shared, tuple(cohort), goal, answered, bytes_down, tuple(others), staleness, spent
+def _round(
+    method: Method, fleet: Fleet, plan: Plan, shared: Parts, number: int, hooks: RunHooks, watch: Watch
+) -> RoundResult:
+    """Run one round, retrying until the quorum responds. Raises RunError after the last attempt."""
+    started = time.monotonic()
+    head_updates: list[Update] = []  # kept over attempts: a failed attempt does not lose them
+    for attempt in range(1, plan.cohort.attempts + 1):
+        hooks.before_round(number)
+        exhausted = _exhausted(fleet, number)
+        selection = _select(method, fleet, plan, number)
+        broadcasts = Broadcasts(method, shared, selection.requested)
+        collected = _Collected(fleet.train(number, method, broadcasts), selection, head_updates, hooks, watch)
+        updates = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
+        aggregated = steps.aggregate(method, shared, robust(updates, shared, plan.robust))
+        collected.drain()  # a method that aggregates nothing still waits for its clients
+        needed = cohort.quorum(selection.goal, plan.cohort)
+        if len(collected.bytes_up) >= needed:
+            break
+        reason = f"round {number}: {len(collected.bytes_up)} of {len(selection.members)} clients responded, expected at least {needed}"
+        if attempt == plan.cohort.attempts:
+            _exhausted(fleet, number)  # devices report an exhausted budget only when asked
+            raise RunError(f"{reason}; the run stops with the model of round {number - 1}")
+        log.warning("%s; retrying", reason)
+    due = plan.evaluate_every and number % plan.evaluate_every == 0
+    metrics = evaluate(method, fleet, aggregated, number, watch) if due else {}
+    return RoundResult(
+        round=number,
+        shared=aggregated,
+        selected=tuple(selection.members),
+        responded=tuple(collected.bytes_up),
+        seconds=time.monotonic() - started,
+        metrics=metrics,
+        bytes_down=sum(broadcasts.bytes.values()),
+        bytes_up=sum(collected.bytes_up.values()),
+        head_updates=tuple(update.client for update in head_updates),
+        attempts=attempt,
+        staleness=collected.staleness,
+        exhausted=exhausted,
     )
 
 
-def _cohort(
-    method: Method, fleet: Fleet, plan: Plan, round: int
-) -> tuple[list[ClientId], list[ClientId], int]:
-    """(who is asked now, everybody whose update can count, how many of these end the round)."""
-    clients, at_work, how = fleet.trainable(), fleet.at_work(), plan.cohort
+@dataclass(frozen=True)
+class _Selection:
+    """`requested` receive a new broadcast, `members` are all whose update can count, `goal` updates end the round."""
+
+    requested: list[ClientId]
+    members: list[ClientId]
+    goal: int
+
+
+def _select(method: Method, fleet: Fleet, plan: Plan, round: int) -> _Selection:
+    """Draw the cohort of a round from the clients with privacy budget."""
+    clients, working = fleet.trainable(), fleet.at_work()
     if method.trains_everyone:
-        return list(clients), list(clients), len(clients)
-    drops = fleet.may_drop_out
-    asked = cohorts.draw(clients, how, plan.seed, round, may_drop_out=drops, at_work=at_work)
-    cohort = sorted({*asked, *at_work})
-    if how.buffer_size:
-        return asked, cohort, min(how.buffer_size, len(cohort))
-    return asked, cohort, cohorts.goal(len(clients), how, plan.seed, round)
+        return _Selection(list(clients), list(clients), len(clients))
+    requested = cohort.draw(
+        clients, plan.cohort, plan.seed, round, may_drop_out=fleet.may_drop_out, at_work=working
+    )
+    members = sorted({*requested, *working})
+    if size := plan.cohort.buffer_size:
+        return _Selection(requested, members, min(size, len(members)))
+    return _Selection(requested, members, cohort.goal(len(clients), plan.cohort, plan.seed, round))
 
 
-def _spent(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
-    """Whose privacy budget is spent. Raises SpentError when that is everybody, and nobody is still at work."""
+class _Collected:
+    """The updates of a round as they stream in: the first `goal` of the cohort in client order, then those of head-only devices.
+
+    Iterated once. Afterwards `bytes_up` maps each client that responded to the size of its update, `staleness` those that were late.
+    """
+
+    def __init__(
+        self,
+        updates: Iterator[Update],
+        selection: _Selection,
+        head_updates: list[Update],
+        hooks: RunHooks,
+        watch: Watch,
+    ) -> None:
+        self.bytes_up: dict[ClientId, int] = {}
+        self.staleness: dict[ClientId, int] = {}
+        self._updates = self._stream(updates, selection, head_updates, hooks, watch)
+
+    def __iter__(self) -> Iterator[Update]:
+        return self._updates
+
+    def drain(self) -> None:
+        """Receive the updates that have not been read."""
+        for _ in self._updates:
+            pass
+
+    def _stream(
+        self,
+        updates: Iterator[Update],
+        selection: _Selection,
+        head_updates: list[Update],
+        hooks: RunHooks,
+        watch: Watch,
+    ) -> Iterator[Update]:
+        counted = _counted(_first(updates, selection.goal), "clients", selection.goal, watch)
+        for update in in_order(counted, selection.members):
+            self.bytes_up[update.client] = size_bytes(update.parts)
+            if update.staleness:
+                self.staleness[update.client] = update.staleness
+            yield update
+        head_updates.extend(hooks.head_updates())
+        yield from head_updates
+
+
+def _exhausted(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
+    """Clients whose privacy budget is exhausted. Raises BudgetExhaustedError when that is every client and no update is outstanding."""
     clients = fleet.clients()
-    spent = tuple(sorted(set(clients).difference(fleet.trainable())))
-    if clients and len(spent) == len(clients) and not fleet.at_work():
+    exhausted = tuple(sorted(set(clients).difference(fleet.trainable())))
+    if clients and len(exhausted) == len(clients) and not fleet.at_work():
         raise BudgetExhaustedError(
-            f"round {round}: the privacy budget of all {len(spent)} clients is spent; the run ends with round {round - 1}'s model"
+            f"round {round}: the privacy budget of all {len(exhausted)} clients is exhausted; the run ends with the model of round {round - 1}"
         )
-    return spent
+    return exhausted
 
 
 def evaluate(
     method: Method, fleet: Fleet, shared: Parts, round: int, watch: Watch = unwatched
 ) -> dict[ClientId, Mapping[str, float]]:
-    """Metrics of every client that is not at work with the just-aggregated parts (`post_agg`, METHODS.md G13)."""
-    at_work = fleet.at_work()
-    clients = [client for client in fleet.clients() if client not in at_work]
+    """Metrics of every idle client with the just-aggregated parts (`post_agg`, docs/methods.md G13)."""
+    working = fleet.at_work()
+    clients = [client for client in fleet.clients() if client not in working]
     updates = fleet.evaluate(round, method, Broadcasts(method, shared, clients))
     counted = _counted(updates, "evaluations", len(clients), watch)
     return {update.client: update.metrics for update in in_order(counted, clients)}
 
 
-def close(
+def final_personalisation(
     method: Method,
     fleet: Fleet,
     shared: Parts,
     round: int,
-    beside: Beside = lambda: (),
+    hooks: RunHooks | None = None,
     watch: Watch = unwatched,
 ) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
-    """The closing steps: personalise on every client, then finalise -> (shared parts, metrics before and after both by client)."""
+    """Personalise on every client, then finalise on the server -> (shared parts, metrics before and after by client)."""
     clients = fleet.clients()
-    downs, metrics = Broadcasts(method, shared, clients), dict[ClientId, Mapping[str, float]]()
+    broadcasts = Broadcasts(method, shared, clients)
+    metrics: dict[ClientId, Mapping[str, float]] = {}
 
-    def noted() -> Iterator[Update]:
-        asked = fleet.personalise(round, method, downs)
-        for update in in_order(_counted(asked, "closing steps", len(clients), watch), clients):
+    def collected() -> Iterator[Update]:
+        updates = fleet.personalise(round, method, broadcasts)
+        for update in in_order(_counted(updates, "final personalisation", len(clients), watch), clients):
             metrics[update.client] = update.metrics
             yield update
+        if hooks:
+            yield from hooks.head_updates()
 
-    updates = steps.received(method, noted(), downs)
-    closed = steps.finalise(method, shared, _joined(updates, beside, []))
+    updates = steps.received(method, collected(), broadcasts)
+    final = steps.finalise(method, shared, updates)
     for _ in updates:
         pass
-    if closed is not shared:  # clients predict with something else now
-        for client, found in evaluate(method, fleet, closed, round, watch).items():
-            metrics[client] = {**metrics.get(client, {}), **afterwards(found)}
-    return closed, metrics
+    if final is not shared:  # clients now predict with other shared parts
+        for client, report in evaluate(method, fleet, final, round, watch).items():
+            metrics[client] = {**metrics.get(client, {}), **afterwards(report)}
+    return final, metrics
 
 
-def with_epsilon(
-    spent: BudgetExhaustedError, closing: Mapping[ClientId, Mapping[str, float]]
-) -> BudgetExhaustedError:
-    """The end of a run that closed, with how much its clients' updates have told at most."""
-    told = [found[EPSILON] for found in closing.values() if EPSILON in found]
-    return BudgetExhaustedError(
-        f"{spent}, and its updates have told epsilon {max(told):.3g} at most" if told else str(spent)
-    )
+def with_epsilon(error: BudgetExhaustedError, final: Reports) -> BudgetExhaustedError:
+    """The error with the largest epsilon spent by any client."""
+    spent = [report[EPSILON] for report in final.values() if EPSILON in report]
+    return BudgetExhaustedError(f"{error}; largest epsilon spent: {max(spent):.3g}" if spent else str(error))
 
 
-def in_order(updates: Iterable[Update], cohort: Iterable[ClientId]) -> Iterator[Update]:
-    """The updates in ascending client id; one that came early waits for those before it, strangers and second ones are dropped."""
+def in_order(updates: Iterable[Update], members: Iterable[ClientId]) -> Iterator[Update]:
+    """The updates in ascending client id. Early ones wait for their predecessors; unknown clients and repetitions are dropped."""
     waiting: dict[ClientId, Update] = {}
-    due = sorted(cohort)
-    members = set(due)
+    order = sorted(members)
+    missing = set(order)
     position = 0
     for update in updates:
-        if update.client in members:
-            members.remove(update.client)
+        if update.client in missing:
+            missing.remove(update.client)
             waiting[update.client] = update
-        while position < len(due) and due[position] in waiting:
-            yield waiting.pop(due[position])
+        while position < len(order) and order[position] in waiting:
+            yield waiting.pop(order[position])
             position += 1
-    for client in due[position:]:
+    for client in order[position:]:
         if client in waiting:
             yield waiting.pop(client)
 
 
 def _first(updates: Iterator[Update], goal: int) -> Iterator[Update]:
-    """The first `goal` updates to come; whoever still works then does so in vain."""
+    """The first `goal` updates to arrive; then the fleet is told to stop."""
     for count, update in enumerate(updates, 1):
         yield update
         if count == goal:
@@ -317,30 +380,11 @@ def _first(updates: Iterator[Update], goal: int) -> Iterator[Update]:
         updates.close()
 
 
-def _counted(updates: Iterable[Update], stage: str, of: int, watch: Watch) -> Iterator[Update]:
-    """The updates, telling how many of those expected have come; whoever has not by the end is no longer expected."""
+def _counted(updates: Iterable[Update], stage: str, expected: int, watch: Watch) -> Iterator[Update]:
+    """The updates, with progress reported to `watch`."""
     done = 0
-    watch(Count(stage, done, of))
+    watch(Count(stage, done, expected))
     for done, update in enumerate(updates, 1):
-        watch(Count(stage, done, of))
+        watch(Count(stage, done, expected))
         yield update
     watch(Count(stage, done, done))
-
-
-def _joined(updates: Iterator[Update], beside: Beside, noted: list[ClientId]) -> Iterator[Update]:
-    """The cohort's updates, then the others', noting whose these are."""
-    yield from updates
-    for update in beside():
-        noted.append(update.client)
-        yield update
-
-
-def _noting(
-    updates: Iterator[Update], answered: dict[ClientId, int], staleness: dict[ClientId, int]
-) -> Iterator[Update]:
-    """The updates, noting who sent how many bytes, and who was how late."""
-    for update in updates:
-        answered[update.client] = size_bytes(update.parts)
-        if update.staleness:
-            staleness[update.client] = update.staleness
-        yield update

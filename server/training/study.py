@@ -1,4 +1,4 @@
-"""What methods are compared on: a recipe with its dataset and the split of that over clients."""
+"""A study: a recipe with its dataset and the split of the dataset over clients. Methods are compared on the same study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.training import newcomers
 
 @dataclass(frozen=True)
 class Study:
-    """What several methods can be compared on: a recipe, its dataset, and which images each client has."""
+    """A recipe, its dataset, and which images each client has."""
 
     recipe: Recipe
     dataset: Dataset = field(repr=False)
@@ -23,7 +23,6 @@ class Study:
 
     @property
     def spec(self) -> MethodSpec:
-        """The task of the recipe's method on this dataset."""
         return method_spec(self.recipe, self.dataset)
 
     @property
@@ -32,11 +31,11 @@ class Study:
         return newcomers.draw(self.split.clients, self.recipe.data.unseen, self.recipe.seed)
 
     def data(self) -> dict[str, ClientData]:
-        """The images of every client that trains."""
+        """The data of the clients that train, by client."""
         return self._of(set(self.split.clients) - set(self.unseen))
 
     def unseen_data(self) -> dict[str, ClientData]:
-        """The images of the clients that never train."""
+        """The data of the clients that never train, by client."""
         return self._of(set(self.unseen))
 
     def _of(self, clients: set[str]) -> dict[str, ClientData]:
@@ -47,17 +46,24 @@ class Study:
         return partition.histogram_text(self.dataset, self.split)
 
     def with_method(self, method: msgspec.Struct) -> Study:
-        """The same clients under another method."""
+        """The same data and split with another method."""
         return Study(msgspec.structs.replace(self.recipe, method=method), self.dataset, self.split)
 
 
 def prepare(recipe: Recipe) -> Study:
-    """Loads the dataset and draws the split. Raises DataError."""
+    """Load the dataset and draw the split. Raises DataError."""
     dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
     return Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
 
 
 def method_spec(recipe: Recipe, dataset: Dataset) -> MethodSpec:
-    """All that rebuilds the recipe's method for a dataset."""
-    run_id = recipe.model, dataset.input, list(dataset.classes), recipe.method, recipe.seed
-    return MethodSpec(*run_id, recipe.compression, recipe.privacy)
+    """The specification from which any process builds the recipe's method for a dataset."""
+    return MethodSpec(
+        model=recipe.model,
+        input=dataset.input,
+        classes=list(dataset.classes),
+        method=recipe.method,
+        seed=recipe.seed,
+        compression=recipe.compression,
+        privacy=recipe.privacy,
+    )

@@ -21,13 +21,13 @@ from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
+from devices.simulated.chaos.faulty_transport import NONE, Faults, FaultyTransport
 from devices.simulated.chaos.injector import FaultInjector
 from devices.simulated.chaos.profile import Chaos, Devices, Restarts
-from devices.simulated.chaos.faulty_transport import NONE, Faults, FaultyTransport
 from devices.storage.store import Store
-from devices.workers.head_fitting import fit_here
 from devices.workers.full import FullWorker
 from devices.workers.head import HeadWorker
+from devices.workers.head_fitting import fit_here
 from edge_fl.config import (
     CohortConfig,
     DataConfig,
@@ -44,8 +44,8 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Transport
-from server.orchestrate import fleet_run
-from server.orchestrate.request import RunRequest
+from server.orchestrate import run as orchestrator
+from server.orchestrate.setup import RunRequest
 from server.runs.results import Results
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -145,7 +145,7 @@ class Stage:
                 resume=resume,
             )
             try:
-                fleet_run.run(request)
+                orchestrator.run(request)
             except EdgeFLError as error:
                 errors.append(error)
             resume = next((self.folder / "runs").glob("*"), None)

@@ -54,7 +54,7 @@ def require_one_end(results: Results, folder: Path, state: str) -> None:
 def require_counted_once(results: Results, folder: Path) -> None:
     """Every round is there once, with no more answers than were counted in it, late ones apart; every report is counted once."""
     rows = results.rounds()
-    assert [row["round"] for row in rows] == list(range(1, len(rows) + 1))
+    assert [row.round for row in rows] == list(range(1, len(rows) + 1))
     db = Database.open(str(folder / "server" / database.FILE))
     try:
         counted = reports.of_run(db, results.id)
@@ -63,12 +63,12 @@ def require_counted_once(results: Results, folder: Path) -> None:
     assert max(Counter((report.device, report.id) for report in counted).values(), default=1) == 1
     for row in rows:
         updates = {
-            report.device for report in counted if report.kind == "update" and report.round == row["round"]
+            report.device for report in counted if report.kind == "update" and report.round == row.round
         }
-        assert row["answered"] <= row["asked"]
-        assert row["answered"] - row["late"] <= len(updates)
+        assert len(row.responded) <= len(row.selected)
+        assert len(row.responded) - len(row.staleness) <= len(updates)
     sent = [report for report in counted if report.kind == "update"]
-    assert sum(row["answered"] for row in rows) <= len(sent)
+    assert sum(len(row.responded) for row in rows) <= len(sent)
 
 
 def test_a_seed_gives_the_same_chaos_again_and_another_seed_another() -> None:

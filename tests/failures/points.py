@@ -32,7 +32,7 @@ SERVER = {
     "checkpoint half written": Point("server.runs.checkpoint:_stem", late=True),
     "checkpoint written": Point("server.runs.checkpoint:save", late=True),
     "release on the broker, not yet signed": Point("server.release.repository:Repository.publish"),
-    "final personalisation": Point("server.training.rounds:close"),
+    "final personalisation": Point("server.training.rounds:final_personalisation"),
 }
 DEVICE = {
     "broadcast fetched": Point("devices.workers.full:FullWorker.perform"),

@@ -255,6 +255,6 @@ class Scene:
             last[-1].read_bytes() if last else b"",
             {name: repr(value) for name, value in results.summary().items()},
             counted,
-            [one["round"] for one in results.rounds()],
+            [one.round for one in results.rounds()],
             attempts,
         )

@@ -140,7 +140,7 @@ def test_row_17_a_server_with_a_full_disk_acknowledges_nothing(real_bench, tmp_p
     device = bench.device("d1", tamper=fill)
     bench.wait_for(full=1)
     try:
-        with pytest.raises(RunError, match="registry: cannot be written"):
+        with pytest.raises(RunError, match="registry: write failed"):
             one_round(bench)
         assert not device.acks
     finally:

@@ -17,10 +17,10 @@ import torch
 from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.method import Method
-from server.orchestrate import simulate
+from server.orchestrate.execute import simulate
 from server.training import study as studies
 from server.training.fleet import Fleet
+from server.training.rounds import FinalResult, RunHooks
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-4
@@ -49,17 +49,17 @@ def record(name: str) -> Numbers:
     """{"accuracy": {metric: mean}, "shared": {part: [length, along]}, "personal": likewise} of a method."""
     found: Numbers = {}
 
-    def ending(method: Method, shared: Parts, fleet: Fleet) -> None:
-        owns = [own for _, own in fleet.personal_state()]
-        found["shared"] = digest([shared])
-        found["personal"] = digest(owns)
+    class Digests(RunHooks):
+        def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+            found["shared"] = digest([result.shared])
+            found["personal"] = digest([own for _, own in fleet.personal_state()])
 
     usual = MethodConfig(name, epochs=1, batch_size=16, optimiser=OPTIMISER)
     config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        outcome = simulate.run(studies.prepare(RECIPE).with_method(config), ending=ending)
+        outcome = simulate(studies.prepare(RECIPE).with_method(config), Digests())
     finally:
         torch.set_num_threads(threads)
     means = {metric: round(summary.mean, 4) for metric, summary in outcome.last().items() if "acc" in metric}

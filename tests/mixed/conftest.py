@@ -22,9 +22,9 @@ from devices.features.local_loader import LocalFeatureLoader
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.storage.store import Store
-from devices.workers.head_fitting import fit_here
 from devices.workers.full import FullWorker
 from devices.workers.head import HeadWorker
+from devices.workers.head_fitting import fit_here
 from edge_fl.config import (
     CohortConfig,
     DataConfig,
@@ -41,8 +41,8 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from server.mqtt.retained import Connect
-from server.orchestrate import fleet_run
-from server.orchestrate.request import RunRequest
+from server.orchestrate import run as orchestrator
+from server.orchestrate.setup import RunRequest
 from server.runs.results import Results
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -146,7 +146,10 @@ class Site:
             release=ReleaseConfig(every=1, wait_s=20.0, heads=0),
         )
         request = RunRequest(edit(recipe), self.connect, self.folder / "runs", self.folder / "home")
-        return Results.open(fleet_run.run(request))
+        results, outcome = orchestrator.run(request)
+        if outcome.exhausted:
+            raise outcome.exhausted
+        return Results.open(results.path)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from edge_fl.config import PrivacyConfig, Recipe
 from edge_fl.errors import BudgetExhaustedError
 from edge_fl.learn.codec import privacy
 from server.registry import Database, runs
+from server.runs import round_metrics
 from server.runs.results import Results, list_runs
 from tests.mixed.conftest import Site
 
@@ -39,15 +39,15 @@ def require_spent(results: Results) -> None:
     state = results.state()
     assert state.state == "budget_exhausted"
     assert (
-        "round 3: the privacy budget of all 2 clients is spent; the run ends with round 2's model"
+        "round 3: the privacy budget of all 2 clients is exhausted; the run ends with the model of round 2"
         in state.reason
     )
-    assert f"epsilon {TOLD:.3g}" in state.reason
-    assert [row["round"] for row in results.rounds()] == [1, 2]
+    assert f"largest epsilon spent: {TOLD:.3g}" in state.reason
+    assert [row.round for row in results.rounds()] == [1, 2]
     assert results.summary()[metrics.EPSILON].mean == pytest.approx(TOLD)
-    closing = json.loads((results.path / "round_metrics.jsonl").read_text().splitlines()[-1])
-    assert closing["closing"] and closing["round"] == 2
-    assert metrics.PERSONAL_AFTER in closing["metrics"][next(iter(closing["metrics"]))]
+    final = round_metrics.lines(results.path / round_metrics.FILE)[-1]
+    assert final.final and final.round == 2
+    assert metrics.PERSONAL_AFTER in final.clients[next(iter(final.clients))]
     assert "budget_exhausted" in (results.path / "report.html").read_text()
 
 

@@ -61,25 +61,25 @@ def require_nothing_private(site: Site) -> None:
 
 def check_run(site: Site, name: str, **options: Any) -> None:
     tier = find(name).head_tier
-    rounds = 3 if tier.uploads and not tier.closes else 1  # what comes too late for round 2 joins round 3
+    rounds = 3 if tier.updates and not tier.final else 1  # what comes too late for round 2 joins round 3
     with site.fleet(FULL, HEADS):
         results = site.run(name, rounds, **options)
     assert results.state().state == "completed"
     rows = results.rounds()
-    assert all(row["answered"] == 2 for row in rows)
+    assert all(len(row.responded) == 2 for row in rows)
     for head in HEADS:
         reports = sent(site, head)
         assert {report.kind for report, _ in reports} == {"head"}
         assert not [report.error for report, _ in reports if report.error]
-        assert len(reports) == (rounds if not tier.closes else 2)
+        assert len(reports) == (rounds if not tier.final else 2)
         parts = {part for _, held in reports for part in held}
-        assert parts <= set(tier.uploads)
+        assert parts <= set(tier.updates)
         last = max(reports, key=lambda item: item[0].release)
         assert not last[1]
-    if tier.uploads:
+    if tier.updates:
         assert any(held for _, held in sent(site, "h1"))
-        if not tier.closes:
-            assert rows[-1]["heads"] + rows[-2]["heads"] >= 1
+        if not tier.final:
+            assert rows[-1].head_updates + rows[-2].head_updates
     for full in FULL:
         for _, parts in sent(site, full):
             declared = find(name).parts
@@ -111,7 +111,7 @@ def test_a_mixed_fleet_runs_over_a_real_broker(real_site: Site, name: str) -> No
 def test_an_owner_who_wants_nothing_shared_sends_numbers_only(site: Site) -> None:
     with site.fleet(FULL, HEADS, share=False):
         results = site.run("fedcrc", 2)
-    assert [row["heads"] for row in results.rounds()] == [0, 0]
+    assert [row.head_updates for row in results.rounds()] == [(), ()]
     assert not [parts for head in HEADS for _, parts in sent(site, head) if parts]
     assert len([report for head in HEADS for report, _ in sent(site, head) if report.metrics]) == 4
 

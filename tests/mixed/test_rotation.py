@@ -116,4 +116,4 @@ def test_a_round_survives_new_certificates_of_a_device_and_of_the_server_and_the
             run.join(90)
     (found,) = results
     (row,) = found.rounds()
-    assert (found.state().state, row["answered"], row["attempts"]) == ("completed", 2, 1)
+    assert (found.state().state, len(row.responded), row.attempts) == ("completed", 2, 1)

@@ -125,7 +125,7 @@ class VectorFleet(SimulatedFleet):
             if not fine:
                 steps.require_finite(method, id, round, parts, mine)
             parts, mine = steps.sent(method, "train", downs[id], parts, mine, member)
-            updates.append((Update(id, len(member), parts, update_codec.told(method, mine)), mine))
+            updates.append((Update(id, len(member), parts, update_codec.epsilon_spent(method, mine)), mine))
         for update, mine in updates:
             self.personal.put(update.client, mine)
         return [update for update, _ in updates]

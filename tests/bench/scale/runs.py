@@ -135,9 +135,9 @@ def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: floa
 def _rounds(results: Results, watch: Watch) -> Iterator[str]:
     """Who answered in each round, and how late."""
     for row in results.rounds():
-        late = sorted(watch.late_s.get(int(row["round"]), {}).values()) or [float("nan")]
+        late = sorted(watch.late_s.get(row.round, {}).values()) or [float("nan")]
         yield (
-            f"round {row['round']}: {row['answered']} of {row['asked']} answered in {row['seconds']:.1f} s;"
+            f"round {row.round}: {len(row.responded)} of {len(row.selected)} responded in {row.seconds:.1f} s;"
             f" a report comes after {late[len(late) // 2]:.1f} s (median), {late[int(P95 * (len(late) - 1))]:.1f} s (p95)"
         )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
 from server.registry import Database, releases, reports, rollouts, runs
 from server.registry import devices as registered
@@ -21,6 +22,8 @@ from server.registry.records import (
 )
 from server.registry.tables import devices as table
 from server.registry.tables import reports as report_table
+from server.runs import round_metrics
+from server.runs.round_metrics import RoundMetrics
 
 CLASSES = 10
 STATUSES = ("ready", "ready", "ready", "ready", "ready", "ready", "ready", "lost", "sleeping", "alert")
@@ -98,10 +101,15 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
             other = {**summary, "mean": mean - 0.08}
             metrics = {"personal.test_acc.before": summary, "global.test_acc": other}
             file.write(
-                msgspec.json.encode(
-                    {"round": round, "asked": 20, "answered": 19, "seconds": 3.5, **metrics}
+                round_metrics.encode(
+                    RoundMetrics(
+                        round=round,
+                        selected=tuple(map(name, range(20))),
+                        responded=tuple(map(name, range(19))),
+                        seconds=3.5,
+                        metrics=msgspec.convert(metrics, dict[str, Summary]),
+                    )
                 ).decode()
-                + "\n"
             )
             means = {"personal.test_acc.before": mean, "global.test_acc": mean - 0.08}
             runs.record_round(db, RoundRecord("toy-1", round, 20, 19, 3.5, 1_200_000, 1_180_000, means))

@@ -80,15 +80,15 @@ def test_samples_of_head_only_devices_never_weigh_in_the_extractor(bench, name):
         pytest.skip("not there yet")
     method, alone = one_round(bench, name)
     parts: Parts = {}
-    for part in method.head_tier.uploads:
+    for part in method.head_tier.updates:
         if part in method.net.parts:
             parts |= head_update(method, part).parts
-    if "prototypes" in method.head_tier.uploads:
+    if "prototypes" in method.head_tier.updates:
         parts["prototypes"] = {"mean": torch.ones(3, 4), "count": torch.full((3,), 5.0)}
-    if "spread" in method.head_tier.uploads:
+    if "spread" in method.head_tier.updates:
         parts["spread"] = {"V": torch.tensor(0.5), "H": torch.ones(3, 4)}
     _, joined = one_round(bench, name, Update("h", 10**6, parts))
-    assert parts.keys() == method.head_tier.uploads.keys()
+    assert parts.keys() == method.head_tier.updates.keys()
     assert same(alone.shared["extractor"], joined.shared["extractor"])
     assert not same(alone.shared, joined.shared)
 

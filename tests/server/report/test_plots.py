@@ -14,12 +14,13 @@ from matplotlib.figure import Figure
 from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.errors import InputError
-from edge_fl.metrics import Summary
+from edge_fl.metrics import Summary, summarise
 from server.compare import comparison
 from server.compare.grid import cells
 from server.report import plots, run_plots, style
 from server.report.plots import Curve, Points
 from server.runs.results import Results
+from server.runs.round_metrics import RoundMetrics
 from server.training import features
 
 RNG = np.random.default_rng(0)
@@ -117,8 +118,8 @@ def test_a_new_task_learns_on_a_finished_run(run: Path, capsys: pytest.CaptureFi
 
 def test_a_run_of_devices_is_drawn_without_their_data(tmp_path: Path) -> None:
     with Results.create(tmp_path, Recipe(source="fleet")) as results:
-        results.append_round({"round": 1, "global.test_acc": {"mean": 0.5}})
-        results.append_round({"round": 2, "global.test_acc": {"mean": 0.7}})
+        results.append_round(RoundMetrics(round=1, metrics={"global.test_acc": summarise([0.5])}))
+        results.append_round(RoundMetrics(round=2, metrics={"global.test_acc": summarise([0.7])}))
         results.write_summary("fleet", {"global.test_acc": Summary(0.7, 0.7, 0.0, 0.7, 3)})
     assert {path.name for path in run_plots.of_run(results)} == {"accuracy.svg", "accuracy.png"}
     with Results.create(tmp_path, Recipe(source="fleet")) as empty:

@@ -15,13 +15,20 @@ import pytest
 from edge_fl import metrics
 from edge_fl.config import CompressionConfig, PrivacyConfig, Recipe
 from edge_fl.methods.contract.egress import of_method
+from edge_fl.metrics import Summary
 from server import catalogue
 from server.report import facts, page
 from server.runs.results import Results
+from server.runs.round_metrics import RoundMetrics
 from tests.browsing import DEADLINE_S
 
 NAMES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.PERSONAL_VALIDATION_BEFORE)
 CLIENTS = [f"c{number:03d}" for number in range(12)]
+
+
+def round_of(clients: dict[str, dict[str, float]], **fields: Any) -> RoundMetrics:
+    summaries = metrics.summarise_reports(list(clients.values()))
+    return RoundMetrics(metrics=summaries, clients=clients, **fields)
 
 
 @pytest.fixture
@@ -37,12 +44,12 @@ def results(tmp_path: Path) -> Results:
             }
             sizes = {"seconds": 0.5 * round, "bytes_down": 1000 * round, "bytes_up": 900 * round}
             results.append_round(
-                {"round": round, "asked": CLIENTS, "answered": CLIENTS[1:], **sizes, "metrics": found}
+                round_of(found, round=round, selected=tuple(CLIENTS), responded=tuple(CLIENTS[1:]), **sizes)
             )
         closing = {client: {metrics.PERSONAL_AFTER: float(rng.uniform(0.6, 0.9))} for client in CLIENTS}
         for client in CLIENTS[:2]:  # the heads of these are `auto`
             closing[client] |= {metrics.at_labels(k, "mlp"): float(rng.uniform(0.2, 0.9)) for k in (5, 1, 20)}
-        results.append_round({"round": 5, "closing": True, "metrics": closing})
+        results.append_round(round_of(closing, round=5, final=True))
     return results
 
 
@@ -58,14 +65,14 @@ def lines(results: Results) -> list[dict[str, Any]]:
 def recomputed(found: list[dict[str, Any]], figure: dict[str, str]) -> float:
     """A figure once more, from its lines alone and without the code that made it."""
     chosen = [found[int(number) - 1] for number in figure["line"].split(",")]
-    if figure["field"] in ("asked", "answered"):
+    if figure["field"] in ("selected", "responded"):
         return sum(len(line[figure["field"]]) for line in chosen)
     if figure["field"] == "round":
         return len(chosen)
     if "metric" not in figure:
         return sum(line[figure["field"]] for line in chosen)
     (line,) = chosen
-    reports = {client: report for client, report in line["metrics"].items() if figure["metric"] in report}
+    reports = {client: report for client, report in line["clients"].items() if figure["metric"] in report}
     if "client" in figure:
         return reports[figure["client"]][figure["metric"]]
     values = np.array([report[figure["metric"]] for report in reports.values()])
@@ -123,7 +130,7 @@ def test_what_updates_told_is_the_largest_of_all_clients_and_no_accuracy(tmp_pat
     with Results.create(tmp_path, Recipe(name="toy")) as results:
         told = {"c0": 3.0, "c1": 10.62}
         found = {name: {metrics.EPSILON: value, metrics.PERSONAL_AFTER: 0.5} for name, value in told.items()}
-        results.append_round({"round": 1, "closing": True, "metrics": found})
+        results.append_round(round_of(found, round=1, final=True))
     report = page.report(results)
     assert report.totals["largest_epsilon"].value == 10.62 and "largest epsilon: 10.6" in page.markdown(
         report
@@ -171,10 +178,10 @@ def test_a_run_that_measured_nothing_has_a_report_too(tmp_path: Path) -> None:
 
 
 def test_a_summary_that_a_fleets_run_wrote_is_read_as_it_is(tmp_path: Path) -> None:
-    summary = {"mean": 0.5, "weighted_mean": 0.6, "std": 0.1, "bottom_decile": None, "clients": 3}
+    summary = Summary(0.5, 0.6, 0.1, float("nan"), 3)
     with Results.create(tmp_path, Recipe(name="toy")) as results:
         results.append_round(
-            {"round": 1, "asked": 3, "answered": 3, metrics.GLOBAL_TEST: summary, "refused": {"norm": 1}}
+            RoundMetrics(round=1, metrics={metrics.GLOBAL_TEST: summary}, rejected={"norm": 1})
         )
     (row,) = page.report(results).accuracy
     assert [figure.value for figure in row.figures] == [0.5, 0.6, 0.1, None, 3]

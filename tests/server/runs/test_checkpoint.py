@@ -89,7 +89,7 @@ def test_resuming_after_any_round_equals_an_undisturbed_run(stage, tmp_path, nam
         checkpoint.save(
             tmp_path / str(result.round), result.round, plan, result.shared, fleet.personal_state()
         )
-    expected = rounds.close(method, fleet, result.shared, 3)
+    expected = rounds.final_personalisation(method, fleet, result.shared, 3)
     for after in (1, 2, 3):
         saved = checkpoint.load(tmp_path / str(after))
         method = build_method(stage.spec(name))
@@ -98,6 +98,6 @@ def test_resuming_after_any_round_equals_an_undisturbed_run(stage, tmp_path, nam
         shared = saved.shared
         for result in rounds.run(method, fleet, saved.plan, shared, first=after + 1):
             shared = result.shared
-        found = rounds.close(method, fleet, shared, 3)
+        found = rounds.final_personalisation(method, fleet, shared, 3)
         assert same(found[0], expected[0])
         assert found[1] == expected[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import csv
 import json
 import math
@@ -18,6 +20,7 @@ from edge_fl import metrics
 from edge_fl.config import Recipe
 from edge_fl.errors import InputError, RunError
 from server.runs.provenance import commit, provenance
+from server.runs.round_metrics import RoundMetrics
 from server.runs.results import Results, list_runs, run_id
 
 RECIPE = Recipe(name="fedrep-digits", seed=7, source="fleet")
@@ -49,32 +52,37 @@ def test_a_run_id_fits_into_a_topic(name: str) -> None:
 
 def test_rounds_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     results = Results.create(tmp_path, RECIPE)
-    results.append_round({"round": 1, "loss": 0.5})
-    results.append_round({"round": 2, "loss": math.nan})
-    assert Results.open(results.path).rounds() == [{"round": 1, "loss": 0.5}, {"round": 2, "loss": None}]
+    results.append_round(RoundMetrics(round=1, clients={"c1": {"loss": 0.5}}))
+    results.append_round(RoundMetrics(round=2, clients={"c1": {"loss": math.nan}}))
+    first, second = Results.open(results.path).rounds()
+    assert (first.round, first.line, first.clients) == (1, 1, {"c1": {"loss": 0.5}})
+    assert (second.round, second.line) == (2, 2) and math.isnan(second.clients["c1"]["loss"])
+    written = [json.loads(line) for line in (results.path / "round_metrics.jsonl").read_text().splitlines()]
+    assert written[1]["clients"] == {"c1": {"loss": None}}
+    assert all(line.keys() == set(RoundMetrics.__struct_fields__) for line in written)
     results.close()
 
 
 def test_a_line_cut_short_is_skipped_and_does_not_spoil_the_next(tmp_path: Path) -> None:
     results = Results.create(tmp_path, RECIPE)
-    results.append_round({"round": 1})
+    results.append_round(RoundMetrics(round=1))
     results.close()
     with (results.path / "round_metrics.jsonl").open("ab") as file:
         file.write(b'{"round": 2, "lo')
     with Results.resume(results.path) as again:
-        again.append_round({"round": 2})
-    assert Results.open(results.path).rounds() == [{"round": 1}, {"round": 2}]
+        again.append_round(RoundMetrics(round=2))
+    assert [line.round for line in Results.open(results.path).rounds()] == [1, 2]
 
 
 def test_resuming_after_a_round_drops_those_that_come_again(tmp_path: Path) -> None:
     results = Results.create(tmp_path, RECIPE)
     for number in (1, 2, 3):
-        results.append_round({"round": number})
+        results.append_round(RoundMetrics(round=number))
     results.close()
     with Results.resume(results.path, after=1) as again:
-        assert again.rounds() == [{"round": 1}]
-        again.append_round({"round": 2})
-    assert Results.open(results.path).rounds() == [{"round": 1}, {"round": 2}]
+        assert [line.round for line in again.rounds()] == [1]
+        again.append_round(RoundMetrics(round=2))
+    assert [line.round for line in Results.open(results.path).rounds()] == [1, 2]
 
 
 def test_the_summary_has_honest_names_as_keys(tmp_path: Path) -> None:
@@ -143,7 +151,7 @@ def test_a_run_whose_process_died_is_not_shown_as_running(tmp_path: Path) -> Non
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False).returncode == 9
     )
     (run,) = list_runs(tmp_path)
-    assert (run.state, run.reason) == ("stopped", "its process ended without a word")
+    assert (run.state, run.reason) == ("stopped", "its process ended unexpectedly")
 
 
 def test_two_processes_never_write_to_one_run(tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ def test_two_processes_never_write_to_one_run(tmp_path: Path) -> None:
     ):
         Results.resume(results.path)
     with pytest.raises(RunError, match="opened to read"):
-        Results.open(results.path).append_round({})
+        Results.open(results.path).append_round(RoundMetrics(round=1))
 
 
 def test_runs_are_listed_newest_first_and_other_folders_are_passed_over(tmp_path: Path) -> None:
@@ -174,7 +182,7 @@ def test_runs_are_listed_newest_first_and_other_folders_are_passed_over(tmp_path
 def test_a_run_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
     with (
         Results.create(tmp_path, RECIPE) as results,
-        pytest.raises(InputError, match=f"no run there .did you mean '{results.id}'"),
+        pytest.raises(InputError, match=f"not a run's folder .did you mean '{results.id}'"),
     ):
         Results.open(tmp_path / results.id[:-1])
 

@@ -9,17 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edge_fl import cli
 from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.metrics import Summary
-from server.runs.results import Results
 from server.runs import round_metrics, tracking
-from server.runs.round_metrics import RoundLine
+from server.runs.results import Results
+from server.runs.round_metrics import RoundMetrics
 
-SUMMARY = {"mean": 0.5, "weighted_mean": 0.4, "std": 0.25, "bottom_decile": 0.125, "clients": 4}
-ROUND = {"round": 1, "asked": 4, "answered": 3, "seconds": 2.0, "bytes_down": 7, "bytes_up": 9}
+SUMMARY = Summary(0.5, 0.4, 0.25, 0.125, 4)
+ROUND = RoundMetrics(
+    round=1, selected=tuple("abcd"), responded=tuple("abc"), seconds=2.0, bytes_down=7, bytes_up=9
+)
 SMALL = ["data.fraction=0.2", "model.options={feature_dim=8, width=4}", "evaluate_every=1"]
 
 # A child whose interpreter lacks the package named first; the rest is the command.
@@ -56,12 +59,10 @@ def written(run: Path) -> dict[str, dict[int, float]]:
 
 
 def test_a_line_becomes_named_numbers() -> None:
-    line = RoundLine(
-        1, 3, False, 4, 3, 2.0, 7, 9, {"personal.test_acc.before": Summary(0.5, 0.4, 0.25, 0.125, 4)}
-    )
-    assert tracking.scalars(line) == {
-        "round/asked": 4,
-        "round/answered": 3,
+    metrics = {"personal.test_acc.before": Summary(0.5, 0.4, 0.25, 0.125, 4)}
+    assert tracking.scalars(replace(ROUND, metrics=metrics)) == {
+        "round/selected": 4,
+        "round/responded": 3,
         "round/seconds": 2,
         "round/bytes_down": 7,
         "round/bytes_up": 9,
@@ -73,13 +74,15 @@ def test_a_line_becomes_named_numbers() -> None:
 
 def test_the_closing_step_stands_apart_and_what_was_not_measured_has_no_name() -> None:
     nan = float("nan")
-    line = RoundLine(
-        1, 3, True, summaries={"a": Summary(0.5, 0.5, 0.0, 0.5, 1), "b": Summary(nan, nan, nan, nan, 0)}
+    line = RoundMetrics(
+        round=3,
+        final=True,
+        metrics={"a": Summary(0.5, 0.5, 0.0, 0.5, 1), "b": Summary(nan, nan, nan, nan, 0)},
     )
     assert tracking.scalars(line) == {
-        "closing/a/mean": 0.5,
-        "closing/a/std": 0.0,
-        "closing/a/bottom_decile": 0.5,
+        "final/a/mean": 0.5,
+        "final/a/std": 0.0,
+        "final/a/bottom_decile": 0.5,
     }
 
 
@@ -91,7 +94,7 @@ def test_tensorboard_reads_what_a_simulation_wrote(tmp_path: Path) -> None:
     found = events(run)
     assert found == written(run)
     assert set(found["personal.test_acc.before/bottom_decile"]) == set(found["round/bytes_up"]) == {1, 2}
-    assert "closing/personal.test_acc.after/mean" in found
+    assert "final/personal.test_acc.after/mean" in found
 
 
 def test_rounds_that_come_again_after_a_resume_replace_the_old(tmp_path: Path) -> None:
@@ -99,11 +102,11 @@ def test_rounds_that_come_again_after_a_resume_replace_the_old(tmp_path: Path) -
     results = Results.create(tmp_path, Recipe())
     results.track(openers)
     for number in (1, 2, 3):
-        results.append_round({**ROUND, "round": number, "global.test_acc": SUMMARY})
+        results.append_round(replace(ROUND, round=number, metrics={"global.test_acc": SUMMARY}))
     results.close()
     with Results.resume(results.path, after=1) as again:
         again.track(openers, after=1)
-        again.append_round({**ROUND, "round": 2, "seconds": 5.0})
+        again.append_round(replace(ROUND, round=2, seconds=5.0))
     assert events(results.path) == written(results.path)
     assert events(results.path)["round/seconds"] == {1: 2.0, 2: 5.0}
 
@@ -116,7 +119,7 @@ def test_mlflow_reads_what_a_run_wrote(tmp_path: Path) -> None:
         results.track(tracking.find(["mlflow"]))
         for number in (1, 2):
             results.append_round(
-                {**ROUND, "round": number, "seconds": number / 4, "global.test_acc": SUMMARY}
+                replace(ROUND, round=number, seconds=number / 4, metrics={"global.test_acc": SUMMARY})
             )
     client = MlflowClient(f"sqlite:///{results.path}/mlflow/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name(results.id).experiment_id])
@@ -165,10 +168,10 @@ def test_a_tracker_that_fails_is_let_go_and_the_run_goes_on(
     with Results.create(tmp_path, Recipe()) as results:
         results.track({"broken": lambda folder, after: Broken()})
         results.append_round(ROUND)
-        results.append_round({**ROUND, "round": 2})
-    assert [record["round"] for record in Results.open(results.path).rounds()] == [1, 2]
+        results.append_round(replace(ROUND, round=2))
+    assert [record.round for record in Results.open(results.path).rounds()] == [1, 2]
     assert [record.message for record in caplog.records] == [
-        "broken does not take the round (no space); this run goes on without it"
+        "broken failed to write (no space); the run continues without it"
     ]
 
 

@@ -12,7 +12,7 @@ from edge_fl.learn.aggregation.staleness import moved
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from server.orchestrate.request import prepare
+from server.orchestrate.setup import prepare
 from server.registry import reports, runs
 from server.runs import checkpoint
 from server.training import cohort, rounds
@@ -35,12 +35,12 @@ def plan(count: int, size: int = 3, most: int = 10) -> Plan:
 def test_a_round_takes_the_first_of_those_at_work_and_the_others_stay(stage):
     method = build_method(stage.spec("fedavg"))
     found = list(rounds.run(method, delayed(stage, method), plan(8)))
-    assert all(len(result.answered) == 3 for result in found)
-    assert all(result.asked == IDS for result in found)  # with participation 1 everybody is always at work
+    assert all(len(result.responded) == 3 for result in found)
+    assert all(result.selected == IDS for result in found)  # with participation 1 everybody is always at work
     assert found[0].staleness == {}
     assert all(0 < max(result.staleness.values()) < result.round for result in found[2:])
     again = list(rounds.run(method, delayed(stage, method), plan(8)))
-    assert [result.answered for result in again] == [result.answered for result in found]
+    assert [result.responded for result in again] == [result.responded for result in found]
     assert same(again[-1].shared, found[-1].shared)
 
 
@@ -64,8 +64,8 @@ def test_evaluating_in_between_interrupts_nobody(stage):
     method = build_method(stage.spec("fedavg"))
     fleet = delayed(stage, method)
     for result in rounds.run(method, fleet, rounds.Plan(2, 1, plan(2).cohort, evaluate_every=1)):
-        assert set(result.metrics) == set(result.asked) - set(fleet.at_work())
-    _, closing = rounds.close(method, fleet, result.shared, 2)
+        assert set(result.metrics) == set(result.selected) - set(fleet.at_work())
+    _, closing = rounds.final_personalisation(method, fleet, result.shared, 2)
     assert set(closing) == set(IDS)
 
 
@@ -77,12 +77,12 @@ def test_a_resumed_run_goes_on_with_those_at_work(stage, tmp_path, name):
         if result.round == 3:
             checkpoint.save(tmp_path, 3, plan(5), result.shared, fleet.personal_state())
             assert fleet.at_work()
-    expected = rounds.close(method, fleet, result.shared, 5)
+    expected = rounds.final_personalisation(method, fleet, result.shared, 5)
     saved = checkpoint.load(tmp_path)
     fleet = delayed(stage, method)
     fleet.restore(saved.states())
     *_, result = rounds.run(method, fleet, saved.plan, saved.shared, first=4)
-    found = rounds.close(method, fleet, result.shared, 5)
+    found = rounds.final_personalisation(method, fleet, result.shared, 5)
     assert same(found[0], expected[0])
     assert found[1] == expected[1]
 
@@ -127,15 +127,15 @@ def test_a_straggler_counts_in_a_later_round_as_fedbuff_says(site):
     shared, at = {0: steps.start(method)}, 0
     for result in rounds.run(method, fleet, plan(most, 2, most), shared[0]):
         shared[result.round], at = result.shared, result.round
-        assert result.asked == ("d1", "d2", "d3")
-        assert len(result.answered) == 2
-        if "d3" in result.answered:
+        assert result.selected == ("d1", "d2", "d3")
+        assert len(result.responded) == 2
+        if "d3" in result.responded:
             break
     staleness = result.staleness["d3"]
     assert staleness == at - 1  # it was asked in the first round
     assert [assignment.mode for assignment in slow.assignments] == ["train"]  # and never again meanwhile
     updates = []
-    for id in result.answered:
+    for id in result.responded:
         began = at - result.staleness.get(id, 0)
         up = site.client(id).train(method.at(began), began, shared[began - 1], {})[0]
         updates.append(Update(id, up.samples, up.parts, start=shared[began - 1], staleness=at - began))
@@ -157,9 +157,9 @@ def test_a_device_past_the_bound_is_told_so_and_counts_nowhere(site):
     found = list(rounds.run(method, fleet, Plan(6, seed=1, cohort=cohort)))
     assert site.eventually(lambda: len(slow.acks) > 0)
     assert slow.acks[0].reason == "stale_round"
-    assert not any("d3" in result.answered for result in found)
+    assert not any("d3" in result.responded for result in found)
     accepted = reports.of_run(site.inbox.journal.db, "t1")
-    assert sum(len(result.answered) for result in found) <= len(accepted)
+    assert sum(len(result.responded) for result in found) <= len(accepted)
     assert {run_id.state for run_id in runs.requests_of(site.inbox.journal.db, "t1")} <= {
         "succeeded",
         "timed_out",
@@ -173,7 +173,7 @@ def test_nothing_stays_behind_when_a_run_with_a_buffer_ends(site):
     method = build_method(site.spec("fedavg"))
     fleet = site.fleet(site.spec("fedavg"), max_staleness=5)
     *_, last = rounds.run(method, fleet, plan(3, 2, 5))
-    _, closing = rounds.close(method, fleet, last.shared, 3)
+    _, closing = rounds.final_personalisation(method, fleet, last.shared, 3)
     assert set(closing) == {"d1", "d2", "d3"}
     fleet.close()
     left = site.retained()

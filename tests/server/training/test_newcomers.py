@@ -14,13 +14,13 @@ from edge_fl.learn import tree
 from edge_fl.learn.tree import Params
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from server.orchestrate import simulate
-from server.orchestrate.simulate import SimulationResult
+from server.orchestrate.execute import RunResult, simulate
 from server.training import cohort
 from server.training import newcomers as newclients
 from server.training import study as studies
 from server.training.newcomers import HeadTraining, draw, learn_new_task, meet, newcomers_model
 from server.training.rounds import RoundResult
+from tests.rounds_seen import RoundsSeen
 
 TINY = config.with_settings(
     Recipe(name="tiny"),
@@ -34,18 +34,19 @@ TINY = config.with_settings(
 )
 
 
-def run(method: str) -> tuple[studies.Study, list[RoundResult], SimulationResult]:
+def run(method: str) -> tuple[studies.Study, list[RoundResult], RunResult]:
     study = studies.prepare(config.with_settings(TINY, [f"method.name={method}"]))
-    seen: list[RoundResult] = []
-    return study, seen, simulate.run(study, seen.append)
+    seen = RoundsSeen()
+    outcome = simulate(study, seen)
+    return study, seen.results, outcome
 
 
 def test_clients_left_out_never_train_and_are_all_met() -> None:
     study, seen, outcome = run("fedavg")
     newcomers = set(study.unseen)
     assert len(newcomers) == 2 and len(study.data()) == 3
-    assert all(not newcomers & set(result.asked) for result in seen)
-    assert outcome.closing.keys() == study.data().keys()
+    assert all(not newcomers & set(result.selected) for result in seen)
+    assert outcome.final.keys() == study.data().keys()
     assert outcome.unseen.keys() == newcomers
     assert outcome.last()[metrics.UNSEEN_TEST].clients == 2
     assert outcome.last()["global.test_acc"].clients == 3
@@ -84,7 +85,7 @@ def test_where_there_is_no_global_model_there_is_no_such_number(method: str) -> 
 
 def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
     study = studies.prepare(config.with_settings(TINY, ["method.name=fedbn"]))
-    outcome = simulate.run(study, lambda _: None)
+    outcome = simulate(study)
     (first, data), *_ = sorted(study.unseen_data().items())
     model = newcomers_model(outcome.method, outcome.shared, [], {})
     assert model is not None

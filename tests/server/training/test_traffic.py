@@ -8,9 +8,9 @@ from edge_fl import config
 from edge_fl.config import Recipe
 from edge_fl.learn.tree import parameters, size_bytes
 from edge_fl.methods import build_method
-from server.orchestrate import simulate
+from server.orchestrate.execute import simulate
 from server.training import study as studies
-from server.training.rounds import RoundResult
+from tests.rounds_seen import RoundsSeen
 
 FLOAT = 4
 CLIENTS, CLASSES, DIM = 3, 10, 8
@@ -29,17 +29,17 @@ TINY = config.with_settings(
 def traffic(method: str, *settings: str) -> tuple[int, int, int, int]:
     """Bytes down and up per client of a round, and of the net's extractor and head."""
     study = studies.prepare(config.with_settings(TINY, [f'method.name="{method}"', *settings]))
-    seen: list[RoundResult] = []
-    simulate.run(study, seen.append)
+    seen = RoundsSeen()
+    simulate(study, seen)
     net = build_method(study.spec).net
     sizes = [
         FLOAT * sum(t.numel() for t in parameters(part.init()).values()) for part in (net.extractor, net.head)
     ]
-    (result,) = seen
-    assert result.bytes_down % len(result.asked) == result.bytes_up % len(result.answered) == 0
+    (result,) = seen.results
+    assert result.bytes_down % len(result.selected) == result.bytes_up % len(result.responded) == 0
     return (
-        result.bytes_down // len(result.asked),
-        result.bytes_up // len(result.answered),
+        result.bytes_down // len(result.selected),
+        result.bytes_up // len(result.responded),
         sizes[0],
         sizes[1],
     )
@@ -74,7 +74,7 @@ def test_lg_fedavg_sends_heads_only() -> None:
 def test_the_whole_cohort_is_counted_and_nobody_else() -> None:
     settings = ["cohort.participation=0.67", 'method.name="fedavg"']
     study = studies.prepare(config.with_settings(TINY, settings))
-    seen: list[RoundResult] = []
-    outcome = simulate.run(study, seen.append)
-    assert len(seen[0].asked) == 2
-    assert seen[0].bytes_down == seen[0].bytes_up == 2 * size_bytes(outcome.shared)
+    seen = RoundsSeen()
+    outcome = simulate(study, seen)
+    assert len(seen.results[0].selected) == 2
+    assert seen.results[0].bytes_down == seen.results[0].bytes_up == 2 * size_bytes(outcome.shared)

@@ -77,7 +77,7 @@ def test_an_update_in_another_form_than_asked_for_does_not_count(bench, tamper, 
     bench.device("d1"), bench.device("d2", tamper=tamper)
     bench.wait_for(full=2)
     _, result = one_round(bench, spec)
-    assert result.answered == ("d1",)
+    assert result.responded == ("d1",)
     assert bench.eventually(lambda: [ack.reason for ack in bench.devices[1].acks] == [reason])
 
 
@@ -90,5 +90,5 @@ def test_a_device_that_has_spent_its_budget_is_asked_no_more(bench):
     method = build_method(bench.spec("fedavg"))
     fleet = bench.fleet(bench.spec("fedavg"))
     first, second = rounds.run(method, fleet, Plan(2, seed=1, cohort=CohortConfig(quorum=0.3)))
-    assert (first.asked, first.answered, first.spent) == (("d1", "d2"), ("d1",), ())
-    assert (second.asked, second.answered, second.spent) == (("d1",), ("d1",), ("d2",))
+    assert (first.selected, first.responded, first.exhausted) == (("d1", "d2"), ("d1",), ())
+    assert (second.selected, second.responded, second.exhausted) == (("d1",), ("d1",), ("d2",))

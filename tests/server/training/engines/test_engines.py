@@ -96,7 +96,7 @@ def outcome(at: ClientStore, build: Build) -> tuple[Leaves, Metrics]:
     """Shared and personal parts, and metrics, after two rounds and the closing step."""
     fleet = build(at)
     method, shared = two_rounds(at, fleet)
-    shared, metrics = rounds.close(method, fleet, shared, 2)
+    shared, metrics = rounds.final_personalisation(method, fleet, shared, 2)
     return tree.leaves({"shared": shared, "own": dict(fleet.personal_state())}), metrics
 
 

@@ -8,6 +8,7 @@ import json
 import signal
 import threading
 from dataclasses import replace as changed
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,12 +29,19 @@ from edge_fl.learn.tree import same
 from edge_fl.wire.messages import Assignment, ServerState, decode
 from server.mqtt.journal import Journal
 from server.mqtt.session import connected
-from server.orchestrate import fleet_run
-from server.orchestrate.request import RunRequest
+from server.orchestrate import deployment
+from server.orchestrate import run as orchestrator
+from server.orchestrate.setup import RunRequest
 from server.registry import Database, devices, releases, reports, rollouts, runs
 from server.release.rollout.stages import CAREFUL, CAREFUL_FROM, EVERYBODY
-from server.runs import checkpoint
+from server.report import page as report
+from server.runs import checkpoint, round_metrics
 from server.runs.results import Results
+
+
+def finished(request: RunRequest) -> Path:
+    """Run to the end; the results folder."""
+    return orchestrator.run(request)[0].path
 
 
 @pytest.fixture
@@ -72,16 +80,17 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     stage.device("d1"), stage.device("d2")
     heads = [stage.head("h1", tmp_path, after=1.0), stage.head("h2", tmp_path, after=0.5)]
     run_request = with_recipe(run_request, release=ReleaseConfig(every=1, wait_s=20.0))
-    path = fleet_run.run(run_request)
+    path = finished(run_request)
     assert Results.open(path).state().state == "completed"
 
     assert [head.served for head in heads] == [[1, 2], [1, 2]]
-    *records, closing = map(json.loads, (path / "round_metrics.jsonl").read_text().splitlines())
-    assert closing["closing"] and {row["device"] for row in closing["devices"]} >= closing["metrics"].keys()
+    *records, final = round_metrics.lines(path / round_metrics.FILE)
+    assert final.final and set(final.clients) == {"d1", "d2", "h1", "h2"}
+    report.write(Results.open(path))
     assert (path / "report.html").read_text().startswith("<!doctype html>")
-    assert [(record["round"], record["asked"], record["answered"]) for record in records] == [
-        (1, 2, 2),
-        (2, 2, 2),
+    assert [(record.round, record.selected, record.responded) for record in records] == [
+        (1, ("d1", "d2"), ("d1", "d2")),
+        (2, ("d1", "d2"), ("d1", "d2")),
     ]
 
     summary = json.loads((path / "metrics_summary.json").read_text())
@@ -105,7 +114,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     db = Database.open(run_request.registry)
     (known,) = runs.listed(db, "main")
     assert (known.run, known.state, known.folder) == (path.name, "completed", str(path))
-    assert [(done.round, done.asked, done.answered) for done in runs.rounds_of(db, path.name)] == [
+    assert [(done.round, done.selected, done.responded) for done in runs.rounds_of(db, path.name)] == [
         (1, 2, 2),
         (2, 2, 2),
     ]
@@ -115,7 +124,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
         1.0,
     )
     assert [release.round for release in releases.listed(db, "main")] == [2, 1]
-    assert [(device.device, device.capability["tier"]) for device in devices.known(db, "main")] == [
+    assert [(device.device, device.capability["tier"]) for device in devices.listed(db, "main")] == [
         ("d1", "full"),
         ("d2", "full"),
         ("h1", "head"),
@@ -133,7 +142,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     needed = json.loads((path / "artefacts" / "release-2.json").read_text())["extractor"]["sha256"]
     chunks = [payload for topic, payload in kept.items() if topic.startswith(f"art/{needed}/")]
     assert chunks
-    assert not [chunk for chunk in chunks if b".py" in chunk or str(fleet_run.__file__).encode() in chunk]
+    assert not [chunk for chunk in chunks if b".py" in chunk or str(deployment.__file__).encode() in chunk]
 
 
 def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_stages(stage, run_request, tmp_path):
@@ -143,7 +152,7 @@ def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_stages(st
     run_request = with_recipe(
         run_request, release=ReleaseConfig(every=1, heads=CAREFUL_FROM, wait_s=30.0, website=website)
     )
-    fleet_run.run(run_request)
+    finished(run_request)
     assert {place.name for place in (tmp_path / "web" / "targets").iterdir()} == {"1", "2"}
     assert [head.served for head in heads] == [[1, 2]] * CAREFUL_FROM
     second, first = rollouts.listed(Database.open(run_request.registry), "main")
@@ -161,7 +170,7 @@ def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, run_r
 
     arrival = threading.Thread(target=arrive)
     arrival.start()
-    path = fleet_run.run(run_request)
+    path = finished(run_request)
     arrival.join()
     assert stage.heads[0].served == [1]
     assert Results.open(path).summary()["head." + metrics.PERSONAL_AFTER].clients == 1
@@ -173,7 +182,7 @@ def test_too_few_devices_end_the_run_with_who_is_there(stage, run_request):
     with pytest.raises(
         DeadlineError, match=r"1 full and 0 head-only devices after 0.3 s, expected 2"
     ) as late:
-        fleet_run.run(run_request)
+        finished(run_request)
     assert late.value.exit_code == 3
     assert the_run(run_request).state().state == "failed"
     assert "expected 2" in the_run(run_request).state().reason
@@ -192,7 +201,7 @@ def test_a_run_that_somebody_asks_to_end_is_stopped(stage, run_request):
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(StoppedError, match="asked it to end"):
-        fleet_run.run(run_request)
+        finished(run_request)
     asking.join()
     assert the_run(run_request).state().state == "stopped"
     assert [run.state for run in runs.listed(Database.open(run_request.registry))] == ["stopped"]
@@ -202,7 +211,7 @@ def test_a_missed_quorum_ends_the_run_as_failed(stage, run_request):
     stage.device("d1"), stage.device("d2", tamper=lambda *_: [])
     run_request = with_recipe(run_request, cohort=CohortConfig(min_devices=2, quorum=1.0, deadline_s=0.5))
     with pytest.raises(RunError, match="1 of 2 clients answered"):
-        fleet_run.run(run_request)
+        finished(run_request)
     assert the_run(run_request).state().state == "failed"
     assert not [topic for topic in stage.retained() if topic.startswith(("art/", "round/"))]
 
@@ -225,7 +234,7 @@ def interrupt_in_round_2(mode, report, payload):
 def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, run_request, ctrl_c):
     stage.device("d1"), stage.device("d2", tamper=interrupt_in_round_2)
     with pytest.raises(KeyboardInterrupt):
-        fleet_run.run(run_request)
+        finished(run_request)
     results = the_run(run_request)
     assert results.state().state == "stopped"
     assert [record["round"] for record in results.rounds()] == [1]
@@ -240,19 +249,19 @@ def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, run_req
 def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, run_request, ctrl_c):
     run_request = with_recipe(run_request, method=method("fedrep"), rounds=3)
     stage.device("d1"), stage.device("d2")
-    whole = fleet_run.run(run_request)
+    whole = finished(run_request)
     interrupted = stage.devices[1]
     interrupted.tamper = interrupt_in_round_2
     for device in stage.devices:
         device._own.clear()
     with pytest.raises(KeyboardInterrupt):
-        fleet_run.run(run_request)
+        finished(run_request)
     interrupted.tamper = lambda mode, report, payload: [(report, payload)]
     (stopped,) = [path for path in run_request.runs.iterdir() if path != whole]
     # What d1 trained in the round that nobody closed is forgotten by a real device's store too: it keeps personal parts by round.
     for device in stage.devices:
         device._own["own"] = device._own["after 1"]
-    assert fleet_run.run(changed(run_request, resume=stopped)) == stopped
+    assert finished(changed(run_request, resume=stopped)) == stopped
     ours, theirs = (checkpoint.load(path / "checkpoints") for path in (stopped, whole))
     assert same(ours.shared, theirs.shared)
     assert Results.open(stopped).state().state == "completed"
@@ -261,17 +270,17 @@ def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, run
 
 def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(run_request):
     run_request = with_recipe(run_request, source="simulated", method=method("fedrep"), rounds=3)
-    path = fleet_run.run(run_request)
+    path = finished(run_request)
     last = path / "checkpoints" / "round-00003.safetensors"
     tensors, summary = last.read_bytes(), Results.open(path).summary()
     last.unlink()
-    fleet_run.run(changed(run_request, resume=path))
+    finished(changed(run_request, resume=path))
     assert last.read_bytes() == tensors
     assert Results.open(path).summary() == summary
     with pytest.raises(
         ConfigError, match="completed, with all its 3 rounds; expected a run that was interrupted"
     ):
-        fleet_run.run(changed(run_request, resume=path))
+        finished(changed(run_request, resume=path))
     assert Results.open(path).summary() == summary
 
 
@@ -292,9 +301,9 @@ def test_a_viewer_has_every_round_and_the_closing_step_and_hears_where_a_resume_
     opened = []
     viewer = lambda folder, after: opened.append(Viewer(folder, after)) or opened[-1]  # noqa: E731
     run_request = changed(with_recipe(run_request, source="simulated"), track={"viewer": viewer})
-    path = fleet_run.run(run_request)
+    path = finished(run_request)
     (path / "checkpoints" / "round-00002.safetensors").unlink()
-    fleet_run.run(changed(run_request, resume=path))
+    finished(changed(run_request, resume=path))
     assert [(one.after, one.open) for one in opened] == [(None, False), (1, False)]
     assert [one.steps for one in opened] == [[(1, True), (2, True), (2, False)], [(2, True), (2, False)]]
 
@@ -302,7 +311,7 @@ def test_a_viewer_has_every_round_and_the_closing_step_and_hears_where_a_resume_
 @pytest.mark.parametrize("source", ["simulated", "hybrid"])
 def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, run_request, tmp_path, source):
     stage.device("d1"), stage.device("d2"), stage.head("h1", tmp_path)
-    path = fleet_run.run(with_recipe(run_request, source=source, rounds=1))
+    path = finished(with_recipe(run_request, source=source, rounds=1))
     (record,) = Results.open(path).rounds()
     rows = {
         row["device"]: row["tier"] for row in csv.DictReader((path / "devices.csv").read_text().splitlines())
@@ -322,7 +331,7 @@ def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, r
 
 def test_a_method_that_shares_no_extractor_trains_and_releases_nothing(stage, run_request, tmp_path, capsys):
     stage.device("d1"), stage.device("d2"), stage.head("h1", tmp_path)
-    path = fleet_run.run(with_recipe(run_request, method=method("local"), rounds=1))
+    path = finished(with_recipe(run_request, method=method("local"), rounds=1))
     assert "shares no extractor" in capsys.readouterr().err
     assert not [topic for topic in stage.retained() if topic.startswith(("tuf/", "art/"))]
     assert Results.open(path).summary()["full." + metrics.PERSONAL_AFTER].clients == 2
@@ -332,7 +341,7 @@ def test_release_numbers_go_on_from_run_to_run(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
     head = stage.head("h1", tmp_path)
     for _ in range(2):
-        fleet_run.run(with_recipe(run_request, rounds=1))
+        finished(with_recipe(run_request, rounds=1))
     assert head.served == [1, 2]
 
 
@@ -341,7 +350,7 @@ def test_wrong_input_is_refused_before_anything_connects(run_request):
         raise AssertionError("connected")
 
     with pytest.raises(InputError, match="nosuch"):
-        fleet_run.run(changed(with_recipe(run_request, data=DataConfig("nosuch", "nowhere")), connect=never))
+        finished(changed(with_recipe(run_request, data=DataConfig("nosuch", "nowhere")), connect=never))
     assert not run_request.runs.exists()
 
 
@@ -351,10 +360,10 @@ def test_a_second_run_is_refused_while_one_is_online(stage, run_request):
         connected(stage.connect, journal),
         pytest.raises(ConnectError, match="--takeover"),
     ):
-        fleet_run.run(run_request)
+        finished(run_request)
     assert not run_request.runs.exists()
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])
 def test_releases_come_after_the_first_round_and_every_so_often(every, due):
-    assert [round for round in range(1, 6) if fleet_run._is_due(round, every)] == due
+    assert [round for round in range(1, 6) if deployment.is_due(round, every)] == due

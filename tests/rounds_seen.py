@@ -1,0 +1,16 @@
+"""Hooks that keep the results of a run's rounds, for assertions."""
+
+from __future__ import annotations
+
+from server.training.fleet import Fleet
+from server.training.rounds import RoundResult, RunHooks
+
+
+class RoundsSeen(RunHooks):
+    """Keeps every round's result in `results`."""
+
+    def __init__(self) -> None:
+        self.results: list[RoundResult] = []
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        self.results.append(result)
