@@ -14,7 +14,7 @@ from edge_fl.data.samples import Dataset
 from edge_fl.errors import ConfigError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
-from server.mqtt.retained import Connect
+from server.mqtt.reader import ServerConnect
 from server.registry import database
 from server.release import export
 from server.runs.tracking import Opener
@@ -33,7 +33,7 @@ class RunRequest:
     """
 
     recipe: Recipe
-    connect: Connect | None = None
+    connect: ServerConnect | None = None
     runs: Path = Path("runs")
     home: Path = Path("runs/releases")
     takeover: bool = False

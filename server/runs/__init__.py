@@ -1,0 +1,1 @@
+"""A run's results folder: metrics, checkpoints, tracking, provenance."""
