@@ -1,10 +1,12 @@
-"""The recipes that come with edge-fl, one TOML each: the demo, and the settings of the papers' tables.
+"""The built-in recipes: the demo, and the settings of the papers' tables.
 
-A file may build on another one here: `base = "fedrir"` in its first line takes that recipe's values wherever the file says nothing.
+FILE.toml holds the recipe FILE and, under `[cells.NAME]`, further recipes as changes to it. A cell, or a recipe of your own, can build on
+any other built-in recipe instead: `base = "fedrir-fmnist-dir01"`.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +15,58 @@ from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError, nearest
 
 FOLDER = Path(__file__).parent
-PAPERS = FOLDER / "papers.toml"  # what the tables print; not a recipe
+PAPERS = FOLDER / "papers.toml"  # the figures that the tables print; not a recipe
 
 
 def names() -> list[str]:
-    """Every recipe that `find` knows by name."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml") if path != PAPERS)
+    """The names of all built-in recipes."""
+    return sorted(_built_in())
 
 
 def find(recipe: str) -> Recipe:
-    """A recipe by its name here, or by the path of a TOML file. Raises ConfigError."""
-    if recipe in names():
-        return config.convert(_tree(FOLDER / f"{recipe}.toml") | {"name": recipe}, recipe)
+    """Read a built-in recipe by name, or a recipe file by path. Raises ConfigError."""
+    if recipe in _built_in():
+        return config.convert(_resolved(_built_in()[recipe], recipe) | {"name": recipe}, recipe)
     if not recipe.endswith(".toml"):
         raise ConfigError(
-            f"recipe {recipe!r}: unknown{nearest(recipe, names())}; expected a name of 'edge-fl recipes list' or the path of a .toml file;"
-            " nothing was started"
+            f"recipe {recipe!r}: unknown{nearest(recipe, names())}; expected a name of 'edge-fl recipes list' or the path of a .toml file"
         )
-    return config.convert(_tree(Path(recipe)), recipe)
+    return config.convert(_resolved(config.read(Path(recipe)), recipe), recipe)
 
 
 def title(recipe: str) -> str:
-    """The first line of a recipe that is known by name: which table it is of, and what is special about it."""
-    first = (FOLDER / f"{recipe}.toml").read_text("utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+    """One line about a built-in recipe: the paper's table, and what distinguishes this cell of it."""
+    return str(_built_in()[recipe]["title"])
 
 
-def _tree(path: Path) -> dict[str, Any]:
-    tree = config.read(path)
-    base = tree.pop("base", None)
-    if base is None:
-        return tree
+@cache
+def _built_in() -> dict[str, dict[str, Any]]:
+    """Every built-in recipe as written, by name."""
+    recipes: dict[str, dict[str, Any]] = {}
+    for path in sorted(FOLDER.glob("*.toml")):
+        if path != PAPERS:
+            tree = config.read(path)
+            cells = tree.pop("cells", {})
+            recipes[path.stem] = tree
+            recipes |= {name: {"base": path.stem, **cell} for name, cell in cells.items()}
+    return recipes
+
+
+def _resolved(tree: dict[str, Any], where: str) -> dict[str, Any]:
+    """The settings of a recipe over those of its base."""
+    settings = {key: value for key, value in tree.items() if key not in ("base", "title")}
+    if "base" not in tree:
+        return settings
+    base = tree["base"]
     if base not in names():
-        raise ConfigError(f"{path}: base = {base!r}: unknown{nearest(str(base), names())}")
-    return _over(_tree(FOLDER / f"{base}.toml"), tree)
+        raise ConfigError(f"{where}: base = {base!r}: unknown{nearest(str(base), names())}")
+    return _merged(_resolved(_built_in()[base], base), settings)
 
 
-def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both tables as one; where both say something, `above` holds."""
-    merged = below | above
-    for key in below.keys() & above.keys():
-        if isinstance(below[key], dict) and isinstance(above[key], dict):
-            merged[key] = _over(below[key], above[key])
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Both trees as one; where both set a value, that of `changes` counts."""
+    merged = base | changes
+    for key in base.keys() & changes.keys():
+        if isinstance(base[key], dict) and isinstance(changes[key], dict):
+            merged[key] = _merged(base[key], changes[key])
     return merged

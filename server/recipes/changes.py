@@ -1,4 +1,4 @@
-"""A recipe turned into another one: for another method, or smaller; and what the two then differ in, in words."""
+"""Recipes derived from a recipe: with another method, or scaled down; and the differences between two recipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from edge_fl.config import MethodConfig, OptimiserConfig, Option, Recipe
 from edge_fl.methods import find
 
-UNIMPORTANT = (
+IGNORED = (
     "name",
     "seed",
     "device",
@@ -25,46 +25,46 @@ UNIMPORTANT = (
 
 
 def with_method(recipe: Recipe, name: str, options: Mapping[str, Option] | None = None) -> Recipe:
-    """The recipe with another method, and with `options` on top of its own.
+    """Replace the method; `options` override the recipe's.
 
-    In a paper's table all methods train alike, but for what [methods] says about this one (and, behind +ft, about the method that is
-    tuned). Elsewhere a method comes with the optimiser that its paper uses.
+    In a paper's table all methods share the recipe's settings, except for the entry of this method in [methods] (of NAME+ft: of NAME too).
+    Elsewhere a method gets the optimiser of its own paper.
     """
     method = recipe.method
     if name != method.name:
         usual = None if recipe.compare.methods else find(name).usual_optimiser
         method = replace(method, name=name, optimiser=usual or method.optimiser, options={})
-    for known in dict.fromkeys([name.removesuffix("+ft"), name]):
-        if change := recipe.methods.get(known):
+    for entry in dict.fromkeys([name.removesuffix("+ft"), name]):
+        if change := recipe.methods.get(entry):
             method = _changed(method, msgspec.to_builtins(change))
     return replace(recipe, method=replace(method, options={**method.options, **(options or {})}))
 
 
 def scaled(recipe: Recipe, scale: float) -> Recipe:
-    """A recipe that a small machine finishes: `scale` of the samples and of the rounds, at least one; schedules shrink along."""
+    """Reduce samples and rounds to the share `scale`, at least one of each; schedules shrink with them."""
     if scale == 1:
         return recipe
     data, method = recipe.data, recipe.method
     return replace(
         recipe,
-        rounds=_share(recipe.rounds, scale),
-        evaluate_every=_share(recipe.evaluate_every, scale),
-        data=replace(data, fraction=data.fraction * scale, max_train=_share(data.max_train, scale)),
-        method=replace(method, optimiser=_sooner(method.optimiser, scale)),
+        rounds=_scaled_count(recipe.rounds, scale),
+        evaluate_every=_scaled_count(recipe.evaluate_every, scale),
+        data=replace(data, fraction=data.fraction * scale, max_train=_scaled_count(data.max_train, scale)),
+        method=replace(method, optimiser=_shortened_schedule(method.optimiser, scale)),
         methods={
-            name: replace(change, optimiser=change.optimiser and _sooner(change.optimiser, scale))
+            name: replace(change, optimiser=change.optimiser and _shortened_schedule(change.optimiser, scale))
             for name, change in recipe.methods.items()
         },
     )
 
 
 def differences(planned: Recipe, run: Recipe) -> list[str]:
-    """What was run otherwise than planned, such as "rounds: 1000 -> 30"; seeds, names and machines do not count."""
+    """Describe each setting that differs, such as "rounds: 1000 -> 30"; names, seeds and machine settings are ignored."""
     before, after = _flat(msgspec.to_builtins(planned)), _flat(msgspec.to_builtins(run))
     return [
-        f"{key}: {_word(before.get(key))} -> {_word(after.get(key))}"
+        f"{key}: {_value_text(before.get(key))} -> {_value_text(after.get(key))}"
         for key in {**before, **after}
-        if before.get(key) != after.get(key) and not key.startswith(UNIMPORTANT)
+        if before.get(key) != after.get(key) and not key.startswith(IGNORED)
     ]
 
 
@@ -75,14 +75,14 @@ def _changed(method: MethodConfig, change: Mapping[str, Any]) -> MethodConfig:
     )
 
 
-def _sooner(optimiser: OptimiserConfig, scale: float) -> OptimiserConfig:
+def _shortened_schedule(optimiser: OptimiserConfig, scale: float) -> OptimiserConfig:
     return replace(
-        optimiser, lr_steps=[(_share(start, scale), factor) for start, factor in optimiser.lr_steps]
+        optimiser, lr_steps=[(_scaled_count(start, scale), factor) for start, factor in optimiser.lr_steps]
     )
 
 
-def _share(count: int, scale: float) -> int:
-    """`scale` of a count, at least one; 0 stays 0, which everywhere means none or all."""
+def _scaled_count(count: int, scale: float) -> int:
+    """At least 1; 0 stays 0, which means "none" or "all"."""
     return max(1, round(count * scale)) if count else 0
 
 
@@ -94,5 +94,5 @@ def _flat(tree: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
