@@ -23,9 +23,9 @@ class Point:
 
 
 SERVER = {
-    "round announced": Point("server.mqtt.fleet:MqttFleet._announce", late=True),
+    "round announced": Point("server.mqtt.fleet:MqttFleet._announce_round", late=True),
     "broadcast on the broker": Point("server.mqtt.fleet:SharedBlobs.send", late=True),
-    "one device assigned": Point("server.mqtt.devices.assignments:Assignments.ask", late=True),
+    "one device assigned": Point("server.mqtt.devices.assignments:Assignments.assign", late=True),
     "report validated, not yet stored": Point("server.mqtt.journal:Journal.accept"),
     "report stored, not yet acknowledged": Point("server.mqtt.journal:Journal.accept", late=True),
     "round aggregated, no checkpoint": Point("server.runs.checkpoint:save"),
