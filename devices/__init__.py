@@ -1,1 +1,1 @@
-"""The devices: one agent, its head and its data; head-only devices need no torch."""
+"""The device side: agent, personal head and data. Head-only devices need no torch."""

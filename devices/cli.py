@@ -1,9 +1,9 @@
-"""The commands `edge-fl device ...`; `edge-fl fleet up` stands in devices/simulated/cli.py, `edge-fl flash` in devices/flash/cli.py."""
+"""The commands `edge-fl device ...`; registers `fleet up` (devices/simulated/cli.py) and `flash` (devices/flash/cli.py) as well."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -12,75 +12,96 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from devices.flash.cli import flash
-from devices.options import Port, full_worker, log_warnings, stop_on_signal
+from devices.options import (
+    FleetOption,
+    HostOption,
+    PortOption,
+    connection,
+    full_worker,
+    log_warnings,
+    stop_on_signal,
+)
 from devices.simulated.cli import up
-from edge_fl.cli import App, FormatOption, IdentityOption, fleet_name
+from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from devices.child import Children
+    from devices.config import DeviceConfig
 
-Host = Annotated[str | None, typer.Option(help="The broker's host [127.0.0.1].")]
-Fleet = Annotated[str | None, typer.Option(help="The fleet's name [main].", callback=fleet_name)]
-Folder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="The device's own folder.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with the device's settings; options override it.")
+]
+IdOption = Annotated[str | None, typer.Option("--id", help="Name of the device: a-z, 0-9 and '-'.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="Images of the device: a folder, an .npz, or python:module:function."),
+]
+FolderOption = Annotated[Path | None, typer.Option("--dir", help="Folder of the device [device].")]
+ExistingFolder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="Folder of the device.")]
 DEVICE_FOLDER = Path("device")
 
 
 def register(app: App) -> None:
-    """Adds the group `device`, `fleet up` and `flash`."""
-    device = app.group("device", help="One device, on the device: run its agent, predict, see how it is.")
+    """Add the group `device`, `fleet up` and `flash`."""
+    device = app.group("device", help="One device: run its agent, predict, show its status.")
     for command in (run, predict, serve, status, doctor):
         device.command()(command)
-    app.group("fleet", help="Many devices: simulate them, list, enrol and revoke them.").command()(up)
+    app.group("fleet", help="Many devices: simulate, list, enrol and revoke them.").command()(up)
     app.root.command()(flash)
 
 
 def run(
-    config: Annotated[
-        Path | None, typer.Option(help="Settings in TOML; options given here replace them.")
-    ] = None,
-    id: Annotated[str | None, typer.Option(help="The device's name: a-z, 0-9 and '-'.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Its images: a folder, an .npz, or python:module:function.")
-    ] = None,
+    config: ConfigOption = None,
+    id: IdOption = None,
+    data: DataOption = None,
     tier: Annotated[str | None, typer.Option(help="auto, head or full [auto].")] = None,
     head: Annotated[
-        str | None, typer.Option(help="The personal head: logistic, svm, mlp, nearest or auto [logistic].")
+        str | None,
+        typer.Option(help="Kind of personal head: logistic, svm, mlp, nearest or auto [logistic]."),
     ] = None,
-    folder: Annotated[Path | None, typer.Option("--dir", help="The device's own folder [device].")] = None,
+    folder: FolderOption = None,
     root: Annotated[
-        Path | None, typer.Option(help="The release root it was shipped with [trust the first].")
+        Path | None,
+        typer.Option(help="Root of trust for releases, as installed with the device [trust on first use]."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the split into training and test images [0].")] = None,
-    host: Host = None,
-    port: Port = None,
-    fleet: Fleet = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed for the split into train and test [0].")
+    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Run one device's agent until Ctrl-C; it waits for the broker without a limit."""
+    """Run the agent of one device until Ctrl-C. It waits for the broker without a time limit."""
     from devices.child import feature_children
 
-    given = {"id": id, "data": data, "tier": tier, "head": head, "folder": folder, "root": root, "seed": seed}
-    at = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
+    options = {
+        "id": id,
+        "data": data,
+        "tier": tier,
+        "head": head,
+        "folder": folder,
+        "root": root,
+        "seed": seed,
+    }
     with closing(feature_children()) as children:
-        children.start()  # it loads while the agent does
-        _run(config, given, at, children)
+        children.start()  # the child loads its modules while the agent does
+        from devices.config import from_options
+
+        _run(from_options(config, options, connection(host, port, fleet, identity)), children)
 
 
-def _run(
-    file: Path | None, given: Mapping[str, object], at: Mapping[str, object], children: Children
-) -> None:
-    from devices import config as settings
+def _run(config: DeviceConfig, children: Children) -> None:
     from devices.board.systemd_notify import Notifier
     from devices.runtime.connector import connector, own_connector
     from devices.runtime.run_device import run_device
     from devices.runtime.runner import Runner
     from edge_fl.console.progress import Progress
 
-    chosen = settings.chosen(file, given, at)
     log_warnings()
-    broker = chosen.broker
+    broker = config.broker
     if broker.identity:
         connect, renewal = own_connector(
             broker.host, broker.port, Path(broker.identity), broker.fleet, print_status
@@ -91,20 +112,20 @@ def _run(
     runner = Runner(notifier=Notifier())
     stop_on_signal(runner)
     with Progress() as progress:
-        run_device(chosen, connect, runner, children, full_worker, progress.print, tick, progress)
+        run_device(config, connect, runner, children, full_worker, progress, tick)
 
 
 def predict(
     source: Annotated[
         str, typer.Argument(help="A picture, a folder of pictures, an .npz, or - for a picture on stdin.")
     ] = "",
-    folder: Folder = DEVICE_FOLDER,
+    folder: ExistingFolder = DEVICE_FOLDER,
     export: Annotated[
         Path | None, typer.Option(help="Write extractor and head as one ONNX model to this file.")
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Predict with the extractor and the personal head that this device serves; no broker needed."""
+    """Predict with the extractor and personal head of this device; needs no broker."""
     from devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 
     if not (source or export):
@@ -113,9 +134,10 @@ def predict(
         )
     predictor = Predictor(folder, remember=True)
     if export:
-        from devices.serving.fused import export as write
+        from devices.serving import fused
 
-        print_status(f"{export}: {write(predictor, export)} bytes; it answers as the pair does")
+        size = fused.export(predictor, export)
+        print_status(f"{export}: {size} bytes; its predictions match the served model")
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         rows = [asdict(predictor.read_picture("-", picture))]
@@ -127,43 +149,45 @@ def predict(
 
 
 def serve(
-    folder: Folder = DEVICE_FOLDER,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 is any free one.")] = 8000,
+    folder: ExistingFolder = DEVICE_FOLDER,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 selects a free one.")
+    ] = 8000,
 ) -> None:
-    """Predict over HTTP, for programs on this device: POST a picture to /predict."""
+    """Predict over HTTP for programs on this device: POST a picture to /predict."""
     from devices.serving.http_server import Service
 
     with Service(folder, port) as service:
-        print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; Ctrl-C ends it")
+        print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; stop with Ctrl-C")
         service.run()
 
 
 def doctor(
-    config: Annotated[Path | None, typer.Option(help="The device's settings in TOML.")] = None,
-    id: Annotated[str | None, typer.Option(help="The device's name.")] = None,
-    data: Annotated[str | None, typer.Option(help="Its images.")] = None,
-    folder: Annotated[Path | None, typer.Option("--dir", help="The device's own folder [device].")] = None,
-    host: Host = None,
-    port: Port = None,
-    fleet: Fleet = None,
+    config: ConfigOption = None,
+    id: IdOption = None,
+    data: DataOption = None,
+    folder: FolderOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
     identity: IdentityOption = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Look for what may be wrong with this device, and say what to do about it; exit code 1 if anything failed."""
-    from devices import config as settings
-    from devices.doctor import examine
+    """Check this device for problems and show what to do about them; exit code 1 if a check failed."""
+    from devices.config import from_options
+    from devices.doctor import run_checks
 
-    at = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
-    findings = examine(settings.chosen(config, {"id": id, "data": data, "folder": folder}, at), print_status)
+    options = {"id": id, "data": data, "folder": folder}
+    results = run_checks(from_options(config, options, connection(host, port, fleet, identity)), print_status)
     columns = {"check": "check", "state": "state", "found": "found", "remedy": "remedy"}
-    show_table([asdict(finding) for finding in findings], columns, format)
+    show_table([asdict(result) for result in results], columns, format)
     sys.stdout.flush()
-    if failed := [finding.check for finding in findings if finding.state == "failed"]:
-        raise RunError(f"{', '.join(failed)}: not as needed; what to do stands in the table")
+    if failed := [result.check for result in results if result.state == "failed"]:
+        raise RunError(f"{', '.join(failed)}: failed; the table lists the remedies")
 
 
-def status(folder: Folder = DEVICE_FOLDER, format: FormatOption = Format.TABLE) -> None:
-    """Show what this device keeps: the release it serves, its head, reports on their way."""
+def status(folder: ExistingFolder = DEVICE_FOLDER, format: FormatOption = Format.TABLE) -> None:
+    """Show the state of this device: served release, head, pending reports."""
     from devices.doctor.status import read
 
     show_table(read(folder), {"what": "what", "value": "value"}, format)

@@ -1,8 +1,8 @@
-"""What a person sets on one device: a TOML file of a dozen lines, or the same as options of `edge-fl device run`."""
+"""Settings of one device, from a TOML file and the options of `edge-fl device run`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ FOLDER = "device"
 
 
 class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the broker is (port 0: 8883 with an identity, else 1883), and the folder of this device's identity."""
+    """Address of the broker (port 0: 8883 with an identity, else 1883), fleet, and the folder with this device's identity."""
 
     host: Annotated[str, Meta(pattern=r"^[^\s/@]+\Z")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
@@ -29,26 +29,27 @@ class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def address(self) -> Endpoint:
-        """Where it listens, without what it takes to be let in."""
+        """Host and port, without credentials."""
         return Endpoint(self.host, self.port or (TLS_PORT if self.identity else PORT))
 
     @property
     def endpoint(self) -> Endpoint:
-        """As the transport takes it. Raises ConfigError for an identity that cannot be used."""
+        """Host, port and credentials. Raises ConfigError for an unusable identity."""
         return identity.endpoint(self.host, self.port, self.identity)
 
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """One device. `data` is one of `devices.data.sources`; `tier` limits what is measured; `root` is the release root it was shipped with.
+    """Settings of one device.
 
-    With `uploads` off a head-only device sends numbers only, whatever parts a method could use (class means, a copy of its head, ...).
-    `head` may be "auto": the kind that validates best within `head_budget_s`. `balanced` lets every class count the same, however many
-    images it has; with `guard` a new pair that is worse on held-out images than the one that serves does not replace it.
-    Of its data it uses the `classes` named, all without, and at most `keep` images, by `policy`. Every `watch_s` it looks for new ones
-    (0: never), and fits anew at most every `refit_every_s`.
-    `epsilon` is the most that its updates may ever tell of its data, at delta 1e-5, whatever a task allows (0: what the task says).
-    Of a release's extractors `precision` "auto" takes int8 where floats need too much memory, or more than `latency_ms` for one image.
-    `mirror` is the web address of an exported repository: a release's bytes come from there first, and the rest from the broker.
+    `data` is a source of `devices.data.sources`; `tier` limits the measured tier; `root` is the release root installed with the device.
+    With `uploads` off a head-only device sends metrics only, not the head updates (class means, head weights, ...) that a method may use.
+    `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
+    `guard` a new model that is worse on held-out images does not replace the served one.
+    `classes` limits the data to these classes (empty: all), `keep` to this many images (0: all), selected by `policy`. Every `watch_s`
+    seconds the device looks for new images (0: never); it fits again at most every `refit_every_s`.
+    `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
+    `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per image.
+    `mirror` is the URL of an exported repository, from which releases are downloaded first; missing parts come from the broker.
     """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -79,12 +80,12 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> dict[str, object]:
-    """The settings in a TOML file, not yet checked. Raises ConfigError."""
+    """Read the settings of a TOML file, without checking them. Raises ConfigError."""
     return settings.read(path)
 
 
-def named(tree: dict[str, object], where: str) -> dict[str, object]:
-    """The settings with the name on the certificate, where there is one. Raises ConfigError when they give the device another."""
+def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, object]:
+    """Set `id` to the name on the device's certificate, if it has one. Raises ConfigError when the settings contain another name."""
     broker = tree.get("broker")
     folder = broker.get("identity") if isinstance(broker, dict) else None
     if not folder or not isinstance(folder, str):
@@ -98,26 +99,31 @@ def named(tree: dict[str, object], where: str) -> dict[str, object]:
 
 
 def convert(tree: dict[str, object], where: str) -> DeviceConfig:
-    """The settings as a value. Raises ConfigError, which names the nearest known key."""
+    """Check the settings. Raises ConfigError, with the nearest known key for a mistyped one."""
     config = settings.checked(tree, DeviceConfig, where)
-    try:
-        if config.head != AUTO:
-            heads.find(config.head)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}; {AUTO!r} chooses among them") from error
+    require_heads([config.head], where)
     return config
 
 
-def chosen(file: Path | None, given: Mapping[str, object], broker: Mapping[str, object]) -> DeviceConfig:
-    """The settings in `file`, if any, with what was given on the command line in their place. Raises ConfigError."""
+def require_heads(kinds: Iterable[str], where: str) -> None:
+    """Check the kinds of heads. Raises ConfigError for an unknown one."""
+    try:
+        for kind in kinds:
+            if kind != AUTO:
+                heads.find(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}; {AUTO!r} chooses among them") from error
+
+
+def from_options(
+    file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
+) -> DeviceConfig:
+    """Read `file`, if any, and replace its settings by the options that are not None. Raises ConfigError."""
     tree = load(file) if file else {}
-    tree |= {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in given.items()
-        if value is not None
-    }
-    if at := {name: value for name, value in broker.items() if value is not None}:
-        own = tree.get("broker")
-        tree["broker"] = {**(own if isinstance(own, dict) else {}), **at}
+    given = {name: value for name, value in options.items() if value is not None}
+    tree |= {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    if connection:
+        broker = tree.get("broker")
+        tree["broker"] = {**(broker if isinstance(broker, dict) else {}), **connection}
     where = str(file) if file else "device run"
-    return convert(named(tree, where), where)
+    return convert(with_certificate_name(tree, where), where)

@@ -1,26 +1,41 @@
-"""What the devices' commands share: an option, warnings on stderr, how Ctrl-C ends them, and what trains; nothing heavy at import."""
+"""Options and start-up code shared by the device commands; imports nothing heavy."""
 
 from __future__ import annotations
 
 import logging
 import signal
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_fl.cli import fleet_name
 from edge_fl.console.output import is_quiet
 
 if TYPE_CHECKING:
     from devices.runtime.runner import Runner
 
-Port = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="The broker's port [8883 with an identity, else 1883].")
+HostOption = Annotated[str | None, typer.Option("--host", help="Host of the broker [127.0.0.1].")]
+PortOption = Annotated[
+    int | None,
+    typer.Option("--port", min=1, max=65535, help="Port of the broker [8883 with an identity, else 1883]."),
+]
+FleetOption = Annotated[
+    str | None, typer.Option("--fleet", help="Name of the fleet [main].", callback=fleet_name)
 ]
 
 
+def connection(
+    host: str | None, port: int | None, fleet: str | None, identity: Path | None = None
+) -> dict[str, object]:
+    """Return the given connection options as settings of `devices.config.DeviceBroker`."""
+    options = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def stop_on_signal(runner: Runner) -> None:
-    """The first Ctrl-C lets the devices leave in order, the second ends at once."""
+    """Make the first SIGINT or SIGTERM disconnect the devices cleanly, and the second one end the process."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -31,12 +46,12 @@ def stop_on_signal(runner: Runner) -> None:
 
 
 def log_warnings() -> None:
-    """Warnings go to stderr, under `--quiet` only errors."""
+    """Log warnings to stderr; under `--quiet` only errors."""
     logging.basicConfig(level=logging.ERROR if is_quiet() else logging.WARNING, format="%(message)s")
 
 
 def full_worker() -> Any:
-    """What trains on a full device; torch comes with it."""
+    """Return the worker class of full devices; importing it loads torch."""
     from devices.workers.full import FullWorker
 
     return FullWorker

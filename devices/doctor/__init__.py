@@ -1,7 +1,7 @@
-"""What may be wrong with a device, looked at one thing after the other, each with what to do about it: `edge-fl device doctor`.
+"""Check a device for problems, each with a remedy: `edge-fl device doctor`.
 
-A check is a function of the device's settings that yields findings; a new one is one function and one line in CHECKS. Nothing here
-changes the device, and while its agent runs the broker is left alone, because two clients of one name throw each other out.
+A check is a function of the device's settings that yields results; to add one, write the function and add a line to CHECKS. Checks
+change nothing on the device. While its agent runs, the broker checks are skipped: two clients of one name disconnect each other.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 
 from devices.config import DeviceConfig
 from devices.doctor import device_checks
-from devices.doctor.check_result import Finding
+from devices.doctor.check_result import CheckResult
 from devices.doctor.network_checks import network
 from edge_fl.errors import EdgeFLError
 
-__all__ = ["CHECKS", "Finding", "examine"]
+__all__ = ["CHECKS", "CheckResult", "run_checks"]
 
-CHECKS: dict[str, Callable[[DeviceConfig], Iterator[Finding]]] = {
+CHECKS: dict[str, Callable[[DeviceConfig], Iterator[CheckResult]]] = {
     "machine": device_checks.machine,
     "wheels": device_checks.wheels,
     "room": device_checks.room,
@@ -28,15 +28,17 @@ CHECKS: dict[str, Callable[[DeviceConfig], Iterator[Finding]]] = {
 }
 
 
-def examine(config: DeviceConfig, tell: Callable[[str], None] = lambda line: None) -> list[Finding]:
-    """All findings, in the order of CHECKS; a check that cannot be made is a finding too."""
-    findings: list[Finding] = []
+def run_checks(config: DeviceConfig, show: Callable[[str], None] = lambda line: None) -> list[CheckResult]:
+    """Return all results in the order of CHECKS; a check that raises is a failed result. `show` is called with progress lines."""
+    results: list[CheckResult] = []
     for name, check in CHECKS.items():
-        tell(f"looking at {name}")
+        show(f"checking {name}")
         try:
-            findings += check(config)
+            results += check(config)
         except (EdgeFLError, OSError, MemoryError, subprocess.SubprocessError) as error:
-            findings.append(
-                Finding(name, "failed", " ".join(str(error).split()), "see docs/devices.md, section doctor")
+            results.append(
+                CheckResult(
+                    name, "failed", " ".join(str(error).split()), "see docs/devices.md, section doctor"
+                )
             )
-    return findings
+    return results

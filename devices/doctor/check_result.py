@@ -1,4 +1,4 @@
-"""What the doctor says of one thing: how it is, and, unless that is well, what to do about it."""
+"""Result of one check of the doctor: a state, what was found, and a remedy unless the state is ok."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing looked at, what was found, and, unless that is well, what to do."""
+class CheckResult:
+    """One checked item, its state, what was found, and what to do about it."""
 
     check: str
     state: State
@@ -18,13 +18,13 @@ class Finding:
     remedy: str = ""
 
 
-def finding(check: str, good: bool, found: str, remedy: str) -> Finding:
-    """Ok or failed."""
-    return Finding(check, "ok", found) if good else Finding(check, "failed", found, remedy)
+def result(check: str, passed: bool, found: str, remedy: str) -> CheckResult:
+    """Return "ok" or "failed"."""
+    return CheckResult(check, "ok", found) if passed else CheckResult(check, "failed", found, remedy)
 
 
-def graded(check: str, value: int, least: int, enough: int, found: str, remedy: str) -> Finding:
-    """Ok from `enough` on, failed below `least`, a warning in between."""
+def graded(check: str, value: int, least: int, enough: int, found: str, remedy: str) -> CheckResult:
+    """Return "ok" from `enough` on, "failed" below `least`, and "warning" in between."""
     if value >= enough:
-        return Finding(check, "ok", found)
-    return Finding(check, "failed" if value < least else "warning", found, remedy)
+        return CheckResult(check, "ok", found)
+    return CheckResult(check, "failed" if value < least else "warning", found, remedy)

@@ -1,4 +1,4 @@
-"""What the doctor looks at on the device itself: machine, wheels, room, clock, data, extractor and head."""
+"""Checks on the device itself: machine, wheels, disk and memory, clock, data, extractor and head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from devices.child import feature_children
 from devices.config import DeviceConfig
-from devices.doctor.check_result import Finding, finding, graded
+from devices.doctor.check_result import CheckResult, graded, result
 from devices.features.child_loader import ChildFeatureLoader
 from devices.install import canary
 from devices.serving.served_model import serving
@@ -23,21 +23,12 @@ from edge_fl import capability
 from edge_fl.errors import InputError
 from edge_fl.wire import identity
 
-WHEELS = (
-    "numpy",
-    "onnxruntime",
-    "sklearn",
-    "scipy",
-    "paho.mqtt.client",
-    "msgspec",
-    "safetensors",
-    "tuf",
-    "cryptography",
-    "PIL",
+WHEELS = tuple(
+    "numpy onnxruntime sklearn scipy paho.mqtt.client msgspec safetensors tuf cryptography PIL".split()
 )
 MACHINES = ("aarch64", "arm64", "x86_64", "AMD64")
-LOAD_S = 120.0
-LOADING = """
+IMPORT_DEADLINE_S = 120.0
+IMPORT_ALL = """
 import importlib, sys
 for name in sys.argv[1:]:
     try:
@@ -45,35 +36,34 @@ for name in sys.argv[1:]:
     except Exception as error:
         print(name, type(error).__name__, error)
 """
+SET_CLOCK = "set the clock: sudo timedatectl set-ntp true, and wait for time-sync.target"
 
 
-def machine(config: DeviceConfig) -> Iterator[Finding]:
-    """Architecture, word size and Python."""
-    bits, found = 8 * struct.calcsize("P"), platform.machine()
-    yield finding(
+def machine(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Check architecture, word size and Python version."""
+    bits, architecture = 8 * struct.calcsize("P"), platform.machine()
+    yield result(
         "architecture",
-        found in MACHINES and bits == 64,
-        f"{found}, {bits} bit",
+        architecture in MACHINES and bits == 64,
+        f"{architecture}, {bits} bit",
         "onnxruntime has wheels for 64-bit systems only: install the 64-bit Raspberry Pi OS",
     )
-    version = sys.version_info[:2]
-    yield finding(
+    yield result(
         "python",
-        (3, 11) <= version <= (3, 13),
+        (3, 11) <= sys.version_info[:2] <= (3, 13),
         platform.python_version(),
         "edge-fl needs Python 3.11 to 3.13: use Raspberry Pi OS Bookworm or Trixie",
     )
 
 
-def wheels(config: DeviceConfig) -> Iterator[Finding]:
-    """Whether everything that is needed can be imported, in a child, so that it does not stay here."""
-    found = subprocess.run(
-        [sys.executable, "-c", LOADING, *WHEELS], capture_output=True, text=True, timeout=LOAD_S, check=False
-    )
-    broken = found.stdout.strip().splitlines()
-    if found.returncode:
-        broken.append(f"the child ended with code {found.returncode}")
-    yield finding(
+def wheels(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Import all required packages, in a child process, so that this one stays small."""
+    command = [sys.executable, "-c", IMPORT_ALL, *WHEELS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S, check=False)
+    broken = done.stdout.strip().splitlines()
+    if done.returncode:
+        broken.append(f"the child ended with code {done.returncode}")
+    yield result(
         "wheels",
         not broken,
         "; ".join(broken) or f"all {len(WHEELS)} load",
@@ -81,94 +71,75 @@ def wheels(config: DeviceConfig) -> Iterator[Finding]:
     )
 
 
-def room(config: DeviceConfig) -> Iterator[Finding]:
-    """Disk and memory."""
-    disk = capability.free_disk_mb(Path(config.folder))
+def room(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Check free disk space and total memory."""
+    disk, memory = capability.free_disk_mb(Path(config.folder)), capability.total_memory_mb()
     yield graded("disk", disk, 64, 512, f"{disk} MB free", "free some space: a release needs twice its size")
-    memory = capability.total_memory_mb()
-    yield graded(
-        "memory",
-        memory,
-        256,
-        400,
-        f"{memory} MB",
-        "a head fit takes 200 MB at its peak: use heads nearest or mlp, or more memory",
-    )
+    remedy = "a head fit needs up to 200 MB: use heads nearest or mlp, or more memory"
+    yield graded("memory", memory, 256, 400, f"{memory} MB", remedy)
 
 
-def clock(config: DeviceConfig) -> Iterator[Finding]:
-    """The clock against what the device has already seen, and against the life of its certificate."""
-    now, remedy = (
-        datetime.now(UTC),
-        "set the clock: sudo timedatectl set-ntp true, and wait for time-sync.target",
-    )
-    seen = datetime.fromtimestamp(0, UTC)
+def clock(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Compare the clock with the last date seen on the device and with the validity of its certificate."""
+    now, seen = datetime.now(UTC), datetime.fromtimestamp(0, UTC)
     with suppress(OSError, ValueError):
-        seen = datetime.fromisoformat((Path(config.folder) / "tuf" / "last_seen.txt").read_text()).astimezone(
-            UTC
-        )
-    yield finding(
-        "clock",
-        now >= seen,
-        f"{now:%Y-%m-%d %H:%M} UTC" + (f", but {seen:%Y-%m-%d} was seen already" if now < seen else ""),
-        remedy,
-    )
+        text = (Path(config.folder) / "tuf" / "last_seen.txt").read_text()
+        seen = datetime.fromisoformat(text).astimezone(UTC)
+    behind = f", but {seen:%Y-%m-%d} was seen already" if now < seen else ""
+    yield result("clock", now >= seen, f"{now:%Y-%m-%d %H:%M} UTC{behind}", SET_CLOCK)
     if config.broker.identity:
         who = identity.read(Path(config.broker.identity))
-        yield finding(
+        remedy = f"{SET_CLOCK}; if the clock is right: edge-fl fleet rotate {config.id}"
+        if who.device != config.id:
+            remedy = f"this identity is not that of {config.id}: enrol it"
+        yield result(
             "certificate",
             who.begins <= now <= who.expires and who.device == config.id,
-            f"of {who.device}, good from {who.begins:%Y-%m-%d} to {who.expires:%Y-%m-%d}",
-            f"{remedy}; if the clock is right: edge-fl fleet rotate {config.id}"
-            if who.device == config.id
-            else f"this identity is not that of {config.id}: enrol it",
+            f"of {who.device}, valid from {who.begins:%Y-%m-%d} to {who.expires:%Y-%m-%d}",
+            remedy,
         )
 
 
-def data(config: DeviceConfig) -> Iterator[Finding]:
-    """The self-benchmark, and the data source, counted."""
-    found = ChildFeatureLoader(config, feature_children()).inspect()
-    if found.report is None:
-        yield Finding(
-            "data",
-            "failed",
-            found.trouble,
-            "one folder per class with pictures in it, or an .npz with x and y",
-        )
+def data(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Measure the board's speed and count the data."""
+    inspection = ChildFeatureLoader(config, feature_children()).inspect()
+    report = inspection.report
+    if report is None:
+        remedy = "one folder per class with pictures in it, or an .npz with x and y"
+        yield CheckResult("data", "failed", inspection.trouble, remedy)
         return
-    yield Finding("speed", "ok", str(found.speed).removeprefix("measured: "))
-    counts = ", ".join(
-        f"{name} {count}"
-        for name, count in zip(found.report.classes, found.report.samples_per_class, strict=True)
-    )
-    yield Finding("data", "ok", f"{found.report.samples} images: {counts}"[:400])
-    for note in found.report.notes:
-        yield Finding("data", "warning", note, "see docs/devices.md, section data")
+    yield CheckResult("speed", "ok", str(inspection.speed).removeprefix("measured: "))
+    per_class = zip(report.classes, report.samples_per_class, strict=True)
+    counts = ", ".join(f"{name} {count}" for name, count in per_class)
+    yield CheckResult("data", "ok", f"{report.samples} images: {counts}"[:400])
+    for note in report.notes:
+        yield CheckResult("data", "warning", note, "see docs/devices.md, section data")
 
 
-def model(config: DeviceConfig) -> Iterator[Finding]:
-    """The installed extractor against the sample that its signed manifest holds, and the head that serves."""
+def model(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Run the canary of the installed extractor and look for the served head."""
     store, slots = Store(Path(config.folder)), Slots(Path(config.folder) / "release")
     installed = slots.current()
     if installed is None:
-        yield Finding("extractor", "skipped", "no release is installed yet", "")
+        yield CheckResult("extractor", "skipped", "no release is installed yet")
         return
-    verdict = canary.check(installed.extractor, installed.manifest)
-    yield finding(
+    tested = canary.check(installed.extractor, installed.manifest)
+    yield result(
         "extractor",
-        verdict.ok,
-        f"release {installed.manifest.release}: {verdict.why}, {verdict.seconds:.1f} s",
-        "the file or this onnxruntime is not sound: restart the agent, which fetches the release again",
+        tested.ok,
+        f"release {installed.manifest.release}: {tested.reason}, {tested.seconds:.1f} s",
+        "the file or this onnxruntime is damaged: restart the agent, which fetches the release again",
     )
-    pair = serving(store, slots)
-    if pair:
-        yield Finding("head", "ok", f"{pair.stored.head.kind}, serves release {pair.stored.release}")
+    if served := serving(store, slots):
+        yield CheckResult("head", "ok", f"{served.stored.head.kind}, serves release {served.stored.release}")
     else:
-        yield Finding("head", "warning", "none fitted yet", "wait for the agent, or look at its status")
+        yield CheckResult(
+            "head", "warning", "none fitted yet", "wait for the agent, or check edge-fl device status"
+        )
 
 
 def is_running(config: DeviceConfig) -> bool:
-    """Whether an agent has the device's folder."""
+    """Whether an agent holds the lock on the device's folder."""
     if not Path(config.folder).is_dir():
         return False
     try:

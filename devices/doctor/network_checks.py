@@ -1,4 +1,4 @@
-"""The doctor's way to the broker, step by step: name, port, TLS, sign-in, and the topics that are the device's own."""
+"""Checks of the connection to the broker, in order: name, port, TLS, sign-in, and access to the device's own topics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from devices.config import DeviceConfig
-from devices.doctor.check_result import Finding
+from devices.doctor.check_result import CheckResult
 from devices.doctor.device_checks import is_running
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.endpoint import Endpoint
@@ -20,92 +20,75 @@ from edge_fl.wire.transport import Event, Packet
 WAIT_S = 10.0
 
 
-def network(config: DeviceConfig) -> Iterator[Finding]:
-    """From the broker's name to the device's own topics; the first failure ends it."""
+def network(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Run the checks until the first failure."""
     try:
         endpoint = config.broker.endpoint
     except ConfigError as error:
-        yield Finding(
-            "identity", "failed", str(error), "flash the device again, or enrol it: edge-fl fleet enrol"
-        )
+        remedy = "flash the device again, or enrol it: edge-fl fleet enrol"
+        yield CheckResult("identity", "failed", str(error), remedy)
         return
-    for step in (_name, _port, _tls):
-        finding = step(endpoint)
-        if finding:
-            yield finding
-        if finding and finding.state == "failed":
+    for check in (_name, _port, _tls):
+        result = check(endpoint)
+        yield result
+        if result.state == "failed":
             return
     if is_running(config):
-        why = "the agent is running and holds the connection"
-        yield Finding(
-            "sign-in and topics", "skipped", why, "stop it to try them: sudo systemctl stop edge-fl"
+        remedy = "to run these checks, stop it: sudo systemctl stop edge-fl"
+        yield CheckResult(
+            "sign-in and topics", "skipped", "the agent is running and holds the connection", remedy
         )
         return
     yield from _topics(config, endpoint)
 
 
-def _name(endpoint: Endpoint) -> Finding:
+def _name(endpoint: Endpoint) -> CheckResult:
     try:
-        found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except OSError as error:
-        return Finding(
-            "name",
-            "failed",
-            f"{endpoint.host}: {error.strerror}",
-            "check the network, DNS, and broker.host in the settings",
-        )
-    return Finding("name", "ok", f"{endpoint.host} is {found[0][4][0]}")
+        remedy = "check the network, DNS, and broker.host in the settings"
+        return CheckResult("name", "failed", f"{endpoint.host}: {error.strerror}", remedy)
+    return CheckResult("name", "ok", f"{endpoint.host} is {addresses[0][4][0]}")
 
 
-def _port(endpoint: Endpoint) -> Finding:
+def _port(endpoint: Endpoint) -> CheckResult:
     started_s = time.monotonic()
     try:
         socket.create_connection((endpoint.host, endpoint.port), WAIT_S).close()
     except OSError as error:
-        return Finding(
-            "port",
-            "failed",
-            f"{endpoint.host}:{endpoint.port}: {error.strerror or error}",
-            "is the broker up (edge-fl broker up), and no firewall in between?",
-        )
-    return Finding("port", "ok", f"{endpoint.port} answers in {1000 * (time.monotonic() - started_s):.0f} ms")
+        reason = f"{endpoint.host}:{endpoint.port}: {error.strerror or error}"
+        remedy = "is the broker up (edge-fl broker up), and no firewall in between?"
+        return CheckResult("port", "failed", reason, remedy)
+    milliseconds = 1000 * (time.monotonic() - started_s)
+    return CheckResult("port", "ok", f"{endpoint.port} answers in {milliseconds:.0f} ms")
 
 
-def _tls(endpoint: Endpoint) -> Finding | None:
+def _tls(endpoint: Endpoint) -> CheckResult:
     context = endpoint.tls_context()
     if context is None:
-        return Finding(
-            "TLS",
-            "warning",
-            "none: anybody on the network reads and writes",
-            "enrol the device and give it an identity",
-        )
+        remedy = "enrol the device and give it an identity"
+        return CheckResult("TLS", "warning", "none: anyone on the network can read and write", remedy)
     try:
         with (
             socket.create_connection((endpoint.host, endpoint.port), WAIT_S) as plain,
             context.wrap_socket(plain, server_hostname=endpoint.host) as secure,
         ):
-            return Finding(
-                "TLS", "ok", f"{secure.version()}, the broker's certificate is signed by {endpoint.ca}"
-            )
+            signed = f"{secure.version()}, the broker's certificate is signed by {endpoint.ca}"
+            return CheckResult("TLS", "ok", signed)
     except ssl.SSLCertVerificationError as error:
-        return Finding(
-            "TLS",
-            "failed",
-            error.verify_message,
-            "a wrong clock, another CA than the broker's, or another host name than in its certificate",
-        )
+        remedy = "a wrong clock, another CA than the broker's, or another host name than in its certificate"
+        return CheckResult("TLS", "failed", error.verify_message, remedy)
     except (OSError, ssl.SSLError) as error:
-        return Finding("TLS", "failed", str(error), "does the broker listen with TLS on this port?")
+        return CheckResult("TLS", "failed", str(error), "does the broker listen with TLS on this port?")
 
 
-def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[Finding]:
-    """Signs in as the device, reads where it reads, and writes where writing does no harm: to its log and to itself."""
-    topics, heard = Topics(config.broker.fleet), list[Event]()
-    client = MqttTransport(endpoint, config.id, None, heard.append, session_expiry_s=0, clean_start=True)
+def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[CheckResult]:
+    """Sign in as the device, subscribe to its topics, and publish harmless messages to its log and echo topics."""
+    topics, received = Topics(config.broker.fleet), list[Event]()
+    client = MqttTransport(endpoint, config.id, None, received.append, session_expiry_s=0, clean_start=True)
     try:
         client.wait_connected(WAIT_S)
-        yield Finding("sign-in", "ok", f"as {config.id}")
+        yield CheckResult("sign-in", "ok", f"as {config.id}")
         reads = {
             "own orders": topics.down(config.id),
             "server state": topics.server_state(),
@@ -118,24 +101,19 @@ def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[Finding]:
         client.publish(Packet(writes["own log"], encode(Log("info", "doctor")), expiry_s=5))
         client.publish(Packet(writes["own echo"], encode(Echo("doctor")), expiry_s=5))
         client.drain(WAIT_S)
+        remedy = "the broker's access list does not contain this device: same fleet? edge-fl broker config"
         for name, topic in (reads | writes).items():
-            if topic in client.refused:
-                remedy = (
-                    "the broker's access list does not know this device: same fleet? edge-fl broker config"
-                )
-                yield Finding(f"topic: {name}", "failed", f"{topic}: {client.refused[topic]}", remedy)
+            if topic in client.denied:
+                yield CheckResult(f"topic: {name}", "failed", f"{topic}: {client.denied[topic]}", remedy)
             else:
-                yield Finding(f"topic: {name}", "ok", topic)
+                yield CheckResult(f"topic: {name}", "ok", topic)
         time.sleep(0.3)
-        online = any(isinstance(event, Packet) and event.topic == topics.server_state() for event in heard)
-        yield (
-            Finding("server", "ok", "has been here")
-            if online
-            else Finding("server", "warning", "was never on this broker", "start it: edge-fl server run")
-        )
+        if any(isinstance(event, Packet) and event.topic == topics.server_state() for event in received):
+            yield CheckResult("server", "ok", "has used this broker")
+        else:
+            yield CheckResult("server", "warning", "was never on this broker", "start it: edge-fl server run")
     except EdgeFLError as error:
-        yield Finding(
-            "sign-in", "failed", str(error), "is the device enrolled and not revoked? edge-fl fleet list"
-        )
+        remedy = "is the device enrolled and not revoked? edge-fl fleet list"
+        yield CheckResult("sign-in", "failed", str(error), remedy)
     finally:
         client.close()

@@ -1,4 +1,4 @@
-"""What a device's folder says about it, in lines for a person; read beside a running agent, without disturbing it."""
+"""Status of a device from its folder; can be read while its agent runs."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ from edge_fl.metrics import PERSONAL_AFTER
 
 
 def read(folder: Path) -> list[dict[str, object]]:
-    """Rows of {what, value}. Raises InputError when no device has its folder there."""
+    """Return rows of {what, value}. Raises InputError when the folder does not exist."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; expected a device's own folder (--dir)")
     store, slots = Store(folder), Slots(folder / "release")
-    pair, current, memory = serving(store, slots), slots.current(), store.memory()
+    served, current, memory = serving(store, slots), slots.current(), store.memory()
     rows: dict[str, object] = {"folder": str(folder), "serves": "nothing: no head fitted yet"}
-    if pair:
-        head = pair.stored.head
-        rows["serves"] = f"release {pair.stored.release}"
+    if served:
+        head = served.stored.head
+        rows["serves"] = f"release {served.stored.release}"
         rows["head"] = f"{head.kind}, extractor {head.extractor[:12]}"
-        rows["accuracy on own test images"] = pair.stored.parcel.report.metrics.get(PERSONAL_AFTER)
+        rows["accuracy on own test images"] = served.stored.parcel.report.metrics.get(PERSONAL_AFTER)
     if current:
-        state = "not proved yet" if current.pending else "good"
+        state = "not confirmed yet" if current.pending else "good"
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"
-    for release, why in slots.refused.items():
-        rows[f"refused release {release}"] = why
+    for release, why in slots.blocked.items():
+        rows[f"blocked release {release}"] = why
     if moved := drift.measured(folder):
         rows["drift"] = f"features moved by {moved:.2f} standard deviations since the fit"
     if (used := usage.read(folder)).day:
-        rows[f"used on {used.day}"] = (
-            f"{used.bytes / 1e6:.1f} MB over the wire, {used.cpu_s:.0f} s of processor"
-        )
+        rows[f"used on {used.day}"] = f"{used.bytes / 1e6:.1f} MB of traffic, {used.cpu_s:.0f} s of processor"
         rows["energy on that day (estimate)"] = f"{used.energy_kj:.2f} kJ"
     rows["reports to send"] = len(store.outbox())
-    rows["wants done"] = len(memory.done)
+    rows["assignments done"] = len(memory.done)
     rows["personal parts"] = ", ".join(store.runs()) or "none"
     return [{"what": what, "value": value} for what, value in rows.items()]

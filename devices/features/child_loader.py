@@ -65,7 +65,7 @@ class ChildFeatureLoader:
         return msgspec.json.decode(self._request(FeatureRequest(self._config)), type=Inspection)
 
     def _request(self, request: FeatureRequest) -> bytes:
-        return self._children.ask(msgspec.json.encode(request), DEADLINE_S)
+        return self._children.request(msgspec.json.encode(request), DEADLINE_S)
 
 
 def pack(loaded: LoadedFeatures) -> bytes:

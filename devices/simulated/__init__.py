@@ -1,1 +1,1 @@
-"""Simulated fleets: many agents in one process, with scripted network and machine faults."""
+"""Simulated fleets: many agents in one process over a real broker, with scripted network and machine faults."""

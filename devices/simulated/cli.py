@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -12,121 +13,116 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from devices.options import Port, full_worker, log_warnings, stop_on_signal
-from edge_fl.cli import FormatOption, fleet_name
+from devices.options import (
+    FleetOption,
+    HostOption,
+    PortOption,
+    connection,
+    full_worker,
+    log_warnings,
+    stop_on_signal,
+)
+from edge_fl.cli import FormatOption
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
-from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from devices.runtime.runner import Runner
-    from devices.simulated.fleet_status import Progress
-    from devices.simulated.live_table import Screen
+    from devices.runtime.device import Device
+    from devices.simulated.live_table import LiveTable
 
 FLEET_FOLDER = Path("runs/fleet")
-
-DEVICE_COLUMNS = {
-    "device": "device",
-    "tier": "tier",
-    "head": "head",
-    "samples": "samples",
-    "release": "release",
-    "reports": "reports",
-    "accepted": "taken",
-    "before": "before",
-    "after": "after",
-    "global_test": "global",
-    "bytes_down": "bytes down",
-    "bytes_up": "bytes up",
-    "seconds": "seconds",
-    "why": "why",
-}
+DEVICES = 12
 
 
 def up(
     devices: Annotated[
-        int | None, typer.Option(min=1, help="How many [the sum of --head and --full, or 12].")
+        int | None,
+        typer.Option(min=1, help=f"Number of devices [the sum of --head and --full, or {DEVICES}]."),
     ] = None,
     head: Annotated[str, typer.Option(help="Head-only devices: a number (8) or a fraction (0.8).")] = "",
     full: Annotated[str, typer.Option(help="Full devices: a number (2) or a fraction (0.2).")] = "",
     heads: Annotated[
-        str, typer.Option(help="Kinds of heads, in turn over the head-only devices; auto chooses.")
+        str, typer.Option(help="Kinds of heads, assigned to the head-only devices in turn; auto selects one.")
     ] = "logistic,svm,mlp",
-    dataset: Annotated[str, typer.Option(help="The dataset that is split over the devices.")] = "digits",
-    data_dir: Annotated[Path, typer.Option(help="Where datasets are kept.")] = Path(".data"),
+    dataset: Annotated[str, typer.Option(help="Dataset to split over the devices.")] = "digits",
+    data_dir: Annotated[Path, typer.Option(help="Folder with datasets.")] = Path(".data"),
     partition: Annotated[str, typer.Option(help="dirichlet, pathological, domain or iid.")] = "dirichlet",
-    beta: Annotated[float, typer.Option(help="Of the Dirichlet distribution: small is uneven.")] = 0.3,
-    fraction: Annotated[float, typer.Option(help="The share of the samples that is used.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split, and of which devices are full.")] = 0,
-    host: Annotated[str, typer.Option(help="The broker's host.")] = "127.0.0.1",
-    port: Port = None,
-    fleet: Annotated[str, typer.Option(help="The fleet's name.", callback=fleet_name)] = "main",
+    beta: Annotated[
+        float, typer.Option(help="Dirichlet concentration; smaller values make clients more different.")
+    ] = 0.3,
+    fraction: Annotated[float, typer.Option(help="Fraction of the samples to use.")] = 1.0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed for the data split and the selection of full devices.")
+    ] = 0,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
     identities: Annotated[
         Path | None,
         typer.Option(
             "--identities",
-            help="The folder of their identities (edge-fl fleet enrol --baked): TLS [plaintext].",
+            help="Folder with the devices' identities (edge-fl fleet enrol --baked); enables TLS [plaintext].",
         ),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--dir", help="The folder of the devices' own folders.")
+        Path, typer.Option("--dir", help="Folder that contains the devices' folders.")
     ] = FLEET_FOLDER,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Threads that train and fit [one per processor].")
     ] = None,
-    duration_s: Annotated[float, typer.Option("--duration", min=0, help="Seconds; 0 is until Ctrl-C.")] = 0.0,
+    duration_s: Annotated[
+        float, typer.Option("--duration", min=0, help="Stop after this many seconds; 0 runs until Ctrl-C.")
+    ] = 0.0,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="End when the server has left or no device is busy.")
+        bool, typer.Option("--until-idle", help="Stop when the server has left or no device is busy.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show every device in a table that is updated in place.")
+        bool, typer.Option("--watch", help="Show all devices in a table that is updated in place.")
     ] = False,
-    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the broker.")] = 60.0,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Maximum seconds to wait for the broker.")
+    ] = 60.0,
     chaos: Annotated[
         str,
         typer.Option(help="Faults to inject: a TOML file, or lossy, slow, crashes, restarts, everything."),
     ] = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Run a simulated fleet over a real broker, with the agents that real devices run."""
+    """Run a simulated fleet over a real broker, with the same agents as real devices."""
+    from devices.config import DeviceBroker, require_heads
     from devices.runtime.connector import connector, fleet_connector
     from devices.simulated.chaos import profile
-    from devices.simulated.fleet import FleetConfig, run_fleet, shares
+    from devices.simulated.fleet import run_fleet
+    from devices.simulated.fleet_config import FleetConfig, tier_counts
+    from devices.simulated.fleet_status import DeviceResult
     from devices.storage.store import Store
     from edge_fl.config import DataConfig, checked
-    from edge_fl.heads import find
-    from edge_fl.heads.auto import AUTO
-    from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 
-    heads_only, trains = shares(devices if devices or head or full else 12, head, full)
+    head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
-    for kind in kinds:
-        try:
-            if kind != AUTO:
-                find(kind)
-        except ConfigError as error:
-            raise ConfigError(f"--heads {heads}: {error}") from error
+    require_heads(kinds, f"--heads {heads}")
     tree = {
         "dataset": dataset,
         "data_dir": str(data_dir),
-        "clients": heads_only + trains,
+        "clients": head_only + trains,
         "partition": partition,
         "beta": beta,
         "fraction": fraction,
     }
     data = checked(tree, DataConfig, "fleet up")
-    endpoint = Endpoint(host, port or (TLS_PORT if identities else PORT))
+    broker = checked(connection(host, port, fleet, identities), DeviceBroker, "fleet up")
+    endpoint = broker.address
     if identities:
-        ids, connect = fleet_connector(host, endpoint.port, identities, heads_only + trains)
+        ids, connect = fleet_connector(broker.host, endpoint.port, identities, head_only + trains)
     else:
         ids, connect = (), connector(endpoint)
     config = FleetConfig(
         data,
         trains,
         folder,
-        fleet,
-        kinds,
-        seed,
-        workers or os.cpu_count() or 1,
+        fleet=broker.fleet,
+        heads=kinds,
+        seed=seed,
+        workers=workers or os.cpu_count() or 1,
         duration_s=duration_s or float("inf"),
         until_idle=until_idle,
         wait_s=wait_s,
@@ -136,47 +132,41 @@ def up(
     log_warnings()
     worker = full_worker() if trains else None
     print_status(
-        f"{heads_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
-        f"{' with identities' if identities else ''}, fleet {fleet}{f', chaos {chaos}' if chaos else ''}"
+        f"{head_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
+        f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', chaos {chaos}' if chaos else ''}"
     )
-    with (
-        Store(folder).owned(),
-        _screen() if watch and sys.stderr.isatty() and not is_quiet() else nullcontext() as screen,
-    ):
-
-        def on_start(runner: Runner) -> None:
-            stop_on_signal(runner)
-            if screen:
-                screen.devices = runner.devices
-
-        tell = screen or _Line()
-        outcomes = run_fleet(config, connect, full_worker=worker, tell=tell, on_start=on_start)
-    show_table([asdict(outcome) for outcome in outcomes], DEVICE_COLUMNS, format)
+    draws = watch and sys.stderr.isatty() and not is_quiet()
+    with Store(folder).owned(), _live_table() if draws else nullcontext(_ProgressLine()) as show:
+        results = run_fleet(config, connect, full_worker=worker, show=show, on_start=stop_on_signal)
+    columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__}
+    show_table([asdict(result) for result in results], columns, format)
 
 
-def _screen() -> Screen:
-    from devices.simulated.live_table import Screen
+def _live_table() -> LiveTable:
+    from devices.simulated.live_table import LiveTable
 
-    return Screen()
+    return LiveTable()
 
 
-class _Line:
-    """How it goes as one living line on a terminal, as a new line for what is new elsewhere."""
+class _ProgressLine:
+    """Shows the fleet's progress: one line updated in place on a terminal, otherwise a new line on changes, at most every EVERY_S."""
 
     EVERY_S = 5.0
 
     def __init__(self) -> None:
-        self._last, self._said_s = "", 0.0
+        self._last, self._printed_s = "", 0.0
 
-    def __call__(self, progress: Progress) -> None:
-        line, now_s = str(progress), time.monotonic()
+    def __call__(self, devices: Sequence[Device]) -> None:
+        from devices.simulated.fleet_status import fleet_progress
+
+        line, now_s = str(fleet_progress(devices)), time.monotonic()
         if is_quiet() or line == self._last:
             return
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
-        elif now_s - self._said_s >= self.EVERY_S:
+        elif now_s - self._printed_s >= self.EVERY_S:
             print_status(line)
-            self._said_s = now_s
+            self._printed_s = now_s
         else:
             return
         self._last = line

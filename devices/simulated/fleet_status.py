@@ -1,4 +1,4 @@
-"""How it goes with a fleet of simulated devices, at one moment and in the end, as values for whoever prints them."""
+"""Progress of a simulated fleet, and the final result of each device, as values for display."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from edge_fl import metrics
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOutcome:
-    """What one device came to: accuracies as in its last reports (None: not measured), bytes and seconds over all of them."""
+class DeviceResult:
+    """Result of one device: accuracies of its last reports (None: not measured), bytes and seconds summed over all reports."""
 
     device: str
     tier: str
@@ -31,15 +31,14 @@ class DeviceOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """A fleet at one moment: devices by activity, and reports taken by the server."""
+class FleetProgress:
+    """Counts over the fleet at one moment: devices by activity, and reports accepted by the server."""
 
     devices: int
     connected: int
-    lost: int
     server_online: bool
     activities: Counter[str]
-    served: int
+    serving: int
     alerts: int
     accepted: int
 
@@ -51,42 +50,42 @@ class Progress:
         alerts = f" · {self.alerts} alerts" if self.alerts else ""
         return (
             f"{self.connected}/{self.devices} connected · {server} · {busy or 'idle'} · "
-            f"{self.served} serve a head · {self.accepted} reports taken{alerts}"
+            f"{self.serving} serving a head · {self.accepted} reports accepted{alerts}"
         )
 
 
-def progress(devices: Sequence[Device]) -> Progress:
-    """The fleet now."""
-    return Progress(
-        len(devices),
-        sum(found.state.connected for found in devices),
-        sum(bool(found.denied) for found in devices),
-        any(found.state.server_online for found in devices),
-        Counter(found.state.activity for found in devices),
-        sum(found.state.release > 0 for found in devices),
-        sum(bool(found.state.why) for found in devices),
-        sum(found.acknowledged["accepted"] for found in devices),
+def fleet_progress(devices: Sequence[Device]) -> FleetProgress:
+    """Count over the devices as they are now."""
+    states = [device.state for device in devices]
+    return FleetProgress(
+        devices=len(devices),
+        connected=sum(state.connected for state in states),
+        server_online=any(state.server_online for state in states),
+        activities=Counter(state.activity for state in states),
+        serving=sum(state.release > 0 for state in states),
+        alerts=sum(bool(state.why) for state in states),
+        accepted=sum(device.acknowledged["accepted"] for device in devices),
     )
 
 
-def outcome(device: Device) -> DeviceOutcome:
-    """What became of a device."""
-    reports, found = device.reports, {}
+def device_result(device: Device) -> DeviceResult:
+    """Collect the result of one device."""
+    reports, values = device.reports, {}
     for kind in ("evaluation", "personal", "head"):
-        found.update(reports[kind].metrics if kind in reports else {})
-    return DeviceOutcome(
-        device.name,
-        device.state.tier.value,
-        reports["head"].head if "head" in reports else "",
-        device.state.capability.samples,
-        device.state.release,
-        device.totals["reports"],
-        device.acknowledged["accepted"],
-        found.get(metrics.PERSONAL_BEFORE),
-        found.get(metrics.PERSONAL_AFTER),
-        found.get(metrics.GLOBAL_TEST),
-        device.totals["bytes_down"],
-        device.totals["bytes_up"],
-        device.totals["milliseconds"] / 1000,
-        device.state.why,
+        values.update(reports[kind].metrics if kind in reports else {})
+    return DeviceResult(
+        device=device.name,
+        tier=device.state.tier.value,
+        head=reports["head"].head if "head" in reports else "",
+        samples=device.state.capability.samples,
+        release=device.state.release,
+        reports=device.totals["reports"],
+        accepted=device.acknowledged["accepted"],
+        before=values.get(metrics.PERSONAL_BEFORE),
+        after=values.get(metrics.PERSONAL_AFTER),
+        global_test=values.get(metrics.GLOBAL_TEST),
+        bytes_down=device.totals["bytes_down"],
+        bytes_up=device.totals["bytes_up"],
+        seconds=device.totals["milliseconds"] / 1000,
+        why=device.state.why,
     )

@@ -29,7 +29,7 @@ from edge_fl.wire.transport import (
     Listener,
     Packet,
     Transport,
-    hand_over,
+    deliver_event,
     require_pattern,
     require_sendable,
 )
@@ -245,7 +245,7 @@ class FaultyTransport(Transport):
 
     def _emit(self, event: Event) -> None:
         if not self._closed:
-            hand_over(event, self._deliver, self.client_id)
+            deliver_event(event, self._deliver, self.client_id)
 
     def _ask(self, step: Callable[[], None]) -> None:
         if not self._closed:

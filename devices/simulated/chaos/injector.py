@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 from devices.runtime.device import Device
 from devices.runtime.interfaces import DeviceConnect
 from devices.runtime.runner import Runner
+from devices.simulated.chaos.faulty_transport import FaultyTransport
 from devices.simulated.chaos.profile import Chaos, Restarts
 from devices.simulated.chaos.timeline import Outage, skew_s, timeline
-from devices.simulated.chaos.faulty_transport import FaultyTransport
 from edge_fl.errors import ConfigError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.transport import Listener, Packet, Transport

@@ -62,8 +62,8 @@ def test_a_runner_that_hangs_is_silent(systemd: tuple[dict[str, str], Callable[[
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere/notify", "WATCHDOG_USEC": "x"}])
-def test_nobody_listening_is_no_error(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_missing_socket_is_no_error(environment: dict[str, str], tmp_path: Path) -> None:
     notifier = Notifier(environment)
     notifier.ready()
     notifier.alive(0.0)
-    notifier.leaving()
+    notifier.stopping()

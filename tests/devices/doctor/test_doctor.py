@@ -11,7 +11,7 @@ import pytest
 
 from broker.mosquitto import Mosquitto
 from devices.config import DeviceBroker, DeviceConfig
-from devices.doctor import CHECKS, Finding, device_checks, examine
+from devices.doctor import CHECKS, CheckResult, device_checks, run_checks
 from devices.doctor.check_result import graded
 from devices.doctor.network_checks import network
 from devices.storage.store import Store
@@ -28,19 +28,19 @@ def config(folder: Path, tmp_path: Path, mosquitto: Mosquitto) -> DeviceConfig:
     return DeviceConfig("pi-ill", str(tmp_path / "images.npz"), folder=str(folder), broker=broker)
 
 
-def failed(findings: list[Finding]) -> list[str]:
-    assert all(finding.remedy for finding in findings if finding.state in ("failed", "warning"))
-    return [finding.check for finding in findings if finding.state == "failed"]
+def failed(results: list[CheckResult]) -> list[str]:
+    assert all(result.remedy for result in results if result.state in ("failed", "warning"))
+    return [result.check for result in results if result.state == "failed"]
 
 
 @pytest.mark.broker
 def test_a_device_that_is_well_has_nothing_failed(config: DeviceConfig) -> None:
-    findings = {finding.check: finding for finding in examine(config)}
-    assert failed([*findings.values()]) == []
-    assert findings["data"].found == "12 images: a 6, b 6"
-    assert findings["topic: own log"].state == findings["extractor"].state == "ok"
-    assert findings["TLS"].state == findings["server"].state == "warning"
-    assert "logistic" in findings["head"].found
+    results = {result.check: result for result in run_checks(config)}
+    assert failed([*results.values()]) == []
+    assert results["data"].found == "12 images: a 6, b 6"
+    assert results["topic: own log"].state == results["extractor"].state == "ok"
+    assert results["TLS"].state == results["server"].state == "warning"
+    assert "logistic" in results["head"].found
 
 
 @pytest.mark.broker
@@ -53,14 +53,14 @@ def test_the_command_lists_what_it_found_and_ends_with_1_for_what_failed(
     assert {row["check"] for row in json.loads(capsys.readouterr().out)} >= {"python", "disk", "port", "data"}
     assert main([*command, "nowhere.npz"]) == 1
     said = capsys.readouterr()
-    assert "data: not as needed" in said.err and "no such file" in said.out
+    assert "data: failed" in said.err and "no such file" in said.out
 
 
 @pytest.mark.broker
 def test_while_the_agent_runs_its_connection_is_left_alone(config: DeviceConfig) -> None:
     with Store(Path(config.folder)).owned():
-        findings = list(network(config))
-    assert [finding.check for finding in findings if finding.state == "skipped"] == ["sign-in and topics"]
+        results = list(network(config))
+    assert [result.check for result in results if result.state == "skipped"] == ["sign-in and topics"]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_while_the_agent_runs_its_connection_is_left_alone(config: DeviceConfig)
 def test_what_keeps_the_broker_away_is_named_and_nothing_after_it_is_tried(
     host: str, port: int, check: str
 ) -> None:
-    findings = list(network(DeviceConfig("pi-1", "x", broker=DeviceBroker(host, port))))
-    assert failed(findings) == [check] and findings[-1].check == check
+    results = list(network(DeviceConfig("pi-1", "x", broker=DeviceBroker(host, port))))
+    assert failed(results) == [check] and results[-1].check == check
 
 
 def test_an_identity_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_an_extractor_that_went_bad_on_the_card_is_found(folder: Path) -> None:
     extractor.write_bytes(extractor.read_bytes().replace(weights, bytes(len(weights))))
     assert failed(list(device_checks.model(config))) == ["extractor"]
     shutil.rmtree(folder / "release")
-    assert [finding.state for finding in device_checks.model(config)] == ["skipped"]
+    assert [result.state for result in device_checks.model(config)] == ["skipped"]
 
 
 @pytest.mark.parametrize(("free", "state"), [(10, "failed"), (100, "warning"), (1000, "ok")])
@@ -109,4 +109,4 @@ def test_a_check_that_cannot_be_made_is_a_finding(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(CHECKS, "machine", raises)
     for name in [name for name in CHECKS if name != "machine"]:
         monkeypatch.delitem(CHECKS, name)
-    assert failed(examine(DeviceConfig("pi-1", "x"))) == ["machine"]
+    assert failed(run_checks(DeviceConfig("pi-1", "x"))) == ["machine"]

@@ -1,9 +1,9 @@
-"""A simulated fleet is drawn from its seed, runs the agents of real devices, and ends by itself when there is nothing left to do."""
+"""A simulated fleet follows from its seed, runs the agents of real devices, and stops when there is nothing left to do."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from devices.agent.state import AgentLimits
-from devices.simulated.fleet import FleetConfig, full_devices, names, run_fleet, shares
-from devices.simulated.fleet_status import DeviceOutcome, Progress
+from devices.runtime.device import Device
+from devices.simulated.fleet import run_fleet
+from devices.simulated.fleet_config import FleetConfig, full_devices, names, tier_counts
+from devices.simulated.fleet_status import DeviceResult, FleetProgress, fleet_progress
 from devices.workers.full import FullWorker
 from edge_fl.cli import main
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, MethodSpec, ModelConfig
@@ -70,10 +72,14 @@ def broker() -> Iterator[InMemoryBroker]:
 
 def test_a_fleet_trains_installs_fits_reports_and_ends(broker: InMemoryBroker, tmp_path: Path) -> None:
     connect = partial(InMemoryTransport, broker)
-    server, outcomes, lines = ScriptedServer(connect), list[DeviceOutcome](), list[Progress]()
+    server, results, lines = ScriptedServer(connect), list[DeviceResult](), list[FleetProgress]()
+
+    def show(devices: Sequence[Device]) -> None:
+        lines.append(fleet_progress(devices))
+
     thread = threading.Thread(
-        target=lambda: outcomes.extend(
-            run_fleet(config(tmp_path), connect, full_worker=FullWorker, tell=lines.append, every_s=0.05)
+        target=lambda: results.extend(
+            run_fleet(config(tmp_path), connect, full_worker=FullWorker, show=show, every_s=0.05)
         )
     )
     thread.start()
@@ -93,21 +99,21 @@ def test_a_fleet_trains_installs_fits_reports_and_ends(broker: InMemoryBroker, t
         server.ack(name, server.wait_for(name, "rpt").id)
     thread.join(60)
     assert not thread.is_alive()
-    assert [found.device for found in outcomes] == names(6)
-    for found in outcomes:
+    assert [found.device for found in results] == names(6)
+    for found in results:
         assert (
             found.tier == ("full" if found.device in full else "head")
             and found.accepted == 1
             and not found.why
         )
         assert found.bytes_down == (len(down) if found.device in full else len(payload))
-    heads = [found for found in outcomes if found.tier == "head"]
+    heads = [found for found in results if found.tier == "head"]
     assert [found.head for found in heads] == ["logistic", "svm", "mlp", "logistic"]
     assert all(found.release == 1 and found.after is not None and found.after > 0.3 for found in heads)
     assert (
         lines[-1].connected == 6
-        and "4 serve a head" in str(lines[-1])
-        and "6 reports taken" in str(lines[-1])
+        and "4 serving a head" in str(lines[-1])
+        and "6 reports accepted" in str(lines[-1])
     )
     assert {state.status for state in server.messages("sim-000", "state")} == {
         "init",
@@ -116,7 +122,7 @@ def test_a_fleet_trains_installs_fits_reports_and_ends(broker: InMemoryBroker, t
     }
 
 
-def test_a_fleet_does_not_wait_for_a_server_that_went_away_without_a_word(
+def test_a_fleet_does_not_wait_for_a_server_that_disconnected_without_notice(
     broker: InMemoryBroker, tmp_path: Path
 ) -> None:
     connect = partial(InMemoryTransport, broker)
@@ -128,7 +134,7 @@ def test_a_fleet_does_not_wait_for_a_server_that_went_away_without_a_word(
     thread.start()
     server.wait_for("sim-005", "state", lambda state: state.status == "ready")
     thread.join(1.0)
-    assert thread.is_alive(), "a server that is there may still want something"
+    assert thread.is_alive(), "an online server may still send assignments"
     server.transport.close(clean=False)
     thread.join(30)
     assert not thread.is_alive()
@@ -174,19 +180,19 @@ def test_ids_sort_as_their_numbers_do() -> None:
         (None, "", "3", (0, 3)),
     ],
 )
-def test_shares_are_numbers_or_fractions(
+def test_tier_counts_are_numbers_or_fractions(
     devices: int | None, head: str, full: str, expected: tuple[int, int]
 ) -> None:
-    assert shares(devices, head, full) == expected
+    assert tier_counts(devices, head, full) == expected
 
 
 @pytest.mark.parametrize(
     ("devices", "head", "full"),
     [(10, "8", "4"), (10, "-1", "11"), (10, "many", ""), (None, "0.8", "0.2"), (10, "", "11")],
 )
-def test_shares_that_do_not_add_up_are_refused(devices: int | None, head: str, full: str) -> None:
+def test_tier_counts_that_do_not_add_up_are_rejected(devices: int | None, head: str, full: str) -> None:
     with pytest.raises(ConfigError, match="nothing was changed"):
-        shares(devices, head, full)
+        tier_counts(devices, head, full)
 
 
 def test_full_devices_without_their_worker_are_refused(broker: InMemoryBroker, tmp_path: Path) -> None:
@@ -209,5 +215,5 @@ def test_bad_input_is_one_line_and_an_exit_code(
     arguments: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--quiet", "fleet", "up", "--dir", str(tmp_path), *arguments]) == code
-    said = capsys.readouterr()
-    assert words in said.err and said.err.count("\n") == 1 and not said.out
+    output = capsys.readouterr()
+    assert words in output.err and output.err.count("\n") == 1 and not output.out

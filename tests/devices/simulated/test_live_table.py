@@ -1,4 +1,4 @@
-"""The living table of a simulated fleet: failures first, and never more rows than the terminal has."""
+"""The live table of a simulated fleet: failures first, and never more rows than fit on the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from devices.runtime import device
-from devices.simulated.fleet_status import progress
-from devices.simulated.live_table import Screen, rows
+from devices.simulated.live_table import LiveTable, rows
 from devices.storage.store import Store
 from devices.workers.worker import Worker
 from edge_fl.wire.messages import Capability
@@ -18,7 +17,7 @@ from edge_fl.wire.topics import Topics
 
 
 class Idle(Worker):
-    """Is never asked for anything."""
+    """Gets no assignment."""
 
     def perform(self, *work: object) -> None:
         raise AssertionError
@@ -33,12 +32,11 @@ def fleet(folder: Path, count: int) -> list[device.Device]:
     return [device.start(n, Topics("main"), can, Idle(n, Store(folder / n))) for n in names]
 
 
-def test_failures_come_first_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_failures_come_first_and_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     devices = fleet(tmp_path, 12)
     devices[7].state = replace(devices[7].state, why="canary_failed")
     assert [row[0] for row in rows(devices, 4)] == ["d07", "d00", "d01", "d02"]
     drawn = io.StringIO()
-    with Screen(Console(file=drawn, width=140, height=14, force_terminal=True)) as screen:
-        screen.devices = devices
-        screen(progress(devices))
+    with LiveTable(Console(file=drawn, width=140, height=14, force_terminal=True)) as table:
+        table(devices)
     assert "canary_failed" in drawn.getvalue() and "and 5 more" in drawn.getvalue()

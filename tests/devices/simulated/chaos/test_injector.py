@@ -12,8 +12,9 @@ import pytest
 
 from devices.agent.state import AgentLimits
 from devices.simulated.chaos.profile import Chaos, Devices, Restarts
-from devices.simulated.fleet import FleetConfig, names, run_fleet
-from devices.simulated.fleet_status import DeviceOutcome
+from devices.simulated.fleet import run_fleet
+from devices.simulated.fleet_config import FleetConfig, names
+from devices.simulated.fleet_status import DeviceResult
 from edge_fl.config import DataConfig
 from tests.devices.scripted import ScriptedServer, eventually
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -43,10 +44,10 @@ class Fleet:
             limits=AgentLimits(settle_s=0.05),
             chaos=chaos,
         )
-        self.outcomes: list[DeviceOutcome] = []
+        self.results: list[DeviceResult] = []
         self._runners: list[Any] = []
         run = partial(run_fleet, config, connect, on_start=self._runners.append, every_s=0.02, **options)
-        self._thread = threading.Thread(target=lambda: self.outcomes.extend(run()))
+        self._thread = threading.Thread(target=lambda: self.results.extend(run()))
         self._thread.start()
 
     def boots(self, device: str) -> list[str]:
@@ -63,7 +64,7 @@ class Fleet:
         self._runners[0].stop()
         self._thread.join(30)
         assert not self._thread.is_alive()
-        return [found.device for found in self.outcomes]
+        return [found.device for found in self.results]
 
 
 def test_a_device_that_crashed_comes_back_as_another_boot(broker: InMemoryBroker, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from devices.simulated.chaos.faulty_transport import NONE
 from devices.simulated.chaos.injector import FaultInjector
 from devices.simulated.chaos.profile import PROFILES, Chaos, Devices, Restarts, load
 from devices.simulated.chaos.timeline import skew_s, timeline
-from devices.simulated.chaos.faulty_transport import NONE
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 
