@@ -1,7 +1,7 @@
-"""Child processes that do one heavy thing and end, so that the agent stays small: a request as bytes there, an answer or an error back.
+"""Child processes for heavy computations, so that the agent stays small: a request as bytes in, a response or an error out.
 
-`python -m MODULE` is the far end, which calls `serve`; `Child` is the near end, `Children` as many of them as are asked at a time. What a
-child holds (scikit-learn, onnxruntime, images) goes with it, and whatever kills it is an error here and no more.
+`python -m MODULE` runs the child, which calls `serve`; `Child` is the parent's end, `Children` a pool of them. A child's memory
+(scikit-learn, onnxruntime, images) is freed when it ends, and its death is only an error for the parent.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ import msgspec
 
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
 
-FRAME = struct.Struct("<BQ")  # what follows (an index of FAILURES), then its length in bytes
+FRAME = struct.Struct("<BQ")  # an index of ERRORS, then the length of the payload in bytes
 MAX_FRAME_BYTES = 1024 * 1024 * 1024
-FAILURES: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
+ERRORS: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
 AHEAD_S = 60.0
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+UNAFFECTED = "the served model is unaffected"
 
 
 class Child:
-    """The near end. `what` opens every message about it."""
+    """The parent's end of one child process; `what` begins its error messages."""
 
     def __init__(self, module: str, what: str, arguments: Sequence[str] = ()) -> None:
         self._what = what
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],  # -P: nothing of the working folder is imported
+            [sys.executable, "-P", "-m", module, *arguments],  # -P: imports nothing from the working folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -46,38 +47,34 @@ class Child:
         )
 
     def request(self, payload: bytes, deadline_s: float) -> bytes:
-        """One request there, one answer back.
+        """Send a request and return the response.
 
-        Raises DeadlineError, what the far end raised, MemoryError for a child that the system ended, RunError for one that died otherwise.
+        Raises DeadlineError, the child's error, MemoryError if the system killed the child, RunError if it died otherwise.
         """
         process, timer = self._process, threading.Timer(deadline_s, self._process.kill)
         assert process.stdin and process.stdout
         timer.start()
         try:
             _write(process.stdin, 0, payload)
-            outcome, answer = _read(process.stdout)
+            outcome, response = _read(process.stdout)
         except (OSError, EOFError) as error:
             code = process.wait()
             if not timer.is_alive():
-                raise DeadlineError(
-                    f"{self._what}: no answer after {deadline_s:g} s; the child was ended, what served goes on serving"
-                ) from error
+                raise DeadlineError(f"{self._what}: no result after {deadline_s:g} s", UNAFFECTED) from error
             if code == -signal.SIGKILL:
                 raise MemoryError(
-                    f"{self._what}: the system ended the child; out of memory, what served goes on serving"
+                    f"{self._what}: out of memory, the system killed the child; {UNAFFECTED}"
                 ) from error
-            raise RunError(
-                f"{self._what}: the child ended with code {code}; what served goes on serving"
-            ) from error
+            raise RunError(f"{self._what}: the child exited with code {code}", UNAFFECTED) from error
         finally:
             timer.cancel()
-        if failure := FAILURES[outcome]:
-            message, why = msgspec.json.decode(answer, type=tuple[str, str])
-            raise ArtefactError(message, why) if failure is ArtefactError else failure(message)
-        return answer
+        if kind := ERRORS[outcome]:
+            message, why = msgspec.json.decode(response, type=tuple[str, str])
+            raise ArtefactError(message, why) if kind is ArtefactError else kind(message)
+        return response
 
     def close(self) -> None:
-        """Ends the process, at once: it has nothing left to do, and to take Python down in order takes longer than many an answer."""
+        """Kill the process: it has no work left, and an orderly exit of Python takes longer than many requests."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
@@ -86,30 +83,27 @@ class Child:
 
 
 class Children:
-    """Children of one module, as many at a time as there are threads that ask. With `keep` they are used again.
-
-    One that is started ahead loads what it needs while its first question is still in the making. `close` ends those that wait.
-    """
+    """A pool of children of one module, one per requesting thread; with `keep`, children are reused. `close` ends the idle ones."""
 
     def __init__(self, module: str, what: str, arguments: Sequence[str] = (), *, keep: bool = False) -> None:
         self._start, self._keep = partial(Child, module, what, arguments), keep
         self._idle: LifoQueue[Child] = LifoQueue()
 
     def start(self) -> None:
-        """Starts one ahead; unless it is asked within AHEAD_S, it ends."""
+        """Start a child ahead of its first request, so that its imports are loaded by then; it ends if unused for AHEAD_S."""
         self._idle.put(self._start())
         timer = threading.Timer(AHEAD_S, self.close)
         timer.daemon = True
         timer.start()
 
-    def ask(self, payload: bytes, deadline_s: float) -> bytes:
-        """One exchange with a child. Raises as `Child.exchange`."""
+    def request(self, payload: bytes, deadline_s: float) -> bytes:
+        """Send a request to a child and return the response. Raises as `Child.request`."""
         try:
             child = self._idle.get_nowait()
         except Empty:
             child = self._start()
         try:
-            answer = child.request(payload, deadline_s)
+            response = child.request(payload, deadline_s)
         except BaseException:
             child.close()
             raise
@@ -117,35 +111,35 @@ class Children:
             self._idle.put(child)
         else:
             child.close()
-        return answer
+        return response
 
     def close(self) -> None:
-        """Ends the children that wait."""
+        """End the idle children."""
         with suppress(Empty):
             while True:
                 self._idle.get_nowait().close()
 
 
 def feature_children() -> Children:
-    """Children that turn a device's data into features. It stands here so that one can be started before anything else is loaded."""
+    """Return a pool of children that compute features. Defined here so that one can start before anything heavy is imported."""
     return Children("devices.features.child_main", "data")
 
 
 def metadata(payload: bytes) -> dict[str, str]:
-    """What the header of a safetensors file says beside its tensors."""
+    """Return the metadata in the header of a safetensors file."""
     length = int.from_bytes(payload[:8], "little")
-    found: dict[str, str] = msgspec.json.decode(payload[8 : 8 + length])["__metadata__"]
-    return found
+    header: dict[str, dict[str, str]] = msgspec.json.decode(payload[8 : 8 + length])
+    return header["__metadata__"]
 
 
 def _environment() -> dict[str, str]:
-    """One thread, and the same code as here."""
+    """One thread, and the same code as the parent."""
     path = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path}
 
 
-def serve(what: str, answer: Callable[[bytes], bytes]) -> int:
-    """The far end: answers requests from standard input until it ends, gently and without core dumps."""
+def serve(what: str, respond: Callable[[bytes], bytes]) -> int:
+    """Run the child: respond to requests until standard input ends, at low priority and without core dumps."""
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
@@ -153,24 +147,23 @@ def serve(what: str, answer: Callable[[bytes], bytes]) -> int:
             _, request = _read(sys.stdin.buffer)
         except EOFError:
             return 0
-        _write(sys.stdout.buffer, *_attempt(what, answer, request))
+        _write(sys.stdout.buffer, *_attempt(what, respond, request))
 
 
-def _attempt(what: str, answer: Callable[[bytes], bytes], request: bytes) -> tuple[int, bytes]:
+def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tuple[int, bytes]:
     try:
-        return 0, answer(request)
-    except DataError as error:
-        return _failed(DataError, str(error))
-    except ArtefactError as error:
-        return _failed(ArtefactError, str(error), error.why)
+        return 0, respond(request)
+    except (DataError, ArtefactError) as error:
+        kind = DataError if isinstance(error, DataError) else ArtefactError
+        return _failed(kind, error.message, getattr(error, "why", ""))
     except MemoryError:
-        return _failed(MemoryError, f"{what}: out of memory; nothing came of it")
-    except Exception as error:  # a child that dies for it would say less
-        return _failed(RunError, f"{what}: {type(error).__name__}: {error}; nothing came of it")
+        return _failed(MemoryError, f"{what}: out of memory; no result")
+    except Exception as error:  # the parent gets the message, which a dead child could not send
+        return _failed(RunError, f"{what}: {type(error).__name__}: {error}; no result")
 
 
 def _failed(kind: type[Exception], message: str, why: str = "") -> tuple[int, bytes]:
-    return FAILURES.index(kind), msgspec.json.encode((message, why))
+    return ERRORS.index(kind), msgspec.json.encode((message, why))
 
 
 def _write(pipe: IO[bytes], outcome: int, payload: bytes) -> None:
@@ -180,13 +173,13 @@ def _write(pipe: IO[bytes], outcome: int, payload: bytes) -> None:
 
 
 def _read(pipe: IO[bytes]) -> tuple[int, bytes]:
-    outcome, length = FRAME.unpack(_exactly(pipe, FRAME.size))
-    if outcome >= len(FAILURES) or length > MAX_FRAME_BYTES:
-        raise EOFError(f"a frame of kind {outcome} and {length} bytes")
-    return outcome, _exactly(pipe, length)
+    outcome, length = FRAME.unpack(_read_exactly(pipe, FRAME.size))
+    if outcome >= len(ERRORS) or length > MAX_FRAME_BYTES:
+        raise EOFError(f"invalid frame: outcome {outcome}, {length} bytes")
+    return outcome, _read_exactly(pipe, length)
 
 
-def _exactly(pipe: IO[bytes], length: int) -> bytes:
+def _read_exactly(pipe: IO[bytes], length: int) -> bytes:
     payload = pipe.read(length)
     if len(payload) < length:
         raise EOFError(f"{len(payload)} of {length} bytes")

@@ -53,8 +53,8 @@ def fetch() -> Callable[[Slots, Manifest, Payloads], int]:
         count = 0
         for blob in blobs(manifest):
             chunks = split(payloads[blob.sha256], blob.chunk_bytes)
-            for index in slots.missing(blob):
-                slots.add_chunk(blob, index, bytes(chunks[index]))
+            for index in slots.sink(blob).missing:
+                slots.sink(blob).add(index, bytes(chunks[index]))
                 count += 1
         return count
 

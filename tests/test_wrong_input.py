@@ -26,7 +26,7 @@ WRONG = {
     "broker up --insecure --fleet A": "--fleet A: expected",
     "device run --data there": "device run: id: missing, expected a value",
     "device run --id pi-1 --data there --head nosuch": "svm); 'auto' chooses among them",
-    "device run --id pi-1 --data there --dir file --port 1": "file: File exists; expected a folder that this agent may write to",
+    "device run --id pi-1 --data there --dir file --port 1": "file: File exists; expected a writable folder",
     "compare --out file --methods local": "file: no folder; expected one for the cells",
     "server dashboard --port 0 --cert file --key file": "expected a certificate and its key (PEM)",
 }

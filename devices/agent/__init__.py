@@ -1,1 +1,1 @@
-"""The agent, pure: `step` decides; state, events, effects, wants and outbox are what it is made of."""
+"""The device's agent: a pure state machine. `step` maps state, event and time to the next state and effects."""

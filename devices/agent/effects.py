@@ -1,8 +1,6 @@
-"""What an agent asks for: plain values that the runner carries out. A comment `-> X | Y` names the events that answer it."""
+"""Effects that an agent requests, as plain values; the runtime carries them out. A comment `-> X | Y` names the events that answer."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -13,11 +11,11 @@ from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Assignment
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What an agent must not forget when its process ends.
+class Memory(Struct, frozen=True):
+    """What an agent remembers across restarts.
 
-    Wants whose report was acknowledged, wants that it gave up, and how far the server `server` had counted.
+    `done`: assignments whose report was acknowledged; `given_up`: assignments that ended without one; `version`: the highest
+    assignment version seen of the server `server` (its boot id).
     """
 
     done: tuple[str, ...] = ()
@@ -26,31 +24,31 @@ class Memory:
     server: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    """Listen to a pattern; what is retained under it comes first."""
+class Effect(Struct, frozen=True):
+    """Base of all effects."""
+
+
+class Subscribe(Effect, frozen=True):
+    """Subscribe to a topic pattern; its retained messages arrive first."""
 
     pattern: str
     qos: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
-    """Stop listening to a pattern."""
+class Unsubscribe(Effect, frozen=True):
+    """Unsubscribe from a topic pattern."""
 
     pattern: str
 
 
-@dataclass(frozen=True, slots=True)
-class SpreadReconnects:
-    """Come back at a random moment of so many seconds when the connection breaks."""
+class SpreadReconnects(Effect, frozen=True):
+    """After a lost connection, reconnect at a random time within `over_s`."""
 
     over_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Say a message on a topic."""
+class Publish(Effect, frozen=True):
+    """Publish a message."""
 
     topic: str
     message: Struct
@@ -58,43 +56,41 @@ class Publish:
     expiry_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a report, its blob's chunks first; the broker may forget both after `expiry_s`."""
+class Send(Effect, frozen=True):
+    """Send a report, its blob's chunks first; the broker may drop both after `expiry_s`."""
 
     parcel: Parcel
     expiry_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refresh:
-    """Read the signed metadata and find `release` in it. -> Refreshed | Failed"""
-
-    release: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Fetch a blob's missing chunks; `keep` writes them to the disk, for a release. -> Fetched | Failed"""
+class Fetch(Effect, frozen=True):
+    """Fetch a blob's missing chunks; `keep` stores them on disk, for a release. -> Fetched | Failed"""
 
     blob: Blob
     keep: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CancelFetch:
-    """Give up the fetch under way; nothing more comes of it."""
+class CancelFetch(Effect, frozen=True):
+    """Cancel the fetch under way; no event answers it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Install:
-    """Check a fetched release in a child process and put it into its slot. -> Installed | Failed"""
+class Job(Effect, frozen=True):
+    """Base of the effects that a worker thread carries out."""
+
+
+class Refresh(Job, frozen=True):
+    """Verify the signed metadata and look up `release`. -> Refreshed | Failed"""
+
+    release: int
+
+
+class Install(Job, frozen=True):
+    """Run the canary of a fetched release and put the release into its slot. -> Installed | Failed"""
 
     manifest: Manifest
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Job, frozen=True):
     """Fit the personal head on the installed release's features. -> Finished | Failed"""
 
     assignment: Assignment
@@ -102,9 +98,8 @@ class Fit:
     bytes_down: int
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Run the method: what `want.mode` says, from the broadcast just fetched. -> Finished | Failed"""
+class Train(Job, frozen=True):
+    """Train, evaluate or personalise (`assignment.mode`), from the broadcast just fetched. -> Finished | Failed"""
 
     assignment: Assignment
     spec: MethodSpec
@@ -112,50 +107,27 @@ class Train:
     bytes_down: int
 
 
-@dataclass(frozen=True, slots=True)
-class Remember:
-    """Keep, across a restart, which wants are done."""
+class Remember(Effect, frozen=True):
+    """Store the memory."""
 
     memory: Memory
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Keep a report, across a restart, until it is acknowledged."""
+class Keep(Effect, frozen=True):
+    """Store a report until it is acknowledged."""
 
     parcel: Parcel
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """The report `id` needs keeping no longer."""
+class Forget(Effect, frozen=True):
+    """Delete the stored report `id`."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Revoke:
-    """Remove the personal head."""
+class Revoke(Effect, frozen=True):
+    """Delete the personal head."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Disconnect in order; nothing follows."""
-
-
-Job = Refresh | Install | Fit | Train
-Effect = (
-    Subscribe
-    | Unsubscribe
-    | SpreadReconnects
-    | Publish
-    | Send
-    | Fetch
-    | CancelFetch
-    | Job
-    | Remember
-    | Keep
-    | Forget
-    | Revoke
-    | Stop
-)
+class Stop(Effect, frozen=True):
+    """Disconnect cleanly; the last effect of an agent."""

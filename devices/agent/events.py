@@ -1,11 +1,9 @@
-"""What reaches an agent: packets, the clock's ticks and the results of work, all of them plain values.
+"""Events that reach an agent: packets, clock ticks and the results of work, as plain values.
 
-`Connected` and `Disconnected` come from the transport as they are.
+`Connected` and `Disconnected` are the transport's own.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -16,30 +14,30 @@ from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message of the server, decoded; None where the retained one was cleared. `retain` says that the broker had kept it."""
+class AgentEvent(Struct, frozen=True):
+    """Base of all events but the transport's."""
+
+
+class Received(AgentEvent, frozen=True):
+    """A decoded message of the server; None if a retained one was cleared. `retain`: the broker had kept it."""
 
     address: Address
     message: Struct | None
     retain: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Nothing but time has passed."""
+class Tick(AgentEvent, frozen=True):
+    """Time has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataChanged:
-    """tuf/timestamp.json is new: a release that could not be found may be there now."""
+class MetadataChanged(AgentEvent, frozen=True):
+    """tuf/timestamp.json is new: a release that was missing may be available now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refreshed:
-    """The wanted release is authentic and can run here; `missing` has still to be fetched; `installed` says it was here already.
+class Refreshed(AgentEvent, frozen=True):
+    """The assigned release is authentic and can run here.
 
-    `bytes` of it came over the wire by now, from a mirror.
+    `missing` must still be fetched; `installed`: it is installed already; `bytes` were transferred so far, from a mirror.
     """
 
     manifest: Manifest
@@ -48,85 +46,60 @@ class Refreshed:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A blob is here, whole and verified; `bytes` came over the wire for it (0 when it was here already)."""
+class Fetched(AgentEvent, frozen=True):
+    """A blob is complete and verified; `bytes` were transferred for it (0 if it was there already)."""
 
     sha256: str
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(AgentEvent, frozen=True):
     """The release passed its canary and is in its slot."""
 
     release: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A fit, local update, evaluation or personalisation is done; its results and this report are already in the store."""
+class Finished(AgentEvent, frozen=True):
+    """A fit, local update, evaluation or personalisation succeeded; its results and report are in the store."""
 
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """What was asked for did not happen: `reason` is one of the failure words; `final` says that trying again is of no use."""
+class Failed(AgentEvent, frozen=True):
+    """Work failed. `reason` is a failure word; `final`: a retry cannot succeed."""
 
     reason: str
     final: bool = False
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DataChanged:
-    """The device's own data are other than before, measured anew."""
+class DataChanged(AgentEvent, frozen=True):
+    """The device's own data changed; `capability` is measured again."""
 
     capability: Capability
 
 
-@dataclass(frozen=True, slots=True)
-class TierChanged:
-    """The device can do less than before, or as much again; `why` it does less, or ""."""
+class TierChanged(AgentEvent, frozen=True):
+    """The device was demoted, because of `why`, or has recovered (`why` is empty)."""
 
     capability: Capability
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetChanged:
-    """The day's budget is used up, `why` says which; "" when there is a budget again."""
+class BudgetChanged(AgentEvent, frozen=True):
+    """A daily budget is used up, named by `why`; empty when all are available again."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Drifted:
-    """What the device sees is no longer what its head was fitted on; `score` in standard deviations, 0 when it is again."""
+class Drifted(AgentEvent, frozen=True):
+    """The features differ from those the head was fitted on, by `score` standard deviations; 0 ends the drift."""
 
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Somebody wants this agent to leave in order."""
+class StopRequested(AgentEvent, frozen=True):
+    """The agent must disconnect cleanly and stop."""
 
 
-Event = (
-    Connected
-    | Disconnected
-    | Received
-    | Tick
-    | MetadataChanged
-    | Refreshed
-    | Fetched
-    | Installed
-    | Finished
-    | Failed
-    | DataChanged
-    | TierChanged
-    | BudgetChanged
-    | Drifted
-    | StopRequested
-)
+Event = AgentEvent | Connected | Disconnected

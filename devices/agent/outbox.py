@@ -1,6 +1,6 @@
-"""The outbox: reports that the server has not acknowledged yet. One leaves it by an acknowledgement or at its deadline, never otherwise.
+"""The outbox: reports that are not acknowledged yet. One leaves it by its acknowledgement or at its deadline, never otherwise.
 
-Pure functions over tuples; what survives a restart is written by the store.
+Pure functions over tuples; the store writes what must survive a restart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edge_fl.wire.messages import Report
 
 
 class Parcel(Struct, frozen=True):
-    """A report and where it goes; `deadline_s` is how long, in seconds from now or from the next start, it is worth sending."""
+    """A report and its destination. It is worth sending for `deadline_s` from now, or from the next start of the process."""
 
     run_id: str
     round: int
@@ -24,7 +24,7 @@ class Parcel(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """A parcel in the outbox: worth sending until `due_s`, to be sent (again) at `next_s`, sent `sent` times so far."""
+    """A parcel in the outbox, due for sending at `next_s`, dropped at `due_s`; sent `sent` times so far."""
 
     parcel: Parcel
     due_s: float
@@ -40,42 +40,35 @@ Outbox = tuple[OutboxEntry, ...]
 
 
 def put(outbox: Outbox, parcel: Parcel, now_s: float) -> Outbox:
-    """With `parcel`, to be sent at once. A parcel of the same id that waits already stays as it is."""
+    """Add `parcel`, due at once. An entry with the same id stays as it is."""
     if find(outbox, parcel.report.id):
         return outbox
     return (*outbox, OutboxEntry(parcel, now_s + parcel.deadline_s, now_s))
 
 
 def find(outbox: Outbox, id: str) -> OutboxEntry | None:
-    """The parcel `id`, if it waits here."""
-    return next((waiting for waiting in outbox if waiting.id == id), None)
+    """Return the entry `id`, if there is one."""
+    return next((entry for entry in outbox if entry.id == id), None)
 
 
-def drop(outbox: Outbox, id: str) -> Outbox:
-    """Without the parcel `id`."""
-    return tuple(waiting for waiting in outbox if waiting.id != id)
+def remove(outbox: Outbox, id: str) -> Outbox:
+    """Remove the entry `id`."""
+    return tuple(entry for entry in outbox if entry.id != id)
 
 
-def overdue(outbox: Outbox, now_s: float) -> Outbox:
-    """Those past their deadline."""
-    return tuple(waiting for waiting in outbox if waiting.due_s <= now_s)
+def reschedule(outbox: Outbox, at_s: float, *, grace_s: float = 0.0) -> Outbox:
+    """Send all entries at `at_s`, and keep them for `grace_s` after it at least."""
+    return tuple(replace(entry, next_s=at_s, due_s=max(entry.due_s, at_s + grace_s)) for entry in outbox)
 
 
-def again(outbox: Outbox, at_s: float, *, grace_s: float = 0.0) -> Outbox:
-    """All of them to be sent at `at_s`, and worth sending for `grace_s` after it."""
-    return tuple(
-        replace(waiting, next_s=at_s, due_s=max(waiting.due_s, at_s + grace_s)) for waiting in outbox
-    )
-
-
-def after_sending(waiting: OutboxEntry, now_s: float, interval_s: float, bytes_per_s: float) -> OutboxEntry:
-    """Sent now; next after `interval_s`, longer for a large blob, spread by a quarter so that no fleet speaks in chorus."""
-    blob = waiting.parcel.report.blob
+def after_sending(entry: OutboxEntry, now_s: float, interval_s: float, bytes_per_s: float) -> OutboxEntry:
+    """Schedule the next attempt after `interval_s`, longer for a large blob, with a jitter of a quarter."""
+    blob = entry.parcel.report.blob
     pause = interval_s + (blob.bytes / bytes_per_s if blob else 0.0)
-    factor = 0.75 + 0.5 * jitter(waiting.parcel.report.boot, waiting.id, waiting.sent)
-    return replace(waiting, sent=waiting.sent + 1, next_s=now_s + pause * factor)
+    factor = 0.75 + 0.5 * jitter(entry.parcel.report.boot, entry.id, entry.sent)
+    return replace(entry, sent=entry.sent + 1, next_s=now_s + pause * factor)
 
 
 def jitter(*what: object) -> float:
-    """A number in [0, 1) that is the same for the same arguments: different devices spread, tests repeat."""
+    """A number in [0, 1) that depends on the arguments only: it differs between devices and is repeatable in tests."""
     return zlib.crc32("\x1f".join(map(str, what)).encode()) / 2**32

@@ -1,4 +1,4 @@
-"""All that an agent knows, as one frozen value, and what follows from it: its status, its activity, when it needs to be woken."""
+"""The state of an agent as one frozen value, and what is derived from it: status, activity, next wake-up."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edge_fl.wire.topics import Topics
 
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
-    """How patient an agent is.
+    """Time-outs and retries of an agent.
 
-    What the broker retains is taken to be in when the agent's echo is back, or after `settle_s` on a broker that gives none.
-    A report that is not acknowledged is sent again after `resend_s`, and kept for `grace_s` at least once a server that was away is
-    back (`return_s` spreads the devices then). What failed is tried again after `retry_s`, doubled each time up to `max_retry_s`.
+    settle_s: wait for retained messages on a broker that returns no echo. resend_s: pause before an unacknowledged report is sent
+    again. retry_s: pause after a failure, doubled each time up to max_retry_s. grace_s: how long reports are kept at least after
+    the server returns; return_s: the time over which devices send them then.
     """
 
     settle_s: float = 2.0
@@ -42,7 +42,7 @@ LIMITS = AgentLimits()
 
 
 class Phase(Enum):
-    """Where the connection stands; SETTLING is connected, but what the broker had retained is still coming in."""
+    """Connection phase. SETTLING: connected, retained messages are still arriving."""
 
     OFFLINE = "offline"
     SETTLING = "settling"
@@ -52,7 +52,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The one thing under way. `fetching` is the blob being fetched, `to_fetch` those after it; `dropped`: nobody wants the result."""
+    """The one piece of work under way. `fetching` is the current blob, `to_fetch` the next ones; `cancelled`: drop the result."""
 
     assignment: Assignment
     activity: Activity
@@ -62,16 +62,17 @@ class Work:
     fetching: Blob | None = None
     to_fetch: tuple[Blob, ...] = ()
     bytes_down: int = 0
-    dropped: bool = False
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """`release` is what the device serves, `why` the failure that still stands, `said` what its status message last said.
+    """State of one agent.
 
-    `settled_s` and `echo` end the settling, whichever comes first: a time, and what the device said to itself at its birth.
-    `want_due_s`, `tries` and `not_before_s` belong to `want`; `refit` says that the device's data changed since its head was fitted.
-    `demoted` and `over_budget` are, as drift, conditions of the device that no work of its own can end.
+    release: the release that the device serves. why: the current failure. published: what the last status message contained.
+    settled_s, echo: settling ends at this time or with this echo, whichever comes first.
+    assignment_due_s, tries, not_before_s: of the current assignment. refit: the data changed since the head was fitted.
+    demoted, over_budget: like drift, conditions of the device that its own work cannot end.
     """
 
     device: str
@@ -88,7 +89,7 @@ class AgentState:
     echo: str = ""
     sequence: int = 0
     why: str = ""
-    said: tuple[Status, Activity, int, str] | None = None
+    published: tuple[Status, Activity, int, str] | None = None
     server: ServerState | None = None
     rounds: Mapping[str, Round] = field(default_factory=dict)
     assignment: Assignment | None = None
@@ -114,7 +115,6 @@ class AgentState:
 
     @property
     def status(self) -> Status:
-        """The life cycle, in the words of the wire."""
         if self.phase is Phase.STOPPED:
             return "disconnected"
         if self.phase is not Phase.UP:
@@ -123,20 +123,19 @@ class AgentState:
 
     @property
     def reason(self) -> str:
-        """What the status message gives as its reason: the condition that causes all else, or the failure that stands."""
+        """`why` of the status message: the condition that causes all else, or the current failure."""
         return self.demoted or self.over_budget or self.why or ("drift" if self.capability.drift else "")
 
     @property
     def activity(self) -> Activity:
-        """What the device is busy with, in the words of the wire."""
         if self.work:
             return self.work.activity
         return "reporting" if self.outbox else "idle"
 
     def settled(self, assignment: Assignment) -> bool:
-        """True if nothing is left to do about a want but, perhaps, to deliver its report.
+        """Return whether nothing is left to do for an assignment but to deliver its report.
 
-        A release that was done with once may be wanted again: a rollback is a want for an older one.
+        A release may be assigned again after it was done, by a rollback.
         """
         if assignment.id in self.memory.given_up or outbox.find(self.outbox, assignment.id):
             return True
@@ -146,25 +145,28 @@ class AgentState:
 
     @property
     def pending(self) -> Assignment | None:
-        """The want that nothing has been done about yet."""
-        return (
-            self.assignment
-            if self.assignment and not self.work and not self.settled(self.assignment)
-            else None
-        )
+        """The current assignment, if no work on it has begun."""
+        if self.assignment and not self.work and not self.settled(self.assignment):
+            return self.assignment
+        return None
 
 
 def wake_at(state: AgentState) -> float:
-    """When the agent next needs a tick, on the clock of `now_s`; infinity if only events can move it."""
-    times = [waiting.due_s for waiting in state.outbox]
-    if state.work and not state.work.dropped:
+    """Return when the agent next needs a tick, on the clock of `now_s`; infinity if only events can change its state."""
+    times = [entry.due_s for entry in state.outbox]
+    if state.work and not state.work.cancelled:
         times.append(state.work.due_s)
     if state.pending:
         times.append(state.assignment_due_s)
     if state.phase is Phase.SETTLING:
         times.append(state.settled_s)
-    if state.phase is Phase.UP and state.pending and not state.over_budget and math.isfinite(state.not_before_s):
+    if (
+        state.phase is Phase.UP
+        and state.pending
+        and not state.over_budget
+        and math.isfinite(state.not_before_s)
+    ):
         times.append(state.not_before_s)
     if state.phase is Phase.UP and state.server_online:
-        times += [waiting.next_s for waiting in state.outbox]
+        times += [entry.next_s for entry in state.outbox]
     return min(times, default=math.inf)

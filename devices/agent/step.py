@@ -1,9 +1,9 @@
-"""The agent: everything a device decides, as one pure function. `step(state, event, now_s)` gives the next state and what to do.
+"""The agent: all decisions of a device in one pure function, `step(state, event, now_s)` -> next state and effects.
 
-No sockets, no clock, no files, no torch in here: `now_s` is any clock that only moves forward, and the runner carries out the
-effects. The life of an agent: every connection is a birth (capability, status init; ready once the retained messages are in); a
-`Want` that is new is worked on, one at a time (`devices.agent.assignments`), and ends in a report that stays in the outbox until the server
-acknowledges it. What the status message says follows from the state at the end of each step, and goes out when it is news.
+No sockets, clocks, files or torch here: `now_s` is any monotonic clock, and the runtime carries out the effects. Every connection
+starts with a birth (capability, status "init"; "ready" once the retained messages have arrived). A new assignment is worked on, one at
+a time (`devices.agent.assignments`), and ends in a report that stays in the outbox until the server acknowledges it. The status
+message is derived from the state at the end of each step and published when it has changed.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ REMEMBERED_ROUNDS = 4
 
 
 def step(state: AgentState, event: Event, now_s: float) -> tuple[AgentState, tuple[Effect, ...]]:
-    """The state after `event`, and what to do, in order."""
+    """Return the state after `event`, and the effects to carry out, in order."""
     if state.phase is Phase.STOPPED:
         return state, ()
     context = StepContext(state, now_s)
-    _ON[type(event)](context, event)
+    _HANDLERS[type(event)](context, event)
     assignments.end_overdue(context)
     assignments.begin(context)
-    _send(context)
-    _say(context)
+    _send_reports(context)
+    if context.state.connected:
+        context.publish_status()
     return context.state, tuple(context.effects)
 
 
-def will(device: str, boot: str) -> DeviceState:
-    """What the broker says of this device when its connection breaks."""
+def will(boot: str) -> DeviceState:
+    """The message that the broker publishes when the device's connection breaks."""
     return DeviceState("lost", boot)
 
 
-def _connected(context: StepContext, event: Connected) -> None:
+def _on_connected(context: StepContext, event: Connected) -> None:
     state, topics = context.state, context.state.topics
     if not (state.born and event.session_present):
         for pattern in (
@@ -62,234 +63,216 @@ def _connected(context: StepContext, event: Connected) -> None:
             topics.round("+"),
             topics.down(state.device),
         ):
-            context.do(effects.Subscribe(pattern))
-    _bear(context)
-    context.set(outbox=outbox.again(state.outbox, context.now_s))
+            context.emit(effects.Subscribe(pattern))
+    _publish_birth(context)
+    context.update(outbox=outbox.reschedule(state.outbox, context.now_s))
 
 
-def _bear(context: StepContext) -> None:
-    """Says what the device is and that it begins; it is ready when its echo is back, and with it all that the broker retains."""
+def _publish_birth(context: StepContext) -> None:
+    """Publish capability and echo; when the echo returns, all retained messages have arrived."""
     state = context.state
     echo, settled_s = Echo(f"born-{state.boot}-{state.sequence}"), context.now_s + state.limits.settle_s
-    context.set(phase=Phase.SETTLING, settled_s=settled_s, echo=echo.id, born=True, said=None)
-    _describe(context)
+    context.update(phase=Phase.SETTLING, settled_s=settled_s, echo=echo.id, born=True, published=None)
+    _publish_capability(context)
     context.publish(state.topics.echo(state.device), echo, expiry_s=60)
 
 
-def _describe(context: StepContext) -> None:
-    """Says what the device is."""
-    context.publish(
-        context.state.topics.meta(context.state.device), context.state.capability, retain=True
-    )
+def _publish_capability(context: StepContext) -> None:
+    state = context.state
+    context.publish(state.topics.meta(state.device), state.capability, retain=True)
 
 
-def _disconnected(context: StepContext, event: Disconnected) -> None:
-    context.set(phase=Phase.OFFLINE)
+def _on_disconnected(context: StepContext, event: Disconnected) -> None:
+    context.update(phase=Phase.OFFLINE)
 
 
-def _tick(context: StepContext, event: events.Tick) -> None:
+def _on_tick(context: StepContext, event: events.Tick) -> None:
     if context.state.phase is Phase.SETTLING and context.now_s >= context.state.settled_s:
-        _settle(context)
+        _end_settling(context)
 
 
-def _settle(context: StepContext) -> None:
-    """All that the broker retains is in; whoever has no want by now asks for one."""
+def _end_settling(context: StepContext) -> None:
+    """Start normal operation; request an assignment if none was retained."""
     state = context.state
-    context.set(phase=Phase.UP)
+    context.update(phase=Phase.UP)
     if state.assignment is None:
-        ask = Request(f"want-{state.boot}-{state.sequence}", "assignment")
-        context.publish(state.topics.request(state.device), ask, expiry_s=60)
+        request = Request(f"assignment-{state.boot}-{state.sequence}", "assignment")
+        context.publish(state.topics.request(state.device), request, expiry_s=60)
 
 
-def _data_changed(context: StepContext, event: events.DataChanged) -> None:
-    context.set(capability=event.capability, refit=True)
+def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
+    context.update(capability=event.capability, refit=True)
     if context.state.connected:
-        _bear(context)
+        _publish_birth(context)
 
 
-def _tier_changed(context: StepContext, event: events.TierChanged) -> None:
-    """What the device can no longer do is dropped; the server learns the new tier and plans anew."""
+def _on_tier_changed(context: StepContext, event: events.TierChanged) -> None:
+    """Cancel work that the new tier cannot do; the server learns of it by a new birth."""
     state = context.state
-    if event.capability.tier != state.capability.tier and state.work:
-        context.give_up(state.work.assignment.id)
-        assignments.drop(context)
-    context.set(capability=event.capability, demoted=event.why)
-    context.log(
-        "warning" if event.why else "info", f"tier {event.capability.tier}: {event.why or 'as measured'}"
-    )
+    if event.capability.tier != state.capability.tier:
+        _abort(context)
+    context.update(capability=event.capability, demoted=event.why)
+    level, reason = ("warning", event.why) if event.why else ("info", "as measured")
+    context.log(level, f"tier {event.capability.tier}: {reason}")  # type: ignore[arg-type]
     if context.state.connected:
-        _bear(context)
+        _publish_birth(context)
 
 
-def _rationed(context: StepContext, event: events.BudgetChanged) -> None:
-    context.set(over_budget=event.why)
+def _on_budget_changed(context: StepContext, event: events.BudgetChanged) -> None:
+    context.update(over_budget=event.why)
 
 
-def _drifted(context: StepContext, event: events.Drifted) -> None:
-    """The data are looked at once more, and a head fitted if there are new labels among them."""
-    can = context.state.capability
-    if event.score and not can.drift:
-        context.set(refit=True)
+def _on_drifted(context: StepContext, event: events.Drifted) -> None:
+    """When drift begins, read the data again; a head is fitted if they contain new labels."""
+    capability = context.state.capability
+    if event.score and not capability.drift:
+        context.update(refit=True)
         context.log(
             "warning", f"drift: features moved by {event.score:.2f} standard deviations since the fit"
         )
-    context.set(capability=replace(can, drift=event.score))
+    context.update(capability=replace(capability, drift=event.score))
     if context.state.connected:
-        _describe(context)
+        _publish_capability(context)
 
 
-def _metadata_changed(context: StepContext, event: events.MetadataChanged) -> None:
+def _on_metadata_changed(context: StepContext, event: events.MetadataChanged) -> None:
     if context.state.assignment and context.state.assignment.mode == "serve":
-        context.set(not_before_s=context.now_s)
+        context.update(not_before_s=context.now_s)
 
 
-def _stop(context: StepContext, event: events.StopRequested) -> None:
+def _on_stop(context: StepContext, event: events.StopRequested) -> None:
     connected = context.state.connected
-    context.set(phase=Phase.STOPPED, assignment=None)
+    context.update(phase=Phase.STOPPED, assignment=None)
     if connected:
-        context.say_status()
-    context.do(effects.Stop())
+        context.publish_status()
+    context.emit(effects.Stop())
 
 
-def _received(context: StepContext, event: events.Received) -> None:
-    if handle := _HEARD.get(event.address.kind):
-        handle(context, event)
+def _on_received(context: StepContext, event: events.Received) -> None:
+    if handler := _MESSAGE_HANDLERS.get(event.address.kind):
+        handler(context, event)
 
 
-def _server_state(context: StepContext, event: events.Received) -> None:
+def _on_server_state(context: StepContext, event: events.Received) -> None:
     server, state = event.message, context.state
     if not isinstance(server, ServerState):
         return
     if server.protocol.split(".")[0] != PROTOCOL.split(".")[0]:
-        context.set(server=None, why="unsupported_proto")
+        context.update(server=None, why="unsupported_proto")
         return
     if server.boot != state.memory.server:
         context.remember(server=server.boot, version=0)
-    came_back = server.online and not (
-        state.server_online and state.server and state.server.boot == server.boot
-    )
+    same_server = state.server is not None and state.server.boot == server.boot
+    returned = server.online and not (state.server_online and same_server)
     if server.return_s != (state.server.return_s if state.server else 0.0):
-        context.do(effects.SpreadReconnects(server.return_s))
-    context.set(server=server, why="" if state.why == "unsupported_proto" else state.why)
-    if came_back:
-        spread_s = max(state.limits.return_s, server.return_s) * outbox.jitter(
-            state.boot, server.boot, server.epoch
-        )
-        context.set(
-            outbox=outbox.again(state.outbox, context.now_s + spread_s, grace_s=state.limits.grace_s)
-        )
+        context.emit(effects.SpreadReconnects(server.return_s))
+    context.update(server=server, why="" if state.why == "unsupported_proto" else state.why)
+    if returned:
+        window_s = max(state.limits.return_s, server.return_s)
+        send_s = context.now_s + window_s * outbox.jitter(state.boot, server.boot, server.epoch)
+        context.update(outbox=outbox.reschedule(state.outbox, send_s, grace_s=state.limits.grace_s))
 
 
-def _round(context: StepContext, event: events.Received) -> None:
+def _on_round(context: StepContext, event: events.Received) -> None:
     if context.state.tier is not Tier.FULL:
         return
     run_id = event.address.path[0]
-    rounds = {name: round for name, round in context.state.rounds.items() if name != run_id}
+    rounds = {known: round for known, round in context.state.rounds.items() if known != run_id}
     if isinstance(event.message, Round) and event.message.run_id == run_id:
         rounds[run_id] = event.message
-    context.set(rounds=dict(list(rounds.items())[-REMEMBERED_ROUNDS:]))
+    context.update(rounds=dict(list(rounds.items())[-REMEMBERED_ROUNDS:]))
 
 
-def _assignment(context: StepContext, event: events.Received) -> None:
+def _on_assignment(context: StepContext, event: events.Received) -> None:
     assignments.accept(context, event.message if isinstance(event.message, Assignment) else None)
 
 
-def _command(context: StepContext, event: events.Received) -> None:
+def _on_command(context: StepContext, event: events.Received) -> None:
     command = event.message
-    if isinstance(command, Command) and not event.retain and (do := _DO.get(command.do)):
-        do(context)
-
-
-def _rebirth(context: StepContext) -> None:
-    _describe(context)
-    context.set(said=None)
+    if not isinstance(command, Command) or event.retain:
+        return
+    match command.do:
+        case "rebirth":
+            _publish_capability(context)
+            context.update(published=None)
+        case "abort":
+            _abort(context)
+        case "revoke-local-head":
+            _revoke_head(context)
 
 
 def _abort(context: StepContext) -> None:
     if work := context.state.work:
         context.give_up(work.assignment.id)
-        assignments.drop(context)
+        assignments.cancel(context)
 
 
-def _revoke(context: StepContext) -> None:
-    """The head goes, and does not come back for the want that it served."""
+def _revoke_head(context: StepContext) -> None:
+    """Delete the head and do not fit it again for the current assignment."""
     if context.state.assignment:
         context.give_up(context.state.assignment.id)
-    context.set(release=0, refit=False)
-    context.do(effects.Revoke())
+    context.update(release=0, refit=False)
+    context.emit(effects.Revoke())
 
 
-def _ack(context: StepContext, event: events.Received) -> None:
+def _on_ack(context: StepContext, event: events.Received) -> None:
     ack = event.message
-    waiting = outbox.find(context.state.outbox, ack.id) if isinstance(ack, Ack) else None
-    if not isinstance(ack, Ack) or event.retain or not waiting:
+    if not isinstance(ack, Ack) or event.retain:
         return
-    if waiting.parcel.report.error:
+    if (entry := outbox.find(context.state.outbox, ack.id)) is None:
+        return
+    if entry.parcel.report.error:
         context.give_up(ack.id)
     else:
-        context.done(ack.id)
-    context.set(outbox=outbox.drop(context.state.outbox, ack.id))
-    context.do(effects.Forget(ack.id))
+        context.mark_done(ack.id)
+    context.update(outbox=outbox.remove(context.state.outbox, ack.id))
+    context.emit(effects.Forget(ack.id))
 
 
-def _echo(context: StepContext, event: events.Received) -> None:
+def _on_echo(context: StepContext, event: events.Received) -> None:
     echo, state = event.message, context.state
     if isinstance(echo, Echo) and echo.id == state.echo and state.phase is Phase.SETTLING:
-        _settle(context)
+        _end_settling(context)
 
 
-def _send(context: StepContext) -> None:
-    """Sends the reports that are due, while there is a server to take them."""
-    state = context.state
+def _send_reports(context: StepContext) -> None:
+    """Send the reports that are due while a server is online."""
+    state, limits = context.state, context.state.limits
     if state.phase is not Phase.UP or not state.server_online:
         return
-    sent = []
-    for waiting in state.outbox:
-        if waiting.next_s <= context.now_s:
-            context.do(
-                effects.Send(waiting.parcel, expiry_s=max(1, round(waiting.due_s - context.now_s)))
-            )
-            context.set(sequence=context.state.sequence + 1)
-            waiting = outbox.after_sending(
-                waiting, context.now_s, state.limits.resend_s, state.limits.resend_bytes_per_s
-            )
-        sent.append(waiting)
-    context.set(outbox=tuple(sent))
+    entries = []
+    for entry in state.outbox:
+        if entry.next_s <= context.now_s:
+            expiry_s = max(1, round(entry.due_s - context.now_s))
+            context.emit(effects.Send(entry.parcel, expiry_s))
+            context.update(sequence=context.state.sequence + 1)
+            entry = outbox.after_sending(entry, context.now_s, limits.resend_s, limits.resend_bytes_per_s)
+        entries.append(entry)
+    context.update(outbox=tuple(entries))
 
 
-def _say(context: StepContext) -> None:
-    state = context.state
-    if state.connected and state.said != (state.status, state.activity, state.release, state.reason):
-        context.say_status()
-
-
-_ON: dict[type, Callable[[StepContext, Any], None]] = {
-    Connected: _connected,
-    Disconnected: _disconnected,
-    events.Tick: _tick,
-    events.Received: _received,
-    events.MetadataChanged: _metadata_changed,
+_HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
+    Connected: _on_connected,
+    Disconnected: _on_disconnected,
+    events.Tick: _on_tick,
+    events.Received: _on_received,
+    events.MetadataChanged: _on_metadata_changed,
     events.Refreshed: assignments.refreshed,
     events.Fetched: assignments.fetched,
     events.Installed: assignments.installed,
     events.Finished: assignments.finished,
     events.Failed: assignments.failed,
-    events.DataChanged: _data_changed,
-    events.TierChanged: _tier_changed,
-    events.BudgetChanged: _rationed,
-    events.Drifted: _drifted,
-    events.StopRequested: _stop,
+    events.DataChanged: _on_data_changed,
+    events.TierChanged: _on_tier_changed,
+    events.BudgetChanged: _on_budget_changed,
+    events.Drifted: _on_drifted,
+    events.StopRequested: _on_stop,
 }
-_HEARD: dict[str, Callable[[StepContext, events.Received], None]] = {
-    "server_state": _server_state,
-    "round": _round,
-    "assignment": _assignment,
-    "cmd": _command,
-    "ack": _ack,
-    "echo": _echo,
-}
-_DO: dict[str, Callable[[StepContext], None]] = {
-    "rebirth": _rebirth,
-    "abort": _abort,
-    "revoke-local-head": _revoke,
+_MESSAGE_HANDLERS: dict[str, Callable[[StepContext, events.Received], None]] = {
+    "server_state": _on_server_state,
+    "round": _on_round,
+    "assignment": _on_assignment,
+    "cmd": _on_command,
+    "ack": _on_ack,
+    "echo": _on_echo,
 }

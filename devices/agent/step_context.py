@@ -1,82 +1,81 @@
-"""One step of an agent in the making: the state as it becomes, and the effects so far. It lives as long as one call of `step`."""
+"""The mutable context of one call of `step`: the state so far and the effects so far."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
-from devices.agent import outbox
 from devices.agent.effects import Effect, Publish, Remember
-from devices.agent.outbox import Parcel
 from devices.agent.state import AgentState
 from edge_fl.wire.messages import DeviceState, Log
 
-REMEMBERED_WANTS = 64
+REMEMBERED_ASSIGNMENTS = 64
 LOG_EXPIRY_S = 60
 
 
 class StepContext:
-    """What the handlers of an event change and ask for."""
+    """What the event handlers change: `state` and `effects`."""
 
     def __init__(self, state: AgentState, now_s: float) -> None:
         self.state, self.now_s = state, now_s
         self.effects: list[Effect] = []
 
-    def set(self, **changes: Any) -> None:
-        """Changes fields of the state."""
-        self.state = replace(self.state, **changes)
+    def update(self, **changes: Any) -> None:
+        """Change fields of the state."""
+        self.state = dataclasses.replace(self.state, **changes)
 
-    def do(self, *effects: Effect) -> None:
-        """Asks for effects, in this order."""
-        self.effects += effects
+    def emit(self, effect: Effect) -> None:
+        """Append an effect."""
+        self.effects.append(effect)
 
     def publish(
         self, topic: str, message: Struct, *, retain: bool = False, expiry_s: int | None = None
     ) -> None:
-        """Says `message`, counted."""
-        self.set(sequence=self.state.sequence + 1)
-        self.do(Publish(topic, message, retain, expiry_s))
+        """Publish `message` and count it in `sequence`."""
+        self.update(sequence=self.state.sequence + 1)
+        self.emit(Publish(topic, message, retain, expiry_s))
 
-    def say_status(self) -> None:
-        """Publishes the status."""
+    def publish_status(self) -> None:
+        """Publish the status if it differs from the last one published."""
         state = self.state
-        self.set(said=(state.status, state.activity, state.release, state.reason))
-        sequence = state.sequence + 1
-        status = DeviceState(state.status, state.boot, sequence, state.activity, state.release, state.reason)
-        self.publish(state.topics.state(state.device), status, retain=True)
+        content = (state.status, state.activity, state.release, state.reason)
+        if state.published == content:
+            return
+        self.update(published=content)
+        message = DeviceState(
+            state.status, state.boot, state.sequence + 1, state.activity, state.release, state.reason
+        )
+        self.publish(state.topics.state(state.device), message, retain=True)
 
     def log(self, level: Literal["info", "warning"], text: str) -> None:
-        """A line for whoever watches the fleet, if there is a link; only what happens seldom is worth one."""
+        """Publish a log line, if connected; only for rare events."""
         if self.state.connected:
             self.publish(self.state.topics.log(self.state.device), Log(level, text), expiry_s=LOG_EXPIRY_S)
 
     def remember(self, **changes: Any) -> None:
-        """Changes what survives a restart."""
-        memory = replace(self.state.memory, **changes)
+        """Change what survives a restart."""
+        memory = msgspec.structs.replace(self.state.memory, **changes)
         if memory != self.state.memory:
-            self.set(memory=memory)
-            self.do(Remember(memory))
+            self.update(memory=memory)
+            self.emit(Remember(memory))
 
-    def done(self, id: str) -> None:
-        """The report on the want `id` was acknowledged."""
+    def mark_done(self, id: str) -> None:
+        """Remember that the report on the assignment `id` was acknowledged."""
         if id not in self.state.memory.done:
-            self.remember(done=(*self.state.memory.done, id)[-REMEMBERED_WANTS:])
+            self.remember(done=(*self.state.memory.done, id)[-REMEMBERED_ASSIGNMENTS:])
 
     def give_up(self, id: str) -> None:
-        """The want `id` is not worked on again, unless the server asks anew."""
+        """Do not work on the assignment `id` again, unless the server assigns it with a higher version."""
         if id not in self.state.memory.given_up:
-            self.remember(given_up=(*self.state.memory.given_up, id)[-REMEMBERED_WANTS:])
+            self.remember(given_up=(*self.state.memory.given_up, id)[-REMEMBERED_ASSIGNMENTS:])
 
     def reconsider(self, id: str) -> None:
-        """The want `id` may be worked on again, as if for the first time."""
+        """Allow work on the assignment `id` again."""
         memory = self.state.memory
         self.remember(
             done=tuple(known for known in memory.done if known != id),
             given_up=tuple(known for known in memory.given_up if known != id),
         )
-
-    def post(self, parcel: Parcel) -> None:
-        """Puts a report into the outbox."""
-        self.set(outbox=outbox.put(self.state.outbox, parcel, self.now_s))

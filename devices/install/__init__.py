@@ -1,1 +1,1 @@
-"""A release on its way in: fetched, verified, tried out in a child with limits, and put into the other slot."""
+"""Installation of a release: download, verification, and the canary in a child process with limits."""

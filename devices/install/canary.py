@@ -1,7 +1,7 @@
-"""The canary: a new extractor meets its signed test input in a child process with little memory, little time and nothing to break.
+"""The canary: run a new extractor on its signed test input, in a child process with limits, before it becomes current.
 
-A signature says who released a model, not that it is well: one that never returns, asks for terabytes, gives NaN or other features
-than its manifest promises is found here, before it becomes current, and only the child suffers (`devices.install.canary_child`).
+A signature states who released a model, not that it works. A model that never returns, allocates terabytes or returns NaN or other
+features than its manifest promises fails here and harms only the child (`devices.install.canary_child`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices.child import PACKAGE_ROOT
 from devices.storage.slots import Installed
 from edge_fl.errors import ArtefactError, RunError
 from edge_fl.release.manifest import Manifest, encode
@@ -23,7 +24,7 @@ MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True)
 class CanaryLimits:
-    """What the child may use beyond an idle process: address space (plus three times the file), processor time, wall time."""
+    """Limits of the child beyond an idle process: address space (plus three times the file's size), processor time, wall time."""
 
     memory_bytes: int = 256 * MEBIBYTE
     cpu_s: int = 30
@@ -31,46 +32,46 @@ class CanaryLimits:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`why` is "ok" or the reason in one line; `seconds` is the child's life, start included."""
+class CanaryResult:
+    """Result of a canary; `reason` is "ok" or one line, `seconds` the duration with the child's start."""
 
     ok: bool
-    why: str
+    reason: str
     seconds: float
 
 
-def check(extractor: Path, manifest: Manifest, limits: CanaryLimits = CanaryLimits()) -> Verdict:
-    """Runs the manifest's canary on `extractor` in a child. Whatever the model does, the answer is a verdict.
+def check(extractor: Path, manifest: Manifest, limits: CanaryLimits = CanaryLimits()) -> CanaryResult:
+    """Run the manifest's canary on `extractor` in a child.
 
-    Raises RunError when the child itself cannot run, which says nothing about the model.
+    Raises RunError if the child itself cannot run, which says nothing about the model.
     """
     started_s = time.monotonic()
     request = msgspec.json.encode([str(extractor.resolve()), asdict(limits), encode(manifest).decode()])
-    package_root = Path(__file__).resolve().parents[1]
     try:
         child = subprocess.run(
             [sys.executable, "-m", "devices.install.canary_child"],
             input=request,
             capture_output=True,
             timeout=limits.deadline_s,
-            cwd=package_root,
+            cwd=PACKAGE_ROOT,
             check=False,
         )
-        why = _reason(child)
+        reason = _reason(child)
     except subprocess.TimeoutExpired:
-        why = f"no answer within {limits.deadline_s:g} s"
+        reason = f"no result within {limits.deadline_s:g} s"
     except OSError as error:
-        raise RunError(f"canary: no child process ({error.strerror}); the release is not judged") from error
-    return Verdict(why == "ok", why, time.monotonic() - started_s)
+        raise RunError(
+            f"canary: no child process ({error.strerror})", consequence="the release is not tested"
+        ) from error
+    return CanaryResult(reason == "ok", reason, time.monotonic() - started_s)
 
 
 def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None:
-    """For `Slots.install(..., check=require)`. Raises ArtefactError ("canary_failed"); RunError as `check`."""
-    verdict = check(installed.extractor, installed.manifest, limits)
-    if not verdict.ok:
-        release = installed.manifest.release
+    """Raise ArtefactError ("canary_failed") if the canary fails; RunError as `check`. For `Slots.install(check=...)`."""
+    result = check(installed.extractor, installed.manifest, limits)
+    if not result.ok:
         raise ArtefactError(
-            f"release {release}: canary failed, {verdict.why}",
+            f"release {installed.manifest.release}: canary failed, {result.reason}",
             "canary_failed",
             consequence="the old release keeps serving",
         )
@@ -83,5 +84,6 @@ def _reason(child: subprocess.CompletedProcess[bytes]) -> str:
         return answer[:300]
     last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
     raise RunError(
-        f"canary: the child ended with {child.returncode}, {last[0][:300]}; the release is not judged"
+        f"canary: the child exited with code {child.returncode}, {last[0][:300]}",
+        consequence="the release is not tested",
     )

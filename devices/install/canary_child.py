@@ -1,4 +1,4 @@
-"""The far end of the canary, `python -m devices.install.canary_child`: confines itself, runs the signed test input, answers in one line."""
+"""The child process of the canary, `python -m devices.install.canary_child`: limits itself, runs the signed test input, prints one line."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edge_fl.release.manifest import Manifest, canary_images, decode
 
 
 def compare(extractor: Extractor, manifest: Manifest) -> str:
-    """The word "ok", or how the features of the canary's images differ from what the manifest promises."""
-    found = extractor.run(canary_images(manifest.canary, manifest.input))
-    for row, expected in zip(found, manifest.canary.features, strict=True):
+    """Return "ok", or how the features of the test images differ from the manifest's."""
+    features = extractor.run(canary_images(manifest.canary, manifest.input))
+    for row, expected in zip(features, manifest.canary.features, strict=True):
         difference = float(np.abs(row[: len(expected)] - np.asarray(expected, np.float32)).max())
         if not difference <= manifest.canary.tolerance:
             return f"features differ by {difference:.3g}, tolerance {manifest.canary.tolerance:g}"
     return "ok"
 
 
-def _confine(limits: CanaryLimits, file_bytes: int) -> None:
-    """From here on: no more memory than allowed, no processor time beyond it, no file, no core dump."""
+def _limit_process(limits: CanaryLimits, file_bytes: int) -> None:
+    """Limit address space and processor time; forbid files and core dumps."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     address_space_bytes = pages * resource.getpagesize() + limits.memory_bytes + 3 * file_bytes
     for kind, amount in (
@@ -39,17 +39,17 @@ def _confine(limits: CanaryLimits, file_bytes: int) -> None:
 
 
 def main() -> None:
-    """The child: reads the request from stdin, answers in one line on stdout."""
+    """Read the request from stdin and print the result as one line."""
     where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, CanaryLimits, str])
     path, manifest = Path(where), decode(text)
-    _confine(limits, path.stat().st_size)
+    _limit_process(limits, path.stat().st_size)
     try:
-        answer = compare(Extractor(path, manifest), manifest)
+        result = compare(Extractor(path, manifest), manifest)
     except ArtefactError as error:
-        answer = str(error)
-    except Exception as error:  # whatever else a model can do to the process that runs it
-        answer = f"{type(error).__name__}: {error}"
-    sys.stdout.write(" ".join(answer.split()) + "\n")
+        result = error.message
+    except Exception as error:  # a model can raise anything
+        result = f"{type(error).__name__}: {error}"
+    sys.stdout.write(" ".join(result.split()) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Fetching what the broker retains: the chunks of a blob, group after group, and the signed metadata, all of it at once.
+"""Downloads from the broker's retained messages: the chunks of a blob, group by group, and the signed metadata.
 
-Like the agent these know neither socket nor clock: they are told what arrived and what time it is, and say what to subscribe. A chunk
-is verified before it is kept; one that is bad or does not come is asked for again, the server too in the end, and then it is a failure.
-So chunks are subscribed at QoS 0: the broker neither waits for an acknowledgement of each nor writes one down.
+Sans-IO like the agent: every call is given what arrived and the time, and yields the subscriptions to make. Chunks are verified before
+they are kept. A bad or missing chunk is requested again, at last from the server, and then the download fails. Chunks are subscribed
+at QoS 0: the broker neither waits for acknowledgements nor stores them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import GROUP, Topics
 
-AHEAD = GROUP // 2  # chunks under way, at or below which the next group is asked for
+AHEAD = GROUP // 2  # the next group is subscribed when at most this many chunks are outstanding
 MAX_MISSING = 1024
 MAX_FILES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """A group is given up `stall_s` after its last chunk, `tries` times over.
+    """Time-outs of downloads.
 
-    The metadata end once all that they name is here and so is the echo behind them (a new root is named by nothing); without an echo,
-    once nothing more has come for `quiet_s`; and in any case `metadata_s` after they were asked for.
+    A group is subscribed again `stall_s` after its last chunk, `tries` times; a bad chunk after `bad_chunk_s`. The metadata are
+    complete once every file that they name and the echo have arrived (nothing names a new root); without an echo, after `quiet_s`
+    without another file; at the latest `metadata_s` after the subscription.
     """
 
     stall_s: float = 20.0
@@ -46,7 +47,7 @@ LIMITS = FetchLimits()
 
 
 class Sink(Protocol):
-    """Where verified chunks go: `wire.blob.Assembly` for memory, `Kept` for the disk."""
+    """Destination of verified chunks: `wire.blob.Assembly` in memory, `storage.slots.ChunkSink` on disk."""
 
     @property
     def missing(self) -> list[int]: ...
@@ -55,9 +56,9 @@ class Sink(Protocol):
 
 
 class Download:
-    """One blob on its way. Effects to carry out come from every call; `outcome` is set when it is over.
+    """Download of one blob. Every call yields effects to carry out; `outcome` is set at the end.
 
-    The next group is asked for when half of one is still under way, so that a distant broker is not waited for between groups.
+    The next group is subscribed when half of the current one has arrived, which hides the round trip to a distant broker.
     """
 
     def __init__(
@@ -68,33 +69,33 @@ class Download:
         self.wake_s = math.inf
         self.begun = False
         self._sink, self._device, self._topics, self._limits = sink, device, topics, limits
-        self._missing: dict[int, set[int]] = {}  # by group, ascending
+        self._missing: dict[int, set[int]] = {}  # chunk indices by group, ascending
         for index in sink.missing:
             self._missing.setdefault(index // GROUP, set()).add(index)
-        self._asked: dict[int, tuple[str, ...]] = {}  # the groups under way, with what is subscribed for each
+        self._subscribed: dict[int, tuple[str, ...]] = {}  # topic patterns by group
         self._bad: set[int] = set()
         self._tries = 0
         self._bytes = 0
 
     @property
-    def here_bytes(self) -> int:
-        """How much of the blob is verified."""
+    def verified_bytes(self) -> int:
+        """How many bytes of the blob are verified."""
         whole = len(self.blob.chunks) - self._missing_chunks
         return min(whole * self.blob.chunk_bytes, self.blob.bytes)
 
     def begin(self, now_s: float) -> Iterator[Effect]:
-        """Asks for the first groups that miss something; after a reconnect, again for those under way."""
+        """Subscribe to the first incomplete groups; after a reconnect, again to those outstanding."""
         self.begun = True
         self.wake_s = now_s + self._limits.stall_s
-        for group, before in self._asked.items():
+        for group, before in self._subscribed.items():
             patterns = self._narrowest(group) if self._bad else before
             if patterns != before:
-                yield from _leave(before)
-            yield from self._ask(group, patterns)
-        yield from self._go_on()
+                yield from _unsubscribe(before)
+            yield from self._subscribe(group, patterns)
+        yield from self._continue()
 
     def chunk(self, index: int, payload: bytes, now_s: float) -> Iterator[Effect]:
-        """Takes a chunk that arrived."""
+        """Verify and keep a chunk that arrived."""
         self._bytes += len(payload)
         group = index // GROUP
         if index not in self._missing.get(group, ()):
@@ -102,7 +103,11 @@ class Download:
         try:
             self._sink.add(index, payload)
         except ArtefactError as error:
-            yield from self._refuse(index, error.why or "chunk_hash", now_s)
+            if error.why not in ("", "chunk_hash"):  # such as a full disk: a retry does not help
+                yield from self._fail(error.why)
+                return
+            self._bad.add(index)
+            self.wake_s = min(self.wake_s, now_s + self._limits.bad_chunk_s)
             return
         self._missing[group].discard(index)
         self._bad.discard(index)
@@ -111,11 +116,11 @@ class Download:
         if not self._missing[group]:
             del self._missing[group]
             self._tries = 0
-            yield from _leave(self._asked.pop(group, ()))
-        yield from self._go_on()
+            yield from _unsubscribe(self._subscribed.pop(group, ()))
+        yield from self._continue()
 
     def tick(self, now_s: float) -> Iterator[Effect]:
-        """What did not come in time is asked for again: of the broker, then of the server, then no more."""
+        """Request overdue chunks again: from the broker, then from the server; then fail."""
         if self.outcome or now_s < self.wake_s:
             return
         self._tries += 1
@@ -124,64 +129,57 @@ class Download:
             return
         if self._tries > self._limits.tries:
             missing = [index for group in self._missing.values() for index in sorted(group)][:MAX_MISSING]
-            ask = Request(f"chunks-{self.blob.sha256[:8]}", "chunks", self.blob.sha256, missing)
-            yield Publish(self._topics.request(self._device), ask, expiry_s=60)
+            request = Request(f"chunks-{self.blob.sha256[:8]}", "chunks", self.blob.sha256, missing)
+            yield Publish(self._topics.request(self._device), request, expiry_s=60)
         yield from self.begin(now_s)
 
-    def end(self) -> Iterator[Effect]:
-        """Nobody wants it any more."""
+    def cancel(self) -> Iterator[Effect]:
+        """Cancel the download."""
         self.wake_s = math.inf
-        for patterns in self._asked.values():
-            yield from _leave(patterns)
+        for patterns in self._subscribed.values():
+            yield from _unsubscribe(patterns)
 
     @property
     def _missing_chunks(self) -> int:
         return sum(map(len, self._missing.values()))
 
-    def _go_on(self) -> Iterator[Effect]:
-        """Asks for more, but nothing new behind a bad chunk; or it is over."""
+    def _continue(self) -> Iterator[Effect]:
+        """Finish, or subscribe to the next group unless a bad chunk is outstanding."""
         if not self._missing:
             self.outcome = Fetched(self.blob.sha256, self._bytes)
             self.wake_s = math.inf
-        while not self._bad and sum(len(self._missing[group]) for group in self._asked) <= AHEAD:
-            group = next((group for group in self._missing if group not in self._asked), None)
+        while not self._bad and sum(len(self._missing[group]) for group in self._subscribed) <= AHEAD:
+            group = next((group for group in self._missing if group not in self._subscribed), None)
             if group is None:
                 return
-            yield from self._ask(group, self._narrowest(group))
+            yield from self._subscribe(group, self._narrowest(group))
 
-    def _ask(self, group: int, patterns: tuple[str, ...]) -> Iterator[Effect]:
-        self._asked[group] = patterns
+    def _subscribe(self, group: int, patterns: tuple[str, ...]) -> Iterator[Effect]:
+        self._subscribed[group] = patterns
         for pattern in patterns:
             yield Subscribe(pattern, qos=0)
 
     def _narrowest(self, group: int) -> tuple[str, ...]:
-        """The whole group when all of it is missing, or else one topic for each chunk that is: what is here does not come again."""
+        """The whole group if all of it is missing, else one topic per missing chunk, so that no chunk arrives twice."""
         missing, chunks = self._missing[group], len(self.blob.chunks)
         if len(missing) == min(GROUP, chunks - group * GROUP):
             return (self._topics.chunk_group(self.blob.sha256, group),)
         return tuple(self._topics.chunk(self.blob.sha256, index) for index in sorted(missing))
-
-    def _refuse(self, index: int, why: str, now_s: float) -> Iterator[Effect]:
-        if why != "chunk_hash":  # a full disk does not get better by asking again
-            yield from self._fail(why)
-            return
-        self._bad.add(index)
-        self.wake_s = min(self.wake_s, now_s + self._limits.bad_chunk_s)
 
     def _fail(self, reason: str) -> Iterator[Effect]:
         missing, chunks = self._missing_chunks, len(self.blob.chunks)
         self.outcome = Failed(
             reason, detail=f"blob {self.blob.sha256[:8]}: {missing} of {chunks} chunks missing"
         )
-        yield from self.end()
+        yield from self.cancel()
 
 
-def _leave(patterns: Iterable[str]) -> Iterator[Effect]:
+def _unsubscribe(patterns: Iterable[str]) -> Iterator[Effect]:
     return map(Unsubscribe, patterns)
 
 
 class MetadataFetch:
-    """The signed metadata on their way, for a release that is wanted. `outcome` is the files by name, or a Failed without a timestamp."""
+    """Fetch of the signed metadata for a release. `outcome`: the files by name, or Failed if there is no timestamp."""
 
     def __init__(self, release: int, device: str, topics: Topics, limits: FetchLimits = LIMITS) -> None:
         self.release = release
@@ -190,22 +188,22 @@ class MetadataFetch:
         self.begun = True
         self._files: dict[str, bytes] = {}
         self._pattern, self._limits = topics.tuf("+"), limits
-        self._topic, self._asked = topics.echo(device), 0
+        self._echo_topic, self._attempt = topics.echo(device), 0
         self._due_s = math.inf
 
     def begin(self, now_s: float) -> Iterator[Effect]:
-        """Asks for everything; also after a reconnect."""
-        self._asked += 1
+        """Subscribe to all files; also after a reconnect."""
+        self._attempt += 1
         self._due_s = self.wake_s = now_s + self._limits.metadata_s
         yield Subscribe(self._pattern)
-        yield Publish(self._topic, self._echo, expiry_s=60)
+        yield Publish(self._echo_topic, self._echo, expiry_s=60)
 
     @property
     def _echo(self) -> Echo:
-        return Echo(f"release-{self.release}-{self._asked}")
+        return Echo(f"release-{self.release}-{self._attempt}")
 
     def file(self, name: str, payload: bytes, now_s: float) -> None:
-        """Takes a file that arrived; an empty one was cleared."""
+        """Keep a file that arrived; an empty one was cleared."""
         if payload and len(self._files) < MAX_FILES:
             self._files[name] = payload
         self.wake_s = (
@@ -213,17 +211,17 @@ class MetadataFetch:
         )
 
     def echo(self, echo: Echo, now_s: float) -> None:
-        """What the device said to itself when it asked is back: everything that the broker had then is here."""
+        """End the fetch if complete: after the echo, everything that was retained has arrived."""
         if echo == self._echo and _complete(self._files):
             self.wake_s = now_s
 
     def tick(self, now_s: float) -> Iterator[Effect]:
-        """Ends when no more files come; whether those that came will do is for the signatures to say."""
+        """End the fetch if it is due. Whether the files are sufficient is decided by their signatures."""
         if self.outcome is not None or now_s < self.wake_s:
             return
         self.wake_s = math.inf
-        found = "timestamp.json" in self._files
-        self.outcome = self._files if found else Failed("missing", detail="no signed metadata retained")
+        missing = "timestamp.json" not in self._files
+        self.outcome = Failed("missing", detail="no signed metadata retained") if missing else self._files
         yield Unsubscribe(self._pattern)
 
 
@@ -240,14 +238,17 @@ class _Metadata(Struct):
 
 
 def _complete(files: Mapping[str, bytes]) -> bool:
-    """Whether the snapshot that the timestamp names is here, and the targets that it names; what cannot be read names nothing more."""
+    """Return whether the snapshot named by the timestamp and the targets named by it are present.
+
+    An unreadable file names no others.
+    """
     name = "timestamp.json"
-    for named in ("snapshot", "targets"):
+    for role in ("snapshot", "targets"):
         if name not in files:
             return False
         try:
-            version = msgspec.json.decode(files[name], type=_Metadata).signed.meta[f"{named}.json"].version
+            version = msgspec.json.decode(files[name], type=_Metadata).signed.meta[f"{role}.json"].version
         except (msgspec.DecodeError, KeyError):
             return True
-        name = f"{version}.{named}.json"
+        name = f"{version}.{role}.json"
     return name in files

@@ -1,7 +1,7 @@
-"""A release's bytes over HTTP: from a web server that has the signed repository (`edge-fl release export`), before the broker is asked.
+"""Download a release over HTTP from a web server with the exported repository (`edge-fl release export`), before the broker is used.
 
-Nothing is trusted there. What is fetched is named by signed metadata that came over MQTT, and every chunk is verified before it is kept,
-as if the broker had sent it. Whatever goes wrong ends the attempt: what is still missing comes from the broker.
+The server is not trusted: the files are named by signed metadata that arrived over MQTT, and every chunk is verified before it is kept.
+Any failure ends the attempt; what is still missing is fetched from the broker.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MirrorLimits:
-    """A server that says nothing for `silence_s`, or is not done after `whole_s`, is left to itself."""
+    """Time-outs: `idle_s` without data, `total_s` for one file."""
 
-    silence_s: float = 20.0
-    whole_s: float = 3600.0
+    idle_s: float = 20.0
+    total_s: float = 3600.0
 
 
 class Mirror:
-    """One web server, by the address of the exported folder (`https://host/releases`)."""
+    """A web server, by the address of the exported folder (`https://host/releases`)."""
 
     def __init__(self, address: str, limits: MirrorLimits = MirrorLimits()) -> None:
         self._address, self._limits = address.rstrip("/"), limits
 
-    def fill(self, path: str, blob: Blob, sink: Sink) -> int:
-        """Fetches what `sink` misses of the blob at `path` -> the bytes that came; fewer than were missing when the server fails.
+    def fetch(self, path: str, blob: Blob, sink: Sink) -> int:
+        """Fetch the missing chunks of the blob at `path`, as far as the server has them; return the bytes transferred.
 
-        Raises ArtefactError when the disk fails.
+        Raises ArtefactError if the disk fails.
         """
-        address, came, missing = f"{self._address}/targets/{path}", 0, set(sink.missing)
+        address, transferred, missing = f"{self._address}/targets/{path}", 0, set(sink.missing)
+        if not missing:
+            return 0
         try:
-            for index, chunk in self._chunks(address, blob, min(missing), max(missing)) if missing else ():
-                came += len(chunk)
+            for index, chunk in self._chunks(address, blob, min(missing), max(missing)):
+                transferred += len(chunk)
                 if index in missing:
                     sink.add(index, chunk)
-        except (HTTPError, OSError) as error:
-            log.warning("%s: %s; the broker is asked for the rest", address, error)
-        except ArtefactError as error:
-            if error.why not in ("", "chunk_hash"):
+        except (HTTPError, OSError, ArtefactError) as error:
+            if isinstance(error, ArtefactError) and error.why not in ("", "chunk_hash"):
                 raise
-            log.warning("%s: %s; the broker is asked for the rest", address, error)
-        return came
+            log.warning("%s: %s; the rest is fetched from the broker", address, error)
+        return transferred
 
     def _chunks(self, address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """The chunks `first` to `last`; from 0 on, of a server that knows no ranges. Raises HTTPError, OSError."""
-        until_s = time.monotonic() + self._limits.whole_s
+        """Yield the chunks `first` to `last`, or from 0 if the server supports no ranges. Raises HTTPError, OSError."""
+        until_s = time.monotonic() + self._limits.total_s
         stop = min(blob.bytes, (last + 1) * blob.chunk_bytes)
         response = urllib3.request(
             "GET",
@@ -64,7 +64,7 @@ class Mirror:
             headers={"Range": f"bytes={first * blob.chunk_bytes}-{stop - 1}", "Accept-Encoding": "identity"},
             preload_content=False,
             decode_content=False,
-            timeout=self._limits.silence_s,
+            timeout=self._limits.idle_s,
             retries=urllib3.Retry(connect=1, read=0, redirect=3),
         )
         try:
@@ -76,6 +76,6 @@ class Mirror:
                     raise HTTPError(f"ended within chunk {index} of {len(blob.chunks)}")
                 yield index, chunk
                 if time.monotonic() > until_s:
-                    raise HTTPError(f"not done after {self._limits.whole_s:g} s")
+                    raise HTTPError(f"not complete after {self._limits.total_s:g} s")
         finally:
             response.close()

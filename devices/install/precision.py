@@ -1,4 +1,4 @@
-"""Which of a release's extractors a device runs, floats or 8-bit whole numbers: as its owner says, or as it has measured itself."""
+"""Choose the precision of a release's extractor, float32 or int8: the owner's choice, or by memory and measured latency."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 from edge_fl.release.manifest import Manifest, Precision
 
 MEBIBYTE = 1024 * 1024
-HELD = 3  # times its size is what an extractor takes up while it runs
-SHARE = 4  # of the memory, one part may go to it
+RUNTIME_FACTOR = 3  # memory that an extractor takes while it runs, as a multiple of its file size
+MEMORY_SHARE = 4  # an extractor may take one part in four of the memory
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionLimits:
-    """What the extractor may cost: "auto" takes int8 where floats need too much of `memory_mb` (0: plenty) or more than `latency_ms`."""
+    """Precision, or "auto": int8 where float32 takes too much of `memory_mb` (0: unlimited) or more than `latency_ms` per image."""
 
     precision: Literal["auto", "fp32", "int8"] = "auto"
     memory_mb: int = 0
@@ -27,13 +27,13 @@ PRECISION_LIMITS = PrecisionLimits()
 def choose(
     manifest: Manifest, limits: PrecisionLimits, serving: Manifest | None, measured_ms: float
 ) -> Precision:
-    """The precision to run `manifest` in, after one image took `measured_ms` (0: not measured) with what served until now.
+    """Choose the precision for `manifest`, given the release served so far and its latency per image (0: not measured).
 
-    A device that has turned to int8 stays there, as its measurement says nothing about floats.
+    A device that uses int8 keeps it, since its measurement says nothing about float32.
     """
     if "int8" not in manifest.variants or limits.precision == "fp32":
         return "fp32"
-    needed = HELD * manifest.extractor.bytes
-    too_large = bool(limits.memory_mb) and needed > limits.memory_mb * MEBIBYTE / SHARE
+    needed_bytes = RUNTIME_FACTOR * manifest.extractor.bytes
+    too_large = bool(limits.memory_mb) and needed_bytes > limits.memory_mb * MEBIBYTE / MEMORY_SHARE
     too_slow = serving is not None and (serving.precision == "int8" or measured_ms > limits.latency_ms)
     return "int8" if limits.precision == "int8" or too_large or too_slow else "fp32"

@@ -1,12 +1,12 @@
-"""The believing side of releases: a TUF client (python-tuf) that reads metadata through a callback and tells a device what it may run.
+"""The trust of a device in releases: a TUF client (python-tuf) that reads metadata through a callback and lists the signed releases.
 
-Rollback, freeze, mix-and-match, endless data and wrong keys are refused by python-tuf; here they get our words. A time that was once
-seen stays seen: a clock that is set back (a Pi has no battery for it) does not make expired metadata valid again, and because the time
-is only stored after a refresh that was believed, a clock that ran ahead can shorten lives but never lock a device out for good.
+python-tuf detects rollback, freeze, mix-and-match, endless data and wrong keys; here they are mapped to failure words. The latest time
+seen is stored: a clock that is set back (a Pi has no battery) does not make expired metadata valid again. It is stored only after a
+successful refresh, so a clock that ran ahead may expire metadata early but never locks a device out for good.
 
-    FOLDER/metadata/         what is believed now, as python-tuf keeps it
+    FOLDER/metadata/         the trusted metadata, as python-tuf stores them
     FOLDER/first.root.json   the root that was trusted on first use, where that was allowed
-    FOLDER/last_seen.txt     the latest time at which a refresh was believed
+    FOLDER/last_seen.txt     the latest time of a successful refresh
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ FIRST_ROOT = "1.root.json"
 ROLES = ("root", "timestamp", "snapshot", "targets")
 
 REASONS: tuple[tuple[type[Exception], str, str], ...] = (
-    (BadVersionNumberError, "rollback", "an older version than the one believed"),
+    (BadVersionNumberError, "rollback", "an older version than the trusted one"),
     (
         ExpiredMetadataError,
         "expired",
-        "its time is over: the server stopped signing, or somebody holds new metadata back",
+        "the server stopped signing, or new metadata are being withheld",
     ),
-    (UnsignedMetadataError, "wrong_key", "not signed by the keys that the root names"),
-    (DeserializationError, "truncated", "cannot be read: cut short, or no metadata"),
-    (LengthOrHashMismatchError, "mix_and_match", "not the file that the other metadata names"),
-    (DownloadLengthMismatchError, "endless", "longer than it may be"),
+    (UnsignedMetadataError, "wrong_key", "not signed by the root's keys"),
+    (DeserializationError, "truncated", "unreadable: truncated, or not metadata"),
+    (LengthOrHashMismatchError, "mix_and_match", "not the file that the other metadata name"),
+    (DownloadLengthMismatchError, "endless", "longer than allowed"),
     (DownloadHTTPError, "missing", "not published"),
-    (RepositoryError, "invalid", "breaks the rules of signed metadata"),
+    (RepositoryError, "invalid", "violates the rules of signed metadata"),
     (DownloadError, "missing", "could not be fetched"),
 )
-"""What python-tuf says, the word a device reports, and our words; the first that fits."""
+"""Exceptions of python-tuf with the failure word and an explanation; the first match applies."""
 
 
 def wall_clock() -> datetime:
-    """Now, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 class Trust:
-    """What one device believes. `root_bytes` is the root it was shipped with; without one it believes nobody, unless told otherwise."""
+    """The trusted metadata of one device. `root_bytes` is the root it was shipped with; without one, `trust_on_first_use` must be set."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class Trust:
         self._clock = clock
 
     def refresh(self, fetch: Fetch) -> list[Manifest]:
-        """The releases this device may run, last published last. Raises TrustError; what was believed before still stands.
+        """Return the signed releases, the last published last. Raises TrustError; the metadata trusted before remain.
 
-        `fetch("timestamp.json")` and so on gives a published file, or raises KeyError when there is none.
+        `fetch(name)` returns a published file such as "timestamp.json", or raises KeyError if there is none.
         """
         with reporting("release metadata"):
             self._metadata.mkdir(parents=True, exist_ok=True)
@@ -102,10 +102,10 @@ class Trust:
                 updater.refresh()
                 self._flush()
                 self._require_not_expired()
-                names = list(self._believed(Targets.type).targets)
+                names = list(self._trusted(Targets.type).targets)
                 targets = [updater.get_targetinfo(name) for name in names]
             except (RepositoryError, DownloadError) as error:
-                raise _in_our_words(error, fetcher) from error
+                raise _as_trust_error(error, fetcher) from error
         return [entry.read() for entry in listed(target.custom for target in targets if target)]
 
     def _updater(self, fetcher: _Fetcher) -> Updater:
@@ -113,7 +113,7 @@ class Trust:
         root = self._root_bytes or (first.read_bytes() if first.exists() else None)
         if root is None and not self._trust_on_first_use:
             raise TrustError(
-                "no root: none was shipped, and the first one seen may not be trusted here",
+                "no root: none was shipped, and trust on first use is not allowed",
                 "no_root",
                 consequence="nothing is fetched",
             )
@@ -124,7 +124,7 @@ class Trust:
         return updater
 
     def _require_not_expired(self) -> None:
-        """Checks all that is believed against the latest time ever seen, then remembers the time. Raises ExpiredMetadataError."""
+        """Check all trusted metadata against the latest time seen, then store the time. Raises ExpiredMetadataError."""
         path = self._folder / "last_seen.txt"
         try:
             seen = datetime.fromisoformat(path.read_text()).astimezone(UTC)
@@ -132,18 +132,18 @@ class Trust:
             seen = datetime.fromtimestamp(0, UTC)
         reference = max(self._clock(), seen)
         for role in ROLES:
-            if self._believed(role).is_expired(reference):
+            if self._trusted(role).is_expired(reference):
                 raise ExpiredMetadataError(
-                    f"{role}.json had expired by {reference:%Y-%m-%d}, a time this device has seen"
+                    f"{role}.json had expired by {reference:%Y-%m-%d}, the latest time seen"
                 )
         if reference > seen:
             atomic.write(path, reference.isoformat())
 
-    def _believed(self, role: str) -> Any:
+    def _trusted(self, role: str) -> Any:
         return Metadata[Any].from_file(str(self._metadata / f"{role}.json")).signed
 
     def _flush(self) -> None:
-        """python-tuf replaces files without flushing them; rollback protection must outlive a power cut."""
+        """Flush the files that python-tuf replaced; rollback protection must survive a power cut."""
         for path in (*(self._metadata / f"{role}.json" for role in ROLES), self._metadata):
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -153,7 +153,7 @@ class Trust:
 
 
 class _Fetcher(FetcherInterface):
-    """python-tuf's view of the callback; remembers the last file for the error message."""
+    """Adapter from the callback to python-tuf; keeps the last file for error messages."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._callback = fetch
@@ -178,12 +178,12 @@ class _Fetcher(FetcherInterface):
         return iter([payload])
 
 
-def _in_our_words(error: Exception, fetcher: _Fetcher) -> EdgeFLError:
+def _as_trust_error(error: Exception, fetcher: _Fetcher) -> EdgeFLError:
     if isinstance(error.__cause__, EdgeFLError):
         return error.__cause__  # the callback's own, for example DeadlineError
     why, words = next((why, words) for kind, why, words in REASONS if isinstance(error, kind))
     if why == "mix_and_match" and not _is_json(fetcher.payload):
-        why, words = "truncated", "cut short"
+        why, words = "truncated", "incomplete file"
     detail = f" ({error})" if str(error) else ""
     return TrustError(
         f"tuf/{fetcher.file}: {why}, {words}{detail}", why, consequence="the installed release keeps serving"

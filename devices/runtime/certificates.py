@@ -1,7 +1,7 @@
-"""How a device comes by its certificate, and by the next one: the key is made here and stays here, a request travels, an answer comes.
+"""Enrol a device and renew its certificate. The device creates its key and keeps it; only a certificate request is sent.
 
-`enrol` turns a claim into a certificate before the agent starts. `Renewal` rides on the agent's own connection, because a second one with
-the same certificate would throw the first one out: no round is lost over it, and the new certificate serves from the next connection on.
+`enrol` exchanges a claim for a certificate before the agent starts. `Renewal` uses the agent's own connection, because a second one
+with the same certificate would replace it; so no round is lost. The new certificate is used from the next connection on.
 """
 
 from __future__ import annotations
@@ -25,40 +25,37 @@ from edge_fl.wire.transport import Connected, Disconnected, Event, Listener, Pac
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 10.0
-AGAIN_S = 600.0
+RESEND_S = 10.0
+RENEW_AGAIN_S = 600.0
 EXPIRY_S = 600
 
 
-def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: DeviceConnect, deadline_s: float) -> Identity:
-    """Turns the claim in its folder into this device's own certificate.
+def enrol(
+    claim: Identity, endpoint: Endpoint, fleet: str, connect: DeviceConnect, deadline_s: float
+) -> Identity:
+    """Exchange the claim in its folder for this device's own certificate.
 
-    Raises ConnectError when the broker or the registrar refuses it, DeadlineError when neither answers in time: try again.
+    Raises ConnectError if broker or registrar reject it, DeadlineError if neither answers in time: try again.
     """
     topics, until_s = Topics(fleet), time.monotonic() + deadline_s
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    asked = _request(claim)
+    request = _request(claim)
     transport = connect(claim.name, None, events.put)
     try:
         while (left_s := until_s - time.monotonic()) > 0:
             try:
-                event = events.get(timeout=min(left_s, ANSWER_S))
+                event = events.get(timeout=min(left_s, RESEND_S))
             except queue.Empty:
-                event = Connected(session_present=False)  # ask again
+                event = Connected(session_present=False)  # send the request again
             match event:
                 case Connected():
-                    transport.subscribe(topics.enrol_response(claim.name))
-                    transport.publish(
-                        Packet(topics.enrol_request(claim.name), encode(asked), expiry_s=EXPIRY_S)
-                    )
+                    _send(transport, topics, claim, request)
                 case Disconnected(reason, final=True):
-                    raise ConnectError(
-                        f"{claim.device}: broker {endpoint} refuses the claim ({reason}); stopped"
-                    )
+                    raise ConnectError(f"{claim.device}: broker {endpoint} rejects the claim ({reason})")
                 case Packet():
                     answer = decode(event.payload, CertificateAnswer)
-                    if answer.id == asked.id:
-                        return _install(claim, answer, endpoint)
+                    if answer.id == request.id:
+                        return _install(claim, answer, str(endpoint))
     finally:
         transport.close()
     raise DeadlineError(
@@ -68,82 +65,86 @@ def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: DeviceConnec
 
 
 class Renewal:
-    """Asks for the next certificate once two thirds of this one's life are over, and again every so often until it comes."""
+    """Requests the next certificate after two thirds of this one's life, repeatedly until it arrives."""
 
     def __init__(
         self,
-        found: Identity,
+        device: Identity,
         fleet: str,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.current = found
+        self.current = device
         self._topics, self._now = Topics(fleet), now
         self._transport: Transport | None = None
-        self._asked: CertificateRequest | None = None
+        self._request: CertificateRequest | None = None
         self._again_s = 0.0
 
     def through(self, connect: DeviceConnect) -> DeviceConnect:
-        """The same way to connect; answers for us are taken from what the agent hears."""
+        """Wrap `connect` so that certificate answers are handled here and all other events by the agent."""
 
-        def connected(client_id: str, will: Packet | None, deliver: Listener, /) -> Transport:
-            def hear(event: Event) -> None:
-                if isinstance(event, Packet) and event.topic == self._topics.enrol_response(
-                    self.current.name
-                ):
-                    self._take(event)
+        def connect_with_renewal(client_id: str, will: Packet | None, deliver: Listener, /) -> Transport:
+            def on_event(event: Event) -> None:
+                answer_topic = self._topics.enrol_response(self.current.name)
+                if isinstance(event, Packet) and event.topic == answer_topic:
+                    self._on_answer(event)
                     return
                 if isinstance(event, Connected):
-                    self._remember()
+                    self._store_time()
                 deliver(event)
 
-            self._transport = connect(client_id, will, hear)
+            self._transport = connect(client_id, will, on_event)
             return self._transport
 
-        return connected
+        return connect_with_renewal
 
     def tick(self) -> None:
-        """Asks if it is time; costs nothing before."""
+        """Send a request if one is due."""
         if self._transport is None or self._now() < self.current.renew_at or time.monotonic() < self._again_s:
             return
-        self._again_s = time.monotonic() + AGAIN_S
-        self._asked = _request(self.current)
-        self._transport.subscribe(self._topics.enrol_response(self.current.name))
-        topic = self._topics.enrol_request(self.current.name)
-        self._transport.publish(Packet(topic, encode(self._asked), expiry_s=EXPIRY_S))
+        self._again_s = time.monotonic() + RENEW_AGAIN_S
+        self._request = _request(self.current)
+        _send(self._transport, self._topics, self.current, self._request)
 
-    def _remember(self) -> None:
-        """The broker let us in, so the clock was right enough: it will not be earlier than now."""
+    def _store_time(self) -> None:
+        """Store the time as a lower bound of later clocks: the broker accepted the certificate, so the clock was right enough."""
         try:
-            tls.saw(self.current.folder, self._now())
+            tls.record_time(self.current.folder, self._now())
         except OSError as error:
-            log.warning("%s: the time of this connection was not kept: %s", self.current.name, error)
+            log.warning("%s: the time of this connection was not stored: %s", self.current.name, error)
 
-    def _take(self, packet: Packet) -> None:
+    def _on_answer(self, packet: Packet) -> None:
         try:
             answer = decode(packet.payload, CertificateAnswer)
-            if self._asked is None or answer.id != self._asked.id:
+            if self._request is None or answer.id != self._request.id:
                 return
-            self._asked = None
-            self.current = _install(self.current, answer, None)
+            self._request = None
+            self.current = _install(self.current, answer, "the registrar")
         except (EdgeFLError, OSError) as error:
-            log.warning("%s: no new certificate: %s; the old one serves on", self.current.name, error)
+            log.warning("%s: certificate not renewed: %s; the current one remains", self.current.name, error)
         else:
             self._again_s = 0.0
-            log.info("%s: a new certificate, until %s", self.current.name, f"{self.current.expires:%Y-%m-%d}")
+            log.info(
+                "%s: new certificate, valid until %s", self.current.name, f"{self.current.expires:%Y-%m-%d}"
+            )
 
 
-def _request(found: Identity) -> CertificateRequest:
-    key = identity.pending_key(found.folder)
-    secret = found.token.secret if found.token else ""
-    return CertificateRequest(secrets.token_hex(8), identity.request(found.device, key).decode(), secret)
+def _send(transport: Transport, topics: Topics, sender: Identity, request: CertificateRequest) -> None:
+    transport.subscribe(topics.enrol_response(sender.name))
+    transport.publish(Packet(topics.enrol_request(sender.name), encode(request), expiry_s=EXPIRY_S))
 
 
-def _install(found: Identity, answer: CertificateAnswer, endpoint: Endpoint | None) -> Identity:
-    """Puts the answer in the place of what it was asked with. Raises ConnectError for a refusal, ConfigError, OSError."""
+def _request(device: Identity) -> CertificateRequest:
+    key = identity.pending_key(device.folder)
+    secret = device.token.secret if device.token else ""
+    return CertificateRequest(secrets.token_hex(8), identity.request(device.device, key).decode(), secret)
+
+
+def _install(device: Identity, answer: CertificateAnswer, source: str) -> Identity:
+    """Replace the claim or certificate by the new certificate. Raises ConnectError for a rejection, ConfigError, OSError."""
     if not answer.certificate:
         raise ConnectError(
-            f"{found.device}: {endpoint or 'the registrar'} gives no certificate ({answer.reason});"
-            " expected a claim that was not used, or an identity that holds ('edge-fl fleet enrol' makes another)"
+            f"{device.device}: {source} issues no certificate ({answer.reason});"
+            " expected an unused claim or a valid identity ('edge-fl fleet enrol' makes another)"
         )
-    key = identity.pending_key(found.folder)
-    return identity.replace(found.folder, answer.certificate.encode(), key)
+    key = identity.pending_key(device.folder)
+    return identity.replace(device.folder, answer.certificate.encode(), key)

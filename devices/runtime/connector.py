@@ -1,4 +1,4 @@
-"""How devices get to their broker: one with its identity, many simulated ones each with its own, or all in plaintext."""
+"""Functions that connect devices to their broker: one with its identity, many simulated ones, or all without TLS."""
 
 from __future__ import annotations
 
@@ -18,39 +18,45 @@ ENROL_S = 60.0
 
 
 def connector(endpoint: Endpoint) -> DeviceConnect:
-    """Makes clients of one broker, all with the same certificate, if any."""
+    """Connect all clients with the endpoint's certificate, if any."""
     return partial(MqttTransport, endpoint)
 
 
 def own_connector(
-    host: str, port: int, folder: Path, fleet: str, say: Callable[[str], None]
+    host: str, port: int, folder: Path, fleet: str, notify: Callable[[str], None]
 ) -> tuple[DeviceConnect, Renewal]:
-    """How one device connects with the identity in `folder`, and what renews it. A claim is turned into one first, however long it takes.
+    """Connect one device with the identity in `folder`; also return the renewal of its certificate.
 
-    Raises ConfigError for what cannot be used, ConnectError when the claim is refused.
+    A claim is exchanged for a certificate first, which is retried until it succeeds; `notify` receives each attempt's outcome.
+    Raises ConfigError for an unusable identity, ConnectError if the claim is rejected.
     """
-    found = identity.read(folder)
-    while found.role == "claim":
-        endpoint = found.endpoint(host, port or TLS_PORT)
+    device = identity.read(folder)
+    while device.role == "claim":
+        endpoint = device.endpoint(host, port or TLS_PORT)
         try:
-            found = enrol(found, endpoint, fleet, connector(endpoint), ENROL_S)
+            device = enrol(device, endpoint, fleet, connector(endpoint), ENROL_S)
         except DeadlineError as error:
-            say(f"{error}; trying again")
+            notify(f"{error}; trying again")
         else:
-            say(f"{found.name}: enrolled, until {found.expires:%Y-%m-%d}; the claim is gone")
-    renewal = Renewal(found, fleet)
-    return renewal.through(connector(found.endpoint(host, port or TLS_PORT))), renewal
+            notify(f"{device.name}: enrolled, certificate valid until {device.expires:%Y-%m-%d}")
+    renewal = Renewal(device, fleet)
+    return renewal.through(connector(device.endpoint(host, port or TLS_PORT))), renewal
 
 
 def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], DeviceConnect]:
-    """The first `count` devices whose identities are in `folder`, ascending, and what connects each as itself. Raises ConfigError."""
-    folders = sorted(path.parent for path in folder.glob(f"*/{identity.KEY_FILE}"))
-    found = [identity.read(path) for path in folders]
-    devices = {each.name: each.endpoint(host, port or TLS_PORT) for each in found if each.role == "device"}
+    """Connect each of the first `count` devices whose identities are in `folder` with its own; also return their ids, ascending.
+
+    Raises ConfigError if there are fewer.
+    """
+    identities = [identity.read(path.parent) for path in sorted(folder.glob(f"*/{identity.KEY_FILE}"))]
+    devices = {
+        each.name: each.endpoint(host, port or TLS_PORT) for each in identities if each.role == "device"
+    }
     if len(devices) < count:
         raise ConfigError(
-            f"{folder}: {len(devices)} identities of devices, expected {count}; nothing was started"
-            f" ('edge-fl fleet enrol --baked -n {count} --out {folder}' makes them)"
+            f"{folder}: {len(devices)} identities of devices, expected {count}"
+            f" (create them: edge-fl fleet enrol --baked -n {count} --out {folder})",
+            consequence="nothing was started",
         )
 
     def connect(client_id: str, will: Packet | None, deliver: Listener, /) -> MqttTransport:

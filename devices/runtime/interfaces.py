@@ -1,4 +1,4 @@
-"""Between a device and the runner that drives it: the events of a device, what it asks of its runner, and how it gets its connection."""
+"""Interfaces between a device, the runner that drives it, and its connection."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from devices.agent import events
 from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl.wire.transport import Listener, Packet, Transport
 
-Job = Callable[[], events.Event]
+RunnerJob = Callable[[], events.Event]
 
 
 @dataclass(frozen=True, slots=True)
 class MayFetch:
-    """It is this device's turn to fetch."""
+    """The device's turn to fetch."""
 
 
 DeviceEvent = TransportEvent | events.Event | MayFetch
 
 
 class DeviceConnect(Protocol):
-    """Makes a client of a broker: `partial(MqttTransport, endpoint)`, or `partial(InMemoryTransport, broker)`."""
+    """Connects a client to a broker, such as `partial(MqttTransport, endpoint)`."""
 
     def __call__(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...
 
 
 class Scheduler(Protocol):
-    """What a device asks of its runner: the time, worker threads, and a turn to fetch."""
+    """What a device requires of its runner."""
 
     def now_s(self) -> float:
-        """A clock that only moves forward."""
+        """Return a monotonic time."""
 
-    def submit(self, device: Any, job: Job) -> None:
-        """Runs a job in a worker thread; its event is delivered."""
+    def submit(self, device: Any, job: RunnerJob) -> None:
+        """Run a job in a worker thread and deliver its event."""
 
     def deliver(self, device: Any, event: DeviceEvent) -> None:
-        """Lets something happen to a device; from any thread."""
+        """Queue an event for a device; from any thread."""
 
     def request_fetch(self, device: Any) -> None:
-        """Asks for a turn to fetch; `MayFetch` comes when there is one."""
+        """Deliver `MayFetch` as soon as few enough devices are fetching."""
 
     def end_fetch(self) -> None:
-        """Gives the turn back."""
+        """Free the device's fetch slot."""

@@ -1,4 +1,4 @@
-"""One device in a process of its own: its data, its tier as measured, its worker, and its agent until somebody stops it."""
+"""Assemble and run one real device in its own process: data, measured tier, worker, agent and monitor."""
 
 from __future__ import annotations
 
@@ -21,24 +21,22 @@ from devices.install.precision import PrecisionLimits
 from devices.runtime import device
 from devices.runtime.device import Device
 from devices.runtime.interfaces import DeviceConnect
-from devices.runtime.runner import Runner
 from devices.runtime.monitor import DeviceMonitor, inspector
+from devices.runtime.runner import Runner
 from devices.storage.slots import Installed
 from devices.storage.store import Store
-from devices.workers.worker import MakeWorker, Worker
+from devices.workers.head import HeadWorker
 from devices.workers.head_and_full import HeadAndFullWorker
 from devices.workers.head_fitting import ChildFitter
-from devices.workers.head import HeadWorker
-from edge_fl import capability
+from devices.workers.worker import MakeWorker, Worker
+from edge_fl import capability as capabilities
 from edge_fl.capability import Tier
-from edge_fl.console.progress import Count, unwatched
-from edge_fl.console.progress import Watch as Tell
+from edge_fl.console.progress import Count, Progress
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 
-TRY_S = 15.0
-Say = Callable[[str], None]
+CONNECT_S = 15.0
 
 
 def run_device(
@@ -47,120 +45,104 @@ def run_device(
     runner: Runner,
     children: Children,
     full_worker: Callable[[], MakeWorker],
-    say: Say,
+    progress: Progress,
     tick: Callable[[], None] = lambda: None,
-    tell: Tell = unwatched,
 ) -> None:
-    """Runs the device until `runner` is stopped. `children` compute its features, one of them best started before this is loaded.
-    `full_worker` is asked for only when the tier is full, because torch comes with it.
-    `tick` is called every so often: what renews the certificate. `tell` hears how much of a transfer is here.
+    """Run the device until `runner` is stopped.
 
-    Raises InputError when the settings, the data or the folder cannot be used, ConnectError when the broker refuses this device.
+    children: a pool that computes features. full_worker: called only for the full tier, because it imports torch. progress: shows
+    status lines and downloads. tick: called periodically, for the renewal of the certificate.
+    Raises InputError for unusable settings, data or folder, ConnectError if the broker denies access.
     """
     store = Store(Path(config.folder))
     with store.owned():
         loader = ChildFeatureLoader(config, children)
-        can = measure(config, loader, say)
-        alive = device.start(
-            config.id,
-            Topics(config.broker.fleet),
-            can,
-            _worker(config, can, store, loader, children, full_worker),
+        capability = measure(config, loader, progress.print)
+        worker = _make_head_worker(config, capability, store, loader, children)
+        if capability.tier == "full":
+            load_data = lru_cache(1)(data_loader(config))  # a full device trains on its images repeatedly
+            full = full_worker()(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
+            worker = HeadAndFullWorker(full, worker)
+        agent = device.start(config.id, Topics(config.broker.fleet), capability, worker)
+        progress.print(
+            f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
         )
-        say(
-            f"{config.id}: {can.notes[0]}; {can.samples} samples to train on; broker {config.broker.endpoint}"
-        )
-        runner.add(alive, connect)
-        threading.Thread(target=_wait, args=(alive, runner, say), daemon=True).start()
-        teller = _Teller(alive, say, tell)
+        runner.add(agent, connect)
+        threading.Thread(target=_wait_connected, args=(agent, progress.print), daemon=True).start()
+        status = _StatusDisplay(agent, progress)
 
         def done() -> bool:
             tick()
-            return teller()
+            status.update()
+            return bool(agent.denied)
 
         stopped = threading.Event()
         if config.watch_s:
             monitor = DeviceMonitor(
                 config,
-                alive,
-                lambda event: runner.deliver(alive, event),
-                Meter(store.folder, lambda: alive.totals["wire_bytes"], watts=config.budget.watts),
-                inspect=inspector(config, alive, loader),
+                agent,
+                partial(runner.deliver, agent),
+                Meter(store.folder, lambda: agent.totals["wire_bytes"], watts=config.budget.watts),
+                inspect=inspector(config, agent, loader),
             )
-            threading.Thread(target=watch.run, args=(stopped,), daemon=True).start()
+            threading.Thread(target=monitor.run, args=(stopped,), daemon=True).start()
         try:
             runner.run(done=done)
         finally:
             stopped.set()
-    if alive.denied:
+    if agent.denied:
         raise ConnectError(
-            f"{config.id}: broker {config.broker.endpoint} refuses this device ({alive.denied}); stopped"
+            f"{config.id}: broker {config.broker.endpoint} denies access to this device ({agent.denied})",
+            consequence="stopped",
         )
 
 
-def measure(config: DeviceConfig, loader: ChildFeatureLoader, say: Say) -> Capability:
-    """What this machine and its data allow. Raises DataError when the source cannot be read at all."""
-    limit = None if config.tier == "auto" else Tier(config.tier)
-    found = loader.inspect()
-    if found.trouble:
-        say(f"{config.id}: {found.trouble}")
-    counts = found.report.samples_per_class if found.report else ()
-    can = capability.measure(
+def measure(config: DeviceConfig, loader: ChildFeatureLoader, show: Callable[[str], None]) -> Capability:
+    """Measure what this machine can do and count its data. Raises DataError if the source cannot be read at all."""
+    inspection = loader.inspect()
+    if inspection.trouble:
+        show(f"{config.id}: {inspection.trouble}")
+    capability = capabilities.measure(
         folder=Path(config.folder),
-        samples_per_class=counts,
+        samples_per_class=inspection.report.samples_per_class if inspection.report else (),
         head=config.head,
-        limit=limit,
-        onnxruntime=found.runtime.version,
-        max_opset=found.runtime.max_opset,
-        gflops=found.speed.gflops,
-        torch_s=found.speed.torch_s,
+        limit=None if config.tier == "auto" else Tier(config.tier),
+        onnxruntime=inspection.runtime.version,
+        max_opset=inspection.runtime.max_opset,
+        gflops=inspection.speed.gflops,
+        torch_s=inspection.speed.torch_s,
     )
-    if config.tier == "full" and can.tier != "full":
+    if config.tier == "full" and capability.tier != "full":
         raise ConfigError(
-            f"tier full: not on this machine ({can.notes[0]}); expected torch and enough memory"
+            f"tier full: not on this machine ({capability.notes[0]}); expected torch and enough memory"
         )
-    return replace(can, notes=[*can.notes, *found.notes])
+    return replace(capability, notes=[*capability.notes, *inspection.notes])
 
 
-def _worker(
-    config: DeviceConfig,
-    can: Capability,
-    store: Store,
-    loader: ChildFeatureLoader,
-    children: Children,
-    full_worker: Callable[[], MakeWorker],
+def _make_head_worker(
+    config: DeviceConfig, capability: Capability, store: Store, loader: ChildFeatureLoader, children: Children
 ) -> Worker:
-    root = _read_root(Path(config.root)) if config.root else None
-    runtime = Runtime(can.onnxruntime, can.max_opset)
-    head = HeadWorker(
+    def check(installed: Installed) -> None:
+        """Run the canary, while a child for the features starts in parallel."""
+        children.start()
+        canary.require(installed)
+
+    return HeadWorker(
         config.id,
         store,
-        loader,
-        config.head,
-        ChildFitter(),
-        runtime,
-        root=root,
-        share=config.uploads,
+        loader=loader,
+        fitter=ChildFitter(),
+        runtime=Runtime(capability.onnxruntime, capability.max_opset),
+        kind=config.head,
         balanced=config.balanced,
-        guard=config.guard,
         budget_s=config.head_budget_s,
-        check=partial(_check, children),
-        precision=PrecisionLimits(config.precision, capability.total_memory_mb(), config.latency_ms),
+        share=config.uploads,
+        guard=config.guard,
+        root=_read_root(Path(config.root)) if config.root else None,
+        check=check,
+        precision=PrecisionLimits(config.precision, capabilities.total_memory_mb(), config.latency_ms),
         mirror=Mirror(config.mirror) if config.mirror else None,
     )
-    if can.tier != "full":
-        return head
-    # read once: a full device trains on its images again and again
-    own = lru_cache(1)(data_loader(config))
-    return HeadAndFullWorker(
-        full_worker()(config.id, store, own, threads=config.threads, epsilon=config.epsilon), head
-    )
-
-
-def _check(children: Children, installed: Installed) -> None:
-    """The canary, while the child that computes features with the extractor next loads already. Raises as `canary.require`."""
-    children.start()
-    canary.require(installed)
 
 
 def _read_root(path: Path) -> bytes:
@@ -172,42 +154,39 @@ def _read_root(path: Path) -> bytes:
         ) from error
 
 
-def _wait(device: Device, runner: Runner, say: Say) -> None:
-    """Says, until the broker is there, that it is not."""
+def _wait_connected(agent: Device, show: Callable[[str], None]) -> None:
+    """Report every CONNECT_S that the broker cannot be reached, until it is."""
     while True:
         try:
-            device.wait_connected(TRY_S)
+            agent.wait_connected(CONNECT_S)
         except ConnectError as error:
-            if device.denied or device.state.status == "disconnected":
+            if agent.denied or agent.state.status == "disconnected":
                 return
-            say(f"{error}; trying again")
+            show(f"{error}; trying again")
         else:
             return
 
 
-class _Teller:
-    """Says each new status, how far a transfer is, and when to end: when the broker refuses the device for good."""
+class _StatusDisplay:
+    """Prints each new status and shows the progress of downloads."""
 
-    def __init__(self, device: Device, say: Say, tell: Tell) -> None:
-        self._device, self._say, self._tell = device, say, tell
-        self._said = ""
+    def __init__(self, agent: Device, progress: Progress) -> None:
+        self._agent, self._progress = agent, progress
+        self._line = ""
         self._fetching: Count | None = None
 
-    def __call__(self) -> bool:
-        was, self._fetching = self._fetching, self._device.fetching
-        if was and (self._fetching is None or self._fetching.stage != was.stage):
-            self._tell(was._replace(done=was.of))
+    def update(self) -> None:
+        """Show what has changed."""
+        before, self._fetching = self._fetching, self._agent.fetching
+        if before and (self._fetching is None or self._fetching.stage != before.stage):
+            self._progress(before._replace(done=before.of))
         if self._fetching:
-            self._tell(self._fetching)
-        at = self._device.state
-        if at.said:
-            status, activity, release, why = at.said
-            line = (
-                f"{at.device}: {status}, {activity}"
-                + (f", release {release}" if release else "")
-                + (f" ({why})" if why else "")
-            )
-            if line != self._said:
-                self._say(line)
-                self._said = line
-        return bool(self._device.denied)
+            self._progress(self._fetching)
+        if self._agent.state.published is None:
+            return
+        status, activity, release, why = self._agent.state.published
+        line = f"{self._agent.name}: {status}, {activity}"
+        line += (f", release {release}" if release else "") + (f" ({why})" if why else "")
+        if line != self._line:
+            self._progress.print(line)
+            self._line = line

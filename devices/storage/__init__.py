@@ -1,1 +1,1 @@
-"""Persistent storage on the device: agent state, heads, downloaded chunks, and the two release slots."""
+"""Persistent storage of a device: state and heads, downloaded chunks, and the two release slots."""

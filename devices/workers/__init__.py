@@ -1,1 +1,1 @@
-"""Workers carry out the agent's effects: head-only fitting, full local training, or both."""
+"""Workers carry out the agent's jobs: installing releases and fitting heads, full local training, or both."""

@@ -1,15 +1,14 @@
-"""The full tier: the method's own local update on this device's data, in torch. The only module of the devices that imports it.
+"""The full tier: the method's local update on this device's data. The only module of `devices` that imports torch.
 
-The method is rebuilt from the task's spec, the broadcast and the personal parts are turned from bytes into parts and back, and
-`edge_fl.methods.contract.client.Client` does the rest, exactly as in the server's simulation: the results are equal to the bit.
+The method is rebuilt from the method spec; broadcast and personal parts are converted between bytes and tensors;
+`edge_fl.methods.contract.client.Client` does the rest, exactly as in simulation: results are equal bit for bit.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import msgspec
 import torch
@@ -17,10 +16,9 @@ import torch
 from devices.agent.assignments import KINDS
 from devices.agent.effects import Job, Train
 from devices.agent.events import Event, Failed
-from devices.agent.state import LIMITS, AgentLimits
 from devices.data.load import LoadData
-from devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store
-from devices.workers.worker import Worker
+from devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, PRIVACY_FILE
+from devices.workers.worker import Material, Worker
 from edge_fl.config import MethodSpec, PrivacyConfig
 from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError, PrivacyError, ProtocolError
@@ -40,42 +38,36 @@ STAGES: dict[Mode, int] = {
     "personalise": OWN_AFTER_PERSONALISING,
     "evaluate": OWN_AFTER_PERSONALISING + 1,
 }
-"""Which personal parts a mode starts from: those left by an earlier round, or an earlier stage of this one."""
+"""Stage of a round by mode: a mode starts from the personal parts of an earlier round or an earlier stage."""
 
 _thread = threading.local()
 
 
+@dataclass(eq=False)
 class FullWorker(Worker):
-    """Trains, personalises and evaluates as client `device` on the device's data. Torch uses `threads` threads.
+    """Trains, personalises and evaluates as client `device` on the device's data, with `threads` torch threads.
 
-    `epsilon` is the most that its owner lets updates tell, whatever a task's budget is (0: no limit of the owner's).
+    `epsilon` is the owner's limit on the epsilon spent, in addition to the run's budget (0: none).
     """
 
-    def __init__(
-        self,
-        device: str,
-        store: Store,
-        load_data: LoadData,
-        *,
-        threads: int = 1,
-        epsilon: float = 0.0,
-        limits: AgentLimits = LIMITS,
-    ) -> None:
-        super().__init__(device, store, limits)
-        self._load_data, self._threads, self._epsilon = load_data, threads, epsilon
+    load_data: LoadData
+    _: KW_ONLY
+    threads: int = 1
+    epsilon: float = 0.0
 
-    def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
-        if not isinstance(job, Train) or isinstance(material, Mapping):
+    def perform(self, job: Job, material: Material) -> Event:
+        """Rebuild the method, run the assigned stage, store the personal parts, and report."""
+        if not isinstance(job, Train) or not isinstance(material, bytes | None):
             return Failed("unsupported_tier", final=True)
         started_s = time.monotonic()
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self.threads)
         assignment = job.assignment
-        method = _method(job.spec).at(max(assignment.round, 1))
+        method = _build_method(job.spec).at(max(assignment.round, 1))
         if assignment.mode != "evaluate":
-            method = self._held_to_limit(method)
-        update, own = self._run(job, method, _parts(material))
+            method = self._with_owner_limit(method)
+        update, own = self._run_stage(job, method, _parts(material))
         if own is not None:
-            self._keep(assignment, own)
+            self._keep_own(assignment, own)
         blob = pack(to_arrays(update.parts)) if update.parts else None
         report = Report(
             assignment.id,
@@ -91,25 +83,26 @@ class FullWorker(Worker):
         return self.finish(assignment, report, blob, egress.of_full(method))
 
     def revoke(self) -> None:
-        """A full device has no head of its own."""
+        """A full device has no personal head."""
 
-    def _held_to_limit(self, method: Method) -> Method:
-        """The method under the owner's limit too. Raises PrivacyError for one that sends updates without noise."""
-        if not self._epsilon:
+    def _with_owner_limit(self, method: Method) -> Method:
+        """Tighten the method's privacy budget to the owner's. Raises PrivacyError if it sends updates without noise."""
+        if not self.epsilon:
             return method
         privacy = method.privacy
         if method.sent() and not privacy.noise_multiplier:
             raise PrivacyError(
-                f"epsilon = {self._epsilon:g} is this device's limit, the task takes updates without noise; nothing was trained"
+                f"this device's limit is epsilon = {self.epsilon:g}, but the run takes updates without noise",
+                consequence="nothing was trained",
             )
-        budget = min(privacy.budget or self._epsilon, self._epsilon)
+        budget = min(privacy.budget or self.epsilon, self.epsilon)
         delta = min(privacy.delta, PrivacyConfig().delta)
         return replace(method, privacy=msgspec.structs.replace(privacy, budget=budget, delta=delta))
 
-    def _run(self, job: Train, method: Method, down: Parts) -> tuple[Update, Parts | None]:
-        """What goes up, and the new personal parts where there are any."""
+    def _run_stage(self, job: Train, method: Method, down: Parts) -> tuple[Update, Parts | None]:
+        """Return the update to send, and the new personal parts where the stage changes them."""
         assignment, spec = job.assignment, job.spec
-        data = self._load_data(tuple(spec.classes), spec.input)
+        data = self.load_data(tuple(spec.classes), spec.input)
         _require_usable(data.train, spec)
         batch_size, classes = spec.method.batch_size, len(spec.classes)
         client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)
@@ -121,48 +114,50 @@ class FullWorker(Worker):
         return Update(self.device, len(data.train), {}, client.evaluate(method, down, own)), None
 
     def _own(self, assignment: Assignment, method: Method) -> Parts:
-        """The personal parts as they enter a step. What updates have told counts over all tasks, and attempts at one round: all left."""
+        """Personal parts before this stage. The privacy spent counts over all runs and all attempts: every update was sent."""
         kept = self.store.own(assignment.run_id, assignment.round, STAGES[assignment.mode])
         own = _parts(kept) if kept else steps.start_own(method, self.device)
-        return {**own, **_ledger(self.store.ledger())} if update_codec.LEDGER in own else own
+        spent = self.store.privacy_spent()
+        return {**own, **_privacy_part(spent)} if spent is not None and update_codec.PRIVACY in own else own
 
-    def _keep(self, assignment: Assignment, own: Parts) -> None:
-        """Before anything leaves: an update that a power cut stops has been counted, never the other way round."""
-        if update_codec.LEDGER in own:
-            self.store.keep_ledger(pack(to_arrays({update_codec.LEDGER: own[update_codec.LEDGER]})))
-        self.store.keep_own(
-            assignment.run_id, assignment.round, STAGES[assignment.mode], pack(to_arrays(own))
-        )
+    def _keep_own(self, assignment: Assignment, own: Parts) -> None:
+        """Store the personal parts before anything is sent: a power cut may count an unsent update, but never miss one."""
+        if update_codec.PRIVACY in own:
+            spent = {update_codec.PRIVACY: own[update_codec.PRIVACY]}
+            self.store.keep_privacy_spent(pack(to_arrays(spent)))
+        payload = pack(to_arrays(own))
+        self.store.keep_own(assignment.run_id, assignment.round, STAGES[assignment.mode], payload)
 
 
 def _require_usable(train: Samples, spec: MethodSpec) -> None:
     if not len(train):
-        raise DataError("no training samples on this device")
+        raise DataError("no training samples on this device", consequence="nothing was trained")
     if train.shape != spec.input.shape or int(train.y.max()) >= len(spec.classes):
         raise DataError(
-            f"images {list(train.shape)} with labels up to {train.y.max()}, the task takes {list(spec.input.shape)}"
-            f" and {len(spec.classes)} classes"
+            f"images {list(train.shape)} with labels up to {train.y.max()}, the run takes {list(spec.input.shape)}"
+            f" and {len(spec.classes)} classes",
+            consequence="nothing was trained",
         )
 
 
-def _method(spec: MethodSpec) -> Method:
-    """The method of a task, built once per thread: torch swaps parameters inside a network while it runs."""
+def _build_method(spec: MethodSpec) -> Method:
+    """Build the method, once per thread: torch swaps parameters inside a network while it runs."""
     if getattr(_thread, "spec", None) != spec:
         _thread.spec, _thread.method = spec, build_method(spec)
     method: Method = _thread.method
     return method
 
 
-def _ledger(payload: bytes | None) -> Parts:
-    """What updates have told. Raises PrivacyError where that cannot be read: it is not nothing."""
-    if payload is None:
-        return {}
+def _privacy_part(payload: bytes) -> Parts:
+    """Decode the privacy spent. Raises PrivacyError if it is unreadable: that does not mean zero."""
     try:
-        ledger = unpack(payload)[update_codec.LEDGER][update_codec.SPENT]
-        return from_arrays({update_codec.LEDGER: {update_codec.SPENT: ledger}})
+        spent = unpack(payload)[update_codec.PRIVACY][update_codec.SPENT]
+        return from_arrays({update_codec.PRIVACY: {update_codec.SPENT: spent}})
     except (ProtocolError, KeyError) as error:
+        reason = error.message if isinstance(error, ProtocolError) else f"no {error}"
         raise PrivacyError(
-            f"privacy.safetensors: what this device's updates have told cannot be read ({error}); nothing is trained"
+            f"{PRIVACY_FILE}: the epsilon spent by this device cannot be read ({reason})",
+            consequence="nothing was trained",
         ) from error
 
 

@@ -1,8 +1,7 @@
-"""Fitting a personal head in a child process, so that the agent never holds scikit-learn: `python -m devices.workers.head_fitting` is the child.
+"""Fit a personal head in a child process, so that the agent never loads scikit-learn: `python -m devices.workers.head_fitting`.
 
-Features and labels go to the child through its standard input and the head comes back through its standard output, both as
-safetensors; nothing of them touches the disk. A child is limited in memory and time and ends after one fit, unless a simulated fleet,
-which fits thousands of heads on one machine, keeps its children.
+Request and head travel through the child's standard input and output as safetensors; nothing is written to disk. A child has limits of
+memory and time and ends after one fit, unless it is kept, as in a simulated fleet, which fits thousands of heads on one machine.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
 from edge_fl.heads.head import Extras
 
 NUMBERS = "numbers"
-NOTHING_HELD = HeldOut(np.empty((0, 0), np.float32), np.empty(0, np.int64))
-GARBAGE = 50_000  # new objects between two collections: scikit-learn is 200,000 that stay, and Python would look every 700
+NOTHING_HELD_OUT = HeldOut(np.empty((0, 0), np.float32), np.empty(0, np.int64))
+GC_THRESHOLD = 50_000  # new objects per collection: scikit-learn creates 200,000 that stay; the default of 700 slows its import
 SEPARATOR = ":"  # between an extra's name and its tensor's
 
 
 @dataclass(frozen=True, slots=True)
 class FitLimits:
-    """What a child may use; `max_address_mb` counts reserved address space, which is several times what is resident."""
+    """Limits of a child; `max_address_mb` counts reserved address space, several times what is resident."""
 
     deadline_s: float = 120.0
     max_address_mb: int = 1024
 
 
 class FitSpec(Struct, frozen=True):
-    """What to fit; the arguments of `edge_fl.heads.fit`, or "auto" as `kind`: then the best kind within `budget_s` is chosen."""
+    """Which head to fit: the arguments of `edge_fl.heads.fit`. Kind "auto" selects the best kind within `budget_s`."""
 
     kind: str
     classes: int
@@ -56,12 +55,12 @@ class FitSpec(Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class FitData:
-    """Features z float32 [n, d] with class ids y int64 [n] to fit to, the extras that came with the release, and what is judged on."""
+    """Training features z float32 [n, d] with class ids y int64 [n], the release's extras, and held-out data for kind "auto"."""
 
     z: NDArray[np.float32]
     y: NDArray[np.int64]
     extras: Extras = field(default_factory=dict)
-    held: HeldOut = NOTHING_HELD
+    held: HeldOut = NOTHING_HELD_OUT
 
 
 Fitter = Callable[[FitSpec, FitData], Choice]
@@ -69,7 +68,7 @@ Fitter = Callable[[FitSpec, FitData], Choice]
 
 
 def fit_here(spec: FitSpec, data: FitData) -> Choice:
-    """The fit itself, in this process."""
+    """Fit a head in this process."""
 
     def fit(kind: str, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head:
         return heads.fit(
@@ -91,58 +90,51 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
 
 
 class ChildFitter:
-    """Fits in child processes; as many at a time as there are threads that call it. With `keep` children are used again."""
+    """Fits heads in child processes, one per calling thread; with `keep`, children are reused."""
 
     def __init__(self, limits: FitLimits = FitLimits(), *, keep: bool = False) -> None:
         self._deadline_s = limits.deadline_s
-        self._children = Children("devices.workers.head_fitting", "head", [str(limits.max_address_mb)], keep=keep)
+        arguments = [str(limits.max_address_mb)]
+        self._children = Children("devices.workers.head_fitting", "head", arguments, keep=keep)
 
     def __call__(self, spec: FitSpec, data: FitData) -> Choice:
-        return _choice(self._children.ask(_request(spec, data), self._deadline_s))
+        return _unpack_choice(self._children.request(_pack_request(spec, data), self._deadline_s))
 
     def close(self) -> None:
-        """Ends the children that wait for work."""
+        """End the idle children."""
         self._children.close()
 
 
 class _WithoutPandas(MetaPathFinder):
-    """scikit-learn imports pandas wherever it is installed, which no head needs: 60 MB, and a quarter of the child's start."""
+    """Hides pandas, which scikit-learn imports if installed and no head needs: 60 MB and a quarter of the child's start."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name == "pandas":
-            raise ModuleNotFoundError(f"{name} is left out of this process", name=name)
+            raise ModuleNotFoundError(f"{name} is not available in this process", name=name)
 
 
 def main(arguments: list[str]) -> int:
-    """The child: answers requests from standard input until it ends."""
+    """Run the child: answer requests until standard input ends."""
     sys.meta_path.insert(0, _WithoutPandas())
-    gc.set_threshold(GARBAGE)
+    gc.set_threshold(GC_THRESHOLD)
     limit = int(arguments[0]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    return serve("head", answer)
+    return serve("head", lambda request: _pack_choice(fit_here(*_unpack_request(request))))
 
 
-def answer(request: bytes) -> bytes:
-    """A request as bytes -> the head as bytes."""
-    choice = fit_here(*_read(request))
-    numbers = msgspec.json.encode(choice.numbers).decode()
-    return save(choice.head.to_arrays(), {**choice.head.describe(), NUMBERS: numbers})
-
-
-def _request(spec: FitSpec, data: FitData) -> bytes:
+def _pack_request(spec: FitSpec, data: FitData) -> bytes:
     arrays: dict[str, NDArray[Any]] = {
         "z": np.ascontiguousarray(data.z, np.float32),
         "y": np.ascontiguousarray(data.y, np.int64),
         "held_z": np.ascontiguousarray(data.held.z, np.float32),
         "held_y": np.ascontiguousarray(data.held.y, np.int64),
     }
-    for part, held in data.extras.items():
-        arrays |= {f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array) for name, array in held.items()}
+    for part, extra in data.extras.items():
+        arrays |= {f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array) for name, array in extra.items()}
     return save(arrays, {"spec": msgspec.json.encode(spec).decode()})
 
 
-def _read(request: bytes) -> tuple[FitSpec, FitData]:
-    """The inverse of `_request`."""
+def _unpack_request(request: bytes) -> tuple[FitSpec, FitData]:
     arrays, spec = load(request), msgspec.json.decode(metadata(request)["spec"], type=FitSpec)
     held = HeldOut(arrays.pop("held_z"), arrays.pop("held_y"))
     z, y = arrays.pop("z"), arrays.pop("y")
@@ -153,10 +145,15 @@ def _read(request: bytes) -> tuple[FitSpec, FitData]:
     return spec, FitData(z, y, extras, held)
 
 
-def _choice(payload: bytes) -> Choice:
-    words = metadata(payload)
-    numbers = msgspec.json.decode(words.pop(NUMBERS), type=dict[str, float])
-    return Choice(heads.from_arrays(load(payload), words), numbers)
+def _pack_choice(choice: Choice) -> bytes:
+    numbers = msgspec.json.encode(choice.numbers).decode()
+    return save(choice.head.to_arrays(), {**choice.head.describe(), NUMBERS: numbers})
+
+
+def _unpack_choice(payload: bytes) -> Choice:
+    described = metadata(payload)
+    numbers = msgspec.json.decode(described.pop(NUMBERS), type=dict[str, float])
+    return Choice(heads.from_arrays(load(payload), described), numbers)
 
 
 if __name__ == "__main__":

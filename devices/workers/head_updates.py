@@ -1,6 +1,6 @@
-"""The one gate through which parts leave a head-only device: what the signed manifest names, of what the code knows, if the owner allows.
+"""Head updates: the parts that a head-only device sends with its report, if its signed manifest names them and its owner allows it.
 
-`edge_fl.heads.shares` finds the parts; here they are checked against the manifest once more, as they will travel.
+`edge_fl.heads.shares` computes the parts; here they are checked against the manifest once more, as they will be sent.
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ from edge_fl.wire import tensors
 log = logging.getLogger(__name__)
 
 
-def parts_for(
+def head_update(
     manifest: Manifest, head: Head, z: NDArray[np.float32], y: NDArray[np.int64], extras: Extras
 ) -> bytes | None:
-    """What goes up with the report on `head`, packed; None for nothing. A part that cannot be found costs the upload, not the report."""
-    if not manifest.heads.uploads:
+    """Return the packed parts to send with the report on `head`, if any. On an error the report is sent without them."""
+    plan = manifest.heads
+    if not plan.uploads:
         return None
-    plan, unit_norm = manifest.heads, manifest.unit_norm
     data = heads.training_set(
-        z, y, len(manifest.classes), unit_norm, head.extractor, manifest.round, False, plan, extras
+        z, y, len(manifest.classes), manifest.unit_norm, head.extractor, manifest.round, False, plan, extras
     )
     try:
         parts = shares.shares(data, head)
-        return let_out(tensors.pack(parts), plan) if parts else None
+        return require_named(tensors.pack(parts), plan) if parts else None
     except EdgeFLError as error:
-        log.warning("%s; the report goes without it", error)
+        log.warning("%s; the report is sent without head update", error.message)
         return None
 
 
-def let_out(payload: bytes, plan: HeadPlan) -> bytes:
-    """The payload, if every part in it is one that the plan names. Raises ArtefactError: then nothing leaves."""
+def require_named(payload: bytes, plan: HeadPlan) -> bytes:
+    """Return `payload` if the plan names every part in it. Raises ArtefactError."""
     shares.require_allowed(tensors.unpack(payload), plan.uploads)
     return payload
 
 
 def read_extras(files: Mapping[str, Path]) -> dict[str, Mapping[str, Array]]:
-    """The extras of an installed release. Raises ArtefactError for a file that is not what its name says."""
-    found: dict[str, Mapping[str, Array]] = {}
+    """Read the extras of an installed release. Raises ArtefactError if a file does not contain the part it is named after."""
+    extras: dict[str, Mapping[str, Array]] = {}
     for name, path in files.items():
         try:
             parts = tensors.unpack(path.read_bytes())
         except ProtocolError as error:
-            raise ArtefactError(f"extra {name!r}: {error}", "manifest") from error
+            raise ArtefactError(
+                f"extra {name!r}: {error.message}", "manifest", consequence="no head was fitted"
+            ) from error
         if parts.keys() != {name}:
             raise ArtefactError(
-                f"extra {name!r}: holds {', '.join(parts)}", "manifest", consequence="no head was fitted"
+                f"extra {name!r}: contains {', '.join(parts)}", "manifest", consequence="no head was fitted"
             )
-        found[name] = parts[name]
-    return found
+        extras[name] = parts[name]
+    return extras

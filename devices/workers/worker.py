@@ -1,7 +1,7 @@
-"""What a device does in a worker thread: a `Worker` carries out the jobs that an agent asks for and answers each with an event.
+"""Base of the workers, which carry out an agent's jobs in a thread and answer each with an event.
 
-Whatever goes wrong in a job becomes a `Failed` with one of the failure words; nothing that a job raises ends the agent. The head-only
-tier is `devices.workers.head`, the full tier `devices.workers.full`.
+An exception in a job becomes a `Failed` event with a failure word; none ends the agent. The head-only tier is `devices.workers.head`,
+the full tier `devices.workers.full`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import errno
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from devices.agent.assignments import parcel_for
 from devices.agent.effects import Job
 from devices.agent.events import Event, Failed, Finished
-from devices.agent.outbox import Parcel
 from devices.agent.state import LIMITS, AgentLimits
 from devices.board import usage
-from devices.data.load import LoadData
 from devices.install.fetch import Sink
 from devices.storage.store import Store
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, PrivacyError, RunError
@@ -31,85 +29,76 @@ from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Report
 
 log = logging.getLogger(__name__)
 
-HOPELESS = frozenset({"canary_failed", "unsupported_opset", "refused", "unsupported_tier"})
-"""Failure words of artefacts that trying again does not change."""
+FINAL_REASONS = frozenset({"canary_failed", "unsupported_opset", "blocked", "rejected", "unsupported_tier"})
+"""Failure words of artefacts for which a retry is useless."""
+
+Material = Mapping[str, bytes] | bytes | None
+"""What was fetched for a job: metadata files by name, or a broadcast."""
 
 
-class MakeWorker(Protocol):
-    """Makes the worker of a full device: `devices.workers.full.FullWorker`, handed down from the command line because torch comes with it."""
-
-    def __call__(
-        self,
-        device: str,
-        store: Store,
-        load_data: LoadData,
-        *,
-        threads: int = 1,
-        epsilon: float = 0.0,
-        limits: AgentLimits = LIMITS,
-    ) -> Worker: ...
-
-
+@dataclass(eq=False)
 class Worker(ABC):
-    """Carries out the jobs of one agent. `perform` runs in any thread, one job at a time; all else runs in the runner's thread."""
+    """Carries out the jobs of one agent. `perform` runs in any thread, one job at a time; the rest in the runner's thread."""
 
-    def __init__(self, device: str, store: Store, limits: AgentLimits = LIMITS) -> None:
-        self.device, self.store, self.limits = device, store, limits
+    device: str
+    store: Store
+    limits: AgentLimits = field(default=LIMITS, kw_only=True)
 
     def boot(self) -> int:
-        """Once per process start: clears up; the release that is served, or 0."""
+        """Clean up once per process start; return the release that is served, or 0."""
         self.store.tidy()
         return 0
 
     def sink(self, blob: Blob, *, keep: bool) -> Sink:
-        """Where the chunks of a fetch go."""
+        """Return the destination of a download's chunks; `keep`: on disk."""
         return Assembly(blob)
 
     @abstractmethod
-    def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
-        """Does it; `material` is what was fetched for it: metadata files by name, or a broadcast. May raise anything."""
+    def perform(self, job: Job, material: Material) -> Event:
+        """Carry out a job. May raise anything."""
 
     @abstractmethod
     def revoke(self) -> None:
-        """The personal head is to be forgotten."""
+        """Delete the personal head."""
 
     def finish(self, assignment: Assignment, report: Report, blob: bytes | None, egress: Egress) -> Finished:
-        """Puts the report into the outbox on disk; what may not leave the device never gets there.
+        """Check report and blob against the egress rules and put them into the stored outbox.
 
-        What was used today, as the meter last wrote it down, and the report's own size are added.
+        Adds the day's usage as last measured, and the size of report and blob.
         """
         if (used := usage.read(self.store.folder)).day == usage.today():
             report = replace(report, metrics={**report.metrics, **used.numbers})
         egress.require(report, blob)
         report = replace(report, bytes_up=len(messages.encode(report)) + (len(blob) if blob else 0))
-        self.store.keep(self.parcel(assignment, report), blob)
+        self.store.keep(parcel_for(assignment, report, self.limits), blob)
         return Finished(report)
 
-    def parcel(self, assignment: Assignment, report: Report) -> Parcel:
-        """The report, addressed."""
-        return parcel_for(assignment, report, self.limits)
+
+MakeWorker = Callable[..., Worker]
+"""Constructor of `devices.workers.full.FullWorker`, passed as an argument because importing it loads torch."""
 
 
 def attempt(perform: Callable[[], Event]) -> Event:
-    """What `perform` returns, or a Failed for what it raises."""
+    """Return the event of `perform`, or Failed for an exception."""
     try:
         return perform()
     except Exception as error:
-        failed = _failure(error)
+        failed = _failed(error)
+        unexpected = failed.reason == "error"
         log.log(
-            logging.WARNING if failed.reason != "error" else logging.ERROR,
+            logging.ERROR if unexpected else logging.WARNING,
             "%s: %s",
             failed.reason,
             error,
-            exc_info=failed.reason == "error",
+            exc_info=unexpected,
         )
         return failed
 
 
-def _failure(error: Exception) -> Failed:
+def _failed(error: Exception) -> Failed:
     match error:
         case ArtefactError(why=why):
-            return Failed(why or "artefact", final=why in HOPELESS, detail=str(error))
+            return Failed(why or "artefact", final=why in FINAL_REASONS, detail=str(error))
         case DeadlineError():
             return Failed("deadline", detail=str(error))
         case DataError():
@@ -122,6 +111,6 @@ def _failure(error: Exception) -> Failed:
             return Failed(BUDGET_EXHAUSTED, final=True, detail=str(error))
         case RunError():
             return Failed("diverged", final=True, detail=str(error))
-        case InputError():  # of a task that this device cannot build: a newer server's, or spoilt on its way
+        case InputError():  # a method spec that this version cannot build, or a corrupt one
             return Failed("bad_spec", detail=str(error))
     return Failed("error", detail=f"{type(error).__name__}: {error}")

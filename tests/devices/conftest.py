@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     manifest, slots = graphs.manifest_for(payload), Slots(tmp_path / "pi" / "release")
     slots.prepare(manifest)
     for index, chunk in enumerate(split(payload, manifest.extractor.chunk_bytes)):
-        slots.add_chunk(manifest.extractor, index, bytes(chunk))
+        slots.sink(manifest.extractor).add(index, bytes(chunk))
     slots.install(manifest)
     z = scale(X).reshape(12, -1) @ graphs.WEIGHTS
     head = heads.fit("logistic", z, Y, 2, unit_norm=False, extractor=manifest.extractor.sha256)

@@ -19,8 +19,8 @@ from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.interfaces import DeviceConnect
 from devices.storage.store import Store
-from devices.workers.head_fitting import fit_here
 from devices.workers.head import HeadWorker
+from devices.workers.head_fitting import fit_here
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Capability
@@ -66,7 +66,16 @@ def head_device(
     **changes: Any,
 ) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: data(), folder)
-    worker = HeadWorker(name, Store(folder), loader, kind, fit_here, runtime(), limits=QUICK, **changes)
+    worker = HeadWorker(
+        name,
+        Store(folder),
+        loader=loader,
+        fitter=fit_here,
+        runtime=runtime(),
+        kind=kind,
+        limits=QUICK,
+        **changes,
+    )
     can = Capability("head", "x86_64", "3.12", samples=20)
     return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST)
 

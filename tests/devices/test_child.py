@@ -20,7 +20,7 @@ def children(request: pytest.FixtureRequest) -> Iterator[Children]:
 
 
 def ask(children: Children) -> int:
-    number, said = children.ask(b"well?", 60).split()
+    number, said = children.request(b"well?", 60).split()
     assert said == b"well?"
     return int(number)
 
@@ -59,6 +59,6 @@ def test_only_what_is_kept_is_asked_again_and_nothing_outlives_the_end(children:
 def test_a_child_that_died_while_it_waited_is_an_error_and_the_next_one_answers(children: Children) -> None:
     children.start()
     children._idle.queue[0]._process.terminate()  # type: ignore[attr-defined]
-    with pytest.raises(RunError, match="who: the child ended with code -15"):
+    with pytest.raises(RunError, match="who: the child exited with code -15"):
         ask(children)
     assert ask(children)

@@ -31,7 +31,7 @@ from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import MESSAGES, Assignment, Capability, DeviceState, Log, ServerState, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
-from server.mqtt import retained
+from server.mqtt import reader
 from server.mqtt.connection import ServerConnection
 from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
@@ -123,10 +123,10 @@ def _hear_and_obey(tier: Any, heard: list[Packet], store: Store) -> None:
 
 def _let(alive: Device, scheduler: Nobody, event: DeviceEvent) -> None:
     """An event, and all the time that a device asks for after it."""
-    alive.take(event)
+    alive.handle(event)
     for _ in range(3):
         scheduler.time_s = min(max(scheduler.time_s, alive.wake_s), scheduler.time_s + 50.0)
-        alive.take(devices.events.Tick())
+        alive.handle(devices.events.Tick())
 
 
 class _Deaf:
@@ -141,7 +141,7 @@ def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.Simple
     """A server with an exchange open, a device's connection to it, and the log lines that it hears."""
     broker = InMemoryBroker()
     connection = ServerConnection(
-        partial(InMemoryTransport, broker), "main", limits=retained.Limits(settle_s=0.02)
+        partial(InMemoryTransport, broker), "main", limits=reader.LeaseLimits(settle_s=0.02)
     )
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Journal(fleet="main", quarantine_after=0) as journal:

@@ -40,7 +40,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server.mqtt.retained import Connect
+from server.mqtt.reader import ServerConnect
 from server.orchestrate import run as orchestrator
 from server.orchestrate.setup import RunRequest
 from server.runs.results import Results
@@ -85,7 +85,7 @@ class Site:
                 if address.device and address.kind not in FROM_SERVER:
                     self.packets.append((event.topic, event.payload))
 
-        sniffer: Connect = self.connect
+        sniffer: ServerConnect = self.connect
         transport = sniffer("sniffer", None, hear)
         transport.wait_connected(10)
         transport.subscribe(f"{TOPICS.root}/#")
@@ -103,10 +103,10 @@ class Site:
                 HeadWorker(
                     name,
                     store,
-                    LocalFeatureLoader(lambda c, i, d=data: d(), store.folder),  # type: ignore[misc]
-                    heads[name],
-                    fit_here,
-                    runtime(),
+                    loader=LocalFeatureLoader(lambda c, i, d=data: d(), store.folder),  # type: ignore[misc]
+                    fitter=fit_here,
+                    runtime=runtime(),
+                    kind=heads[name],
                     check=lambda installed: None,
                     limits=QUICK,
                     **options,

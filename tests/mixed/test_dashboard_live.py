@@ -26,8 +26,8 @@ from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.storage.store import Store
-from devices.workers.head_fitting import fit_here
 from devices.workers.head import HeadWorker
+from devices.workers.head_fitting import fit_here
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -41,7 +41,7 @@ from server.mqtt.updates.inbox import Inbox
 from server.registry import Database, releases
 from server.registry.records import ReleaseRecord
 from server.release.repository import Repository
-from server.release.rollout.rollout import Rollout
+from server.release.rollout.coordinator import Rollout
 from tests.browsing import dashboard, visiting
 from tests.devices import graphs
 
@@ -79,12 +79,12 @@ class Live:
             worker = HeadWorker(
                 name,
                 Store(self.folder / name),
-                LocalFeatureLoader(
+                loader=LocalFeatureLoader(
                     lambda classes, input: ClientData(images(20), images(4), images(20)), self.folder / name
                 ),
-                "nearest",
-                fit_here,
-                runtime(),
+                fitter=fit_here,
+                runtime=runtime(),
+                kind="nearest",
                 root=self.repository.root_bytes,
                 check=lambda installed: None,
                 limits=QUICK,
@@ -103,7 +103,7 @@ class Live:
         manifest = graphs.manifest_for(payload, release=number)
         self.rollout.roll_out(manifest, {manifest.extractor.sha256: payload})
         blob = manifest.extractor
-        releases.note(
+        releases.record(
             self.db, ReleaseRecord("main", number, "toy", number, "fedrep", blob.sha256, blob.bytes)
         )
         return number

@@ -16,8 +16,8 @@ from devices.board.usage import Meter
 from devices.config import DeviceConfig
 from devices.features import drift
 from devices.runtime.device import start
-from devices.runtime.runner import Runner
 from devices.runtime.monitor import DeviceMonitor
+from devices.runtime.runner import Runner
 from devices.serving.predict import Predictor
 from devices.storage.store import Store
 from devices.workers.worker import Worker
@@ -26,7 +26,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from server.dashboard.queries import fleet as fleets
 from server.dashboard.queries.fleet import FleetQuery, FleetRow
-from server.mqtt import retained
+from server.mqtt import reader
 from server.mqtt.connection import ServerConnection
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
@@ -61,8 +61,8 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
     )
     config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
     meter = Meter(folder, lambda: 0)
-    watch = DeviceMonitor(config, device, partial(runner.deliver, device), meter)
-    connection = ServerConnection(connect, "main", limits=retained.Limits(settle_s=0.05))
+    monitor = DeviceMonitor(config, device, partial(runner.deliver, device), meter)
+    connection = ServerConnection(connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
         Roster(connection, journal)
         connection.open()
@@ -79,11 +79,11 @@ def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
         drift.remember_fit(
             folder, drift.moments(predictor.head.extractor, scale(X).reshape(12, -1) @ graphs.WEIGHTS)
         )
-        watch.look()
+        monitor.check()
         assert eventually(row, 20).drift == 0
         for _ in range(5):
             predictor.predict(np.full_like(X, 255))
-        watch.look()
+        monitor.check()
         shown = eventually(lambda: (found := row()) and found.drift and found, 20)
         assert shown.why == "drift" and shown.drift > drift.THRESHOLD
         runner.stop()

@@ -31,8 +31,8 @@ from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.storage.slots import Slots
 from devices.storage.store import Store
-from devices.workers.head_fitting import fit_here
 from devices.workers.head import HeadWorker
+from devices.workers.head_fitting import fit_here
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import describe
 from edge_fl.wire.endpoint import Endpoint
@@ -64,10 +64,10 @@ def head_device(name: str, folder: Path, root: bytes, fetching: FetchLimits = LI
     worker = HeadWorker(
         name,
         Store(folder),
-        loader,
-        "nearest",
-        fit_here,
-        runtime(),
+        loader=loader,
+        fitter=fit_here,
+        runtime=runtime(),
+        kind="nearest",
         root=root,
         check=lambda found: None,
         limits=QUICK,
@@ -217,7 +217,7 @@ def test_a_device_killed_at_any_chunk_fetches_none_of_the_verified_ones_again(
         runner.add(device, through)
 
         def over() -> bool:
-            missing = Slots(tmp_path / "pi-01" / "release").missing(manifest.extractor)
+            missing = Slots(tmp_path / "pi-01" / "release").sink(manifest.extractor).missing
             return device.state.release == 1 or (bool(dead) and len(missing) == count - came.total())
 
         runner.run(30, over, every_s=0.02)

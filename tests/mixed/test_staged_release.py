@@ -19,21 +19,21 @@ from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
 from devices.storage.store import Store
-from devices.workers.head_fitting import fit_here
 from devices.workers.head import HeadWorker
+from devices.workers.head_fitting import fit_here
 from edge_fl import metrics
 from edge_fl.config import RolloutConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
-from server.mqtt import retained
+from server.mqtt import reader
 from server.mqtt.connection import ServerConnection
 from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
 from server.mqtt.updates.inbox import Inbox
 from server.registry import Database, rollouts
 from server.release.repository import Repository
-from server.release.rollout.rollout import Rollout
+from server.release.rollout.coordinator import Rollout
 from server.release.rollout.stages import place
 from tests.devices import graphs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -93,7 +93,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     connect = partial(InMemoryTransport, broker)
 
     def make(count: int, hidden: float = 0.0) -> Fleet:
-        connection = ServerConnection(connect, "main", limits=retained.Limits(settle_s=0.05))
+        connection = ServerConnection(connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
         roster, inbox, assignments = Roster(connection), Inbox(connection), Assignments(connection)
         connection.open()
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
@@ -108,10 +108,10 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
             worker = HeadWorker(
                 name,
                 Store(tmp_path / name),
-                LocalFeatureLoader(lambda classes, input, data=data: data, tmp_path / name),
-                "nearest",
-                fit_here,
-                runtime(),
+                loader=LocalFeatureLoader(lambda classes, input, data=data: data, tmp_path / name),
+                fitter=fit_here,
+                runtime=runtime(),
+                kind="nearest",
                 root=repository.root_bytes,
                 check=lambda installed: None,
                 limits=QUICK,

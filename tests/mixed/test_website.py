@@ -172,29 +172,14 @@ def test_a_mirror_is_asked_only_for_what_is_missing(fleet: Fleet) -> None:
     slots, blob = Slots(fleet.folder / "slots"), manifest.extractor
     slots.prepare(manifest)
     for index in set(range(40)) - {7, 9}:
-        slots.add_chunk(blob, index, payload[index * 1024 : (index + 1) * 1024])
-    sink = Kept(slots, blob)
+        slots.sink(blob).add(index, payload[index * 1024 : (index + 1) * 1024])
+    sink = slots.sink(blob)
     with serving(fleet.web, ranges=True) as (address, asked):
         (path, _), _ = paths(manifest).items()
-        assert Mirror(address).fill(path, blob, sink) == 3 * 1024
-        assert Mirror(address).fill(path, blob, sink) == 0
+        assert Mirror(address).fetch(path, blob, sink) == 3 * 1024
+        assert Mirror(address).fetch(path, blob, sink) == 0
     assert asked == [(f"/targets/{path}", f"bytes={7 * 1024}-{10 * 1024 - 1}")]
-    assert slots.missing(blob) == []
-
-
-@dataclass
-class Kept:
-    """Chunks that go into slots."""
-
-    slots: Slots
-    blob: Any
-
-    @property
-    def missing(self) -> list[int]:
-        return self.slots.missing(self.blob)
-
-    def add(self, index: int, payload: bytes) -> bool:
-        return self.slots.add_chunk(self.blob, index, payload)
+    assert sink.missing == []
 
 
 def spoiled(place: Path) -> None:

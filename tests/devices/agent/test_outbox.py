@@ -59,7 +59,10 @@ def test_a_fleet_comes_back_over_as_long_as_the_server_says() -> None:
         device = Agent("full")
         device.state = replace(device.state, boot=f"boot-{number}")
         device.up()
-        assert the(effects.SpreadReconnects, device.hear(ServerState(True, "server-1", return_s=60.0))).over_s == 60.0
+        assert (
+            the(effects.SpreadReconnects, device.hear(ServerState(True, "server-1", return_s=60.0))).over_s
+            == 60.0
+        )
         assert none_of(effects.SpreadReconnects, device.hear(ServerState(True, "server-1", return_s=60.0)))
         waiting = outbox.put((), Parcel("t", 1, report("t-1-0"), 120.0), device.now_s)
         device.state = replace(device.state, outbox=waiting)

@@ -17,20 +17,20 @@ from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 TIGHT = CanaryLimits(memory_bytes=128 * MEBIBYTE, cpu_s=2, deadline_s=30)
 
 
-def verdict(folder, payload, limits=TIGHT, **changes):
+def result_of(folder, payload, limits=TIGHT, **changes):
     return canary.check(on_disk(folder, payload), manifest_for(payload, **changes), limits)
 
 
 def test_a_sound_extractor_is_ok(tmp_path):
-    found = verdict(tmp_path, graph())
-    assert found == canary.Verdict(True, "ok", found.seconds)
+    found = result_of(tmp_path, graph())
+    assert found == canary.CanaryResult(True, "ok", found.seconds)
     assert 0 < found.seconds < 30
 
 
 def test_features_other_than_promised_are_refused(tmp_path):
-    found = verdict(tmp_path, graph(weights=WEIGHTS * 1.01))
+    found = result_of(tmp_path, graph(weights=WEIGHTS * 1.01))
     assert not found.ok
-    assert "features differ by" in found.why
+    assert "features differ by" in found.reason
 
 
 def test_the_tolerance_is_the_manifests(tmp_path):
@@ -39,44 +39,44 @@ def test_the_tolerance_is_the_manifests(tmp_path):
 
 
 def test_nan_is_refused(tmp_path):
-    assert "not finite" in verdict(tmp_path, graphs.gives_nan()).why
+    assert "not finite" in result_of(tmp_path, graphs.gives_nan()).reason
 
 
 def test_a_model_that_never_returns_runs_out_of_processor_time(tmp_path):
     started = time.monotonic()
-    found = verdict(tmp_path, graphs.never_returns(), CanaryLimits(cpu_s=1, deadline_s=60))
-    assert "killed by signal" in found.why
+    found = result_of(tmp_path, graphs.never_returns(), CanaryLimits(cpu_s=1, deadline_s=60))
+    assert "killed by signal" in found.reason
     assert time.monotonic() - started < 30
 
 
 def test_a_child_that_does_not_answer_is_stopped_by_the_clock(tmp_path):
-    found = verdict(tmp_path, graphs.never_returns(), CanaryLimits(cpu_s=60, deadline_s=2))
-    assert found.why == "no answer within 2 s"
+    found = result_of(tmp_path, graphs.never_returns(), CanaryLimits(cpu_s=60, deadline_s=2))
+    assert found.reason == "no result within 2 s"
     assert found.seconds < 10
 
 
 def test_a_model_that_asks_for_terabytes_is_refused(tmp_path):
-    assert not verdict(tmp_path, graphs.asks_for_terabytes()).ok
+    assert not result_of(tmp_path, graphs.asks_for_terabytes()).ok
 
 
 def test_memory_has_a_limit_that_is_ours(tmp_path):
-    assert verdict(tmp_path, graphs.takes_memory(16)).ok
-    found = verdict(tmp_path, graphs.takes_memory(400))
+    assert result_of(tmp_path, graphs.takes_memory(16)).ok
+    found = result_of(tmp_path, graphs.takes_memory(400))
     assert not found.ok
-    assert "alloc" in found.why.lower()
+    assert "alloc" in found.reason.lower()
 
 
 def test_a_wrong_feature_size_is_refused(tmp_path):
-    assert "gave (2, 2)" in verdict(tmp_path, graphs.drops_a_feature()).why
+    assert "gave (2, 2)" in result_of(tmp_path, graphs.drops_a_feature()).reason
 
 
 def test_a_newer_opset_is_refused_by_name(tmp_path):
-    assert "needs opset 99" in verdict(tmp_path, graph(), opset=99).why
+    assert "needs opset 99" in result_of(tmp_path, graph(), opset=99).reason
 
 
 @pytest.mark.parametrize("payload", [b"not a model", graph()[:100]])
 def test_bytes_that_are_no_model_are_refused(tmp_path, payload):
-    assert "does not load" in verdict(tmp_path, payload).why
+    assert "does not load" in result_of(tmp_path, payload).reason
 
 
 def test_a_bad_release_is_never_current_and_the_old_one_serves_on(tmp_path):
@@ -84,8 +84,8 @@ def test_a_bad_release_is_never_current_and_the_old_one_serves_on(tmp_path):
     for release, payload in ((1, graph()), (2, graphs.gives_nan())):
         manifest = manifest_for(payload, release=release)
         slots.prepare(manifest)
-        for index in slots.missing(manifest.extractor):
-            slots.add_chunk(manifest.extractor, index, bytes(split(payload, 1024)[index]))
+        for index in slots.sink(manifest.extractor).missing:
+            slots.sink(manifest.extractor).add(index, bytes(split(payload, 1024)[index]))
         if release == 1:
             assert slots.install(manifest, check=canary.require).pending
             continue
@@ -93,4 +93,4 @@ def test_a_bad_release_is_never_current_and_the_old_one_serves_on(tmp_path):
             slots.install(manifest, check=canary.require)
         assert caught.value.why == "canary_failed"
     assert slots.current().manifest.release == 1
-    assert slots.refused == {2: "canary_failed"}
+    assert slots.blocked == {2: "canary_failed"}

@@ -39,9 +39,9 @@ def test_the_next_group_is_asked_for_when_half_of_one_is_here() -> None:
     fetch = download(assembly)
     said = {-1: groups(fetch.begin(0.0))}
     for index, chunk in enumerate(CHUNKS):
-        assert fetch.here_bytes == index * 1024
+        assert fetch.verified_bytes == index * 1024
         said[index] = groups(fetch.chunk(index, chunk, 0.1))
-    assert fetch.here_bytes == len(PAYLOAD)
+    assert fetch.verified_bytes == len(PAYLOAD)
     assert {index: found for index, found in said.items() if found} == {
         -1: ["+0"], 7: ["+1"], 15: ["-0"], 23: ["+2"], 31: ["-1"], 36: ["-2"]
     }  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_clock_set_back_does_not_revive_expired_metadata(tmp_path, make_releas
     set_back = Trust(tmp_path / "device", repository.root_bytes)
     error = refusal(set_back, Broker(short.files()))
     assert error.why == "expired"
-    assert "a time this device has seen" in str(error)
+    assert "the latest time seen" in str(error)
 
 
 def test_a_clock_that_ran_ahead_does_not_lock_the_device_out(tmp_path, broker, repository):

@@ -97,7 +97,7 @@ def test_a_second_card_with_the_same_claim_gets_nothing(site: Site) -> None:
     claim = site.claim("pi-2")
     copy = shutil.copytree(claim.folder, site.ids / "copy")
     site.enrol(claim)
-    with pytest.raises(ConnectError, match=r"pi-2: .* gives no certificate \(used\)"):
+    with pytest.raises(ConnectError, match=r"pi-2: .* issues no certificate \(used\)"):
         site.enrol(identity.read(copy))
     assert identity.read(copy).role == "claim"
 

@@ -23,10 +23,10 @@ def test_the_name_on_the_certificate_is_the_device(authority: Authority, tmp_pat
     authority.claim({"pi-2": tmp_path / "pi-2"})
     for name in ("pi-1", "pi-2"):
         settings: dict[str, object] = {"data": "d", "broker": {"identity": str(tmp_path / name)}}
-        assert config.named(settings, "here")["id"] == name
+        assert config.with_certificate_name(settings, "here")["id"] == name
         with pytest.raises(ConfigError, match=f"here: id = 'other', but the identity .* is that of '{name}'"):
-            config.named({**settings, "id": "other"}, "here")
-    assert config.named({"id": "pi-3"}, "here") == {"id": "pi-3"}
+            config.with_certificate_name({**settings, "id": "other"}, "here")
+    assert config.with_certificate_name({"id": "pi-3"}, "here") == {"id": "pi-3"}
 
 
 def test_a_fleet_takes_the_devices_among_the_identities_in_order(

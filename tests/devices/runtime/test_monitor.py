@@ -19,8 +19,8 @@ from devices.runtime.device import Device
 from devices.runtime.monitor import DeviceMonitor
 from devices.serving.predict import Predictor
 from devices.storage.store import Store
-from devices.workers.worker import Worker
 from devices.workers.head_and_full import HeadAndFullWorker
+from devices.workers.worker import Worker
 from edge_fl.wire.messages import Capability
 from tests.devices.agent.agents import TOPICS
 from tests.devices.images import X, picture
@@ -50,7 +50,7 @@ class Board:
             "pi-01", str(self.home / "images"), folder=str(self.home), budget=self.budget, refit_every_s=100
         )
         meter = Meter(self.home, lambda: self.bytes, lambda: "2026-01-01", lambda: self.cpu_s)
-        self.watch = DeviceMonitor(
+        self.monitor = DeviceMonitor(
             config,
             self.device,
             self.take,
@@ -68,7 +68,7 @@ class Board:
         """What one more look leads to."""
         self.now_s += after_s
         before = len(self.heard)
-        self.watch.look()
+        self.monitor.check()
         return self.heard[before:]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.storage.slots import Slots, _intact
+from devices.storage.slots import Slots, is_intact
 from edge_fl.config import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
 from edge_fl.wire.blob import describe, split
@@ -56,8 +56,8 @@ def install(slots: Slots, number: int) -> None:
     slots.boot()
     slots.prepare(manifest)
     for blob in blobs(manifest):
-        for index in slots.missing(blob):
-            slots.add_chunk(blob, index, bytes(split(payloads[blob.sha256], blob.chunk_bytes)[index]))
+        for index in slots.sink(blob).missing:
+            slots.sink(blob).add(index, bytes(split(payloads[blob.sha256], blob.chunk_bytes)[index]))
     slots.install(manifest)
     slots.mark_good()
 
@@ -90,14 +90,14 @@ def survives(folder: Path, step: int) -> bool:
         return True
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"step {step}: {status}"
     left = Slots(folder)
-    assert _intact(left.current()), f"step {step}: no whole release after the kill"
+    assert is_intact(left.current()), f"step {step}: no whole release after the kill"
     assert (serving := left.current().manifest.release) in (2, 3), f"step {step}: serves {serving}"
     if behind := left.previous():
-        assert _intact(behind) and behind.manifest.release < serving, f"step {step}: no way back"
+        assert is_intact(behind) and behind.manifest.release < serving, f"step {step}: no way back"
     install(Slots(folder), 3)
     after = Slots(folder)
-    assert _intact(after.current()) and after.current().manifest.release == 3, f"step {step}"
-    assert _intact(after.previous()) and after.previous().manifest.release == 2, f"step {step}"
+    assert is_intact(after.current()) and after.current().manifest.release == 3, f"step {step}"
+    assert is_intact(after.previous()) and after.previous().manifest.release == 2, f"step {step}"
     assert not list(folder.rglob(".*.part")) and not list((folder / "chunks").iterdir()), (
         f"step {step}: leftovers"
     )

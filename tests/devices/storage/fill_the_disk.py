@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from devices.install.trust import Trust
-from devices.storage.slots import Slots, _intact
+from devices.storage.slots import Slots, is_intact
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import Canary, Manifest
@@ -43,8 +43,8 @@ def limit(file_bytes: int) -> None:
 
 def fetch(slots: Slots, manifest: Manifest, payload: bytes) -> None:
     slots.prepare(manifest)
-    for index in slots.missing(manifest.extractor):
-        slots.add_chunk(manifest.extractor, index, bytes(split(payload, 4096)[index]))
+    for index in slots.sink(manifest.extractor).missing:
+        slots.sink(manifest.extractor).add(index, bytes(split(payload, 4096)[index]))
 
 
 def refused(name: str, slots: Slots, action) -> None:
@@ -53,7 +53,7 @@ def refused(name: str, slots: Slots, action) -> None:
     except ArtefactError as error:
         sys.stdout.write(f"{name} {error.why}\n")
     assert slots.current().manifest.release == 1
-    assert _intact(slots.current())
+    assert is_intact(slots.current())
     assert not list(slots.folder.rglob(".*.part"))
 
 
@@ -69,13 +69,17 @@ def main(folder: Path) -> None:
     refused("first", slots, lambda: fetch(slots, manifest, payload))
     assert not list((slots.folder / "chunks").iterdir())
     assert (
-        slots.missing(manifest.extractor)
-        == Slots(slots.folder).missing(manifest.extractor)
+        slots.sink(manifest.extractor).missing
+        == Slots(slots.folder).sink(manifest.extractor).missing
         == [0, 1, 2, 3, 4]
     )
     limit(10_000)
     refused("third", slots, lambda: fetch(slots, manifest, payload))
-    assert slots.missing(manifest.extractor) == Slots(slots.folder).missing(manifest.extractor) == [2, 3, 4]
+    assert (
+        slots.sink(manifest.extractor).missing
+        == Slots(slots.folder).sink(manifest.extractor).missing
+        == [2, 3, 4]
+    )
     files = dict(repository.files())
     trust = Trust(folder / "trust", repository.root_bytes)
     limit(100)

@@ -61,10 +61,10 @@ def test_a_killed_download_resumes_without_refetching(tmp_path, make_release, fe
     chunks = split(payloads[manifest.extractor.sha256], 1024)
     first = Slots(tmp_path)
     first.prepare(manifest)
-    first.add_chunk(manifest.extractor, 2, bytes(chunks[2]))
-    first.add_chunk(manifest.extractor, 0, bytes(chunks[0]))
+    first.sink(manifest.extractor).add(2, bytes(chunks[2]))
+    first.sink(manifest.extractor).add(0, bytes(chunks[0]))
     second = Slots(tmp_path)  # as after a kill: nothing in memory
-    assert second.missing(manifest.extractor) == [1, 3]
+    assert second.sink(manifest.extractor).missing == [1, 3]
     assert fetch(second, manifest, payloads) == 3  # two of the extractor, one of the extra
     assert second.install(manifest).manifest.release == 1
 
@@ -75,9 +75,9 @@ def test_a_corrupt_chunk_is_refused_and_leaves_nothing_behind(slots, make_releas
     slots.prepare(manifest)
     for bad in (bytes(1024), bytes(chunks[0])[:-1], bytes(chunks[0]) + b"x", b""):
         with pytest.raises(ArtefactError) as refusal:
-            slots.add_chunk(manifest.extractor, 0, bad)
+            slots.sink(manifest.extractor).add(0, bad)
         assert refusal.value.why == "chunk_hash"
-    assert 0 in slots.missing(manifest.extractor)
+    assert 0 in slots.sink(manifest.extractor).missing
     assert not [path for path in slots.folder.rglob("*") if path.is_file()]
 
 
@@ -87,10 +87,10 @@ def test_a_chunk_that_a_power_cut_left_half_written_is_fetched_again(tmp_path, m
     first = Slots(tmp_path)
     first.prepare(manifest)
     for index in (0, 1):
-        first.add_chunk(manifest.extractor, index, bytes(chunks[index]))
+        first.sink(manifest.extractor).add(index, bytes(chunks[index]))
     with (tmp_path / "chunks" / manifest.extractor.sha256).open("r+b") as file:
         file.truncate(1024 + 100)
-    assert Slots(tmp_path).missing(manifest.extractor) == [1, 2, 3]
+    assert Slots(tmp_path).sink(manifest.extractor).missing == [1, 2, 3]
 
 
 def test_a_file_that_is_not_what_is_being_fetched_is_not_taken_for_it(tmp_path, make_release):
@@ -98,7 +98,7 @@ def test_a_file_that_is_not_what_is_being_fetched_is_not_taken_for_it(tmp_path, 
     (tmp_path / "chunks").mkdir()
     strange = tmp_path / "chunks" / manifest.extractor.sha256
     strange.write_bytes(payloads[manifest.extractor.sha256] + b"and more")
-    assert Slots(tmp_path).missing(manifest.extractor) == [0, 1, 2, 3]
+    assert Slots(tmp_path).sink(manifest.extractor).missing == [0, 1, 2, 3]
     assert not strange.exists()
 
 
@@ -147,7 +147,7 @@ def test_rollback_returns_to_the_previous_release_and_remembers_the_refused_one(
     installed.install(manifest)
     assert installed.rollback("canary_failed").manifest.release == 1
     again = Slots(installed.folder)
-    assert again.refused == {2: "canary_failed"}
+    assert again.blocked == {2: "canary_failed"}
     assert not again.current().pending
     with pytest.raises(ArtefactError, match=r"release 2: failed here before \(canary_failed\)"):
         again.prepare(manifest)
@@ -178,7 +178,7 @@ def test_a_release_that_fails_its_check_is_never_current(installed, make_release
     assert seen == [(payloads[manifest.extractor.sha256], 1)]
     assert released(installed) == 1
     assert not installed.current().pending
-    assert installed.refused == {2: "canary_failed"}
+    assert installed.blocked == {2: "canary_failed"}
     assert [path.name for path in installed.folder.rglob("*.onnx")] == ["extractor.onnx"]  # release 1's alone
     assert not list((installed.folder / "chunks").iterdir())
 
@@ -187,7 +187,7 @@ def test_a_release_that_stays_pending_over_three_boots_is_rolled_back(installed,
     fetch(installed, *make_release(2))
     installed.install(make_release(2)[0])
     assert [Slots(installed.folder).boot().manifest.release for _ in range(3)] == [2, 2, 1]
-    assert installed.refused == {2: "crash_loop"}
+    assert installed.blocked == {2: "crash_loop"}
     assert Slots(installed.folder).boot().manifest.release == 1
 
 
@@ -239,7 +239,7 @@ def test_bytes_that_went_bad_on_the_disk_are_found_at_boot(installed, make_relea
     rotten[0] ^= 1
     path.write_bytes(rotten)
     assert Slots(installed.folder).boot().manifest.release == 1
-    assert installed.refused == {}  # not the release's fault: it may be fetched again
+    assert installed.blocked == {}  # not the release's fault: it may be fetched again
     assert fetch(installed, *make_release(2)) == 1  # the chunk that is bad, no more
     assert installed.install(make_release(2)[0]).manifest.release == 2
 

@@ -15,8 +15,8 @@ from devices.agent.effects import Train
 from devices.agent.events import Failed, Finished
 from devices.runtime.device import Device, start
 from devices.storage.store import Store
-from devices.workers.worker import attempt
 from devices.workers.full import FullWorker
+from devices.workers.worker import attempt
 from edge_fl import metrics
 from edge_fl.config import (
     CompressionConfig,
@@ -193,7 +193,7 @@ def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(torn: bytes, tmp_path:
         partial(worker(tmp_path).perform, Train(ask("train", 2, payload), spec, "b", 0), payload)
     )
     assert isinstance(failed, Failed) and failed.reason == BUDGET_EXHAUSTED
-    assert "privacy.safetensors: what this device's updates have told cannot be read" in failed.detail
+    assert "privacy.safetensors: the epsilon spent by this device cannot be read" in failed.detail
 
 
 def test_a_task_of_other_images_is_refused_by_name(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from devices.agent.events import DataChanged
-from devices.features.extractor import runtime
 from devices.features.child_loader import pack, unpack
 from devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
+from devices.features.extractor import runtime
 from devices.features.local_loader import LocalFeatureLoader
 from devices.runtime.device import Device, start
 from devices.serving.comparison import is_worse
 from devices.serving.predict import Predictor
 from devices.storage.store import Store
-from devices.workers.head_fitting import FitData, FitSpec, fit_here
 from devices.workers.head import HeadWorker
+from devices.workers.head_fitting import FitData, FitSpec, fit_here
 from edge_fl.data.samples import ClientData
 from edge_fl.heads.auto import Choice
 from edge_fl.heads.constant import Constant
@@ -58,10 +58,10 @@ def guarded(folder: Path, fitter: Counting, holding: list[ClientData]) -> Device
     worker = HeadWorker(
         "pi-01",
         Store(folder),
-        loader,
-        "nearest",
-        fitter,
-        runtime(),
+        loader=loader,
+        fitter=fitter,
+        runtime=runtime(),
+        kind="nearest",
         guard=True,
         check=lambda installed: None,
         limits=QUICK,

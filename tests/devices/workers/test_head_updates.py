@@ -27,7 +27,7 @@ def sent(plan: HeadPlan, kind: str = "nearest", extras: Any = None) -> dict[str,
     extras = {"head": HEAD} if extras is None else extras
     release = graphs.manifest_for(b"x", heads=plan)
     head = heads.fit(kind, Z, Y, 2, unit_norm=False, plan=plan, extras=extras)
-    payload = head_updates.parts_for(release, head, Z, Y, extras)
+    payload = head_updates.head_update(release, head, Z, Y, extras)
     return tensors.unpack(payload) if payload else None
 
 
@@ -47,7 +47,7 @@ def test_what_the_release_names_goes_up_and_no_more() -> None:
 def test_a_part_that_the_release_does_not_name_is_held_back() -> None:
     payload = tensors.pack({"prototypes": HEAD, "features": {"z": Z}})
     with pytest.raises(ArtefactError, match="'features', the release asks for prototypes; nothing was sent"):
-        head_updates.let_out(payload, HeadPlan(uploads={"prototypes": "class_means"}))
+        head_updates.require_named(payload, HeadPlan(uploads={"prototypes": "class_means"}))
 
 
 def test_a_part_that_cannot_be_found_costs_the_upload_and_not_the_report() -> None:

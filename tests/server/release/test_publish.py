@@ -156,9 +156,9 @@ def test_a_device_believes_fetches_and_installs_what_was_published(tmp_path, pub
     kept = retained(broker, "art/#")
     slots = Slots(tmp_path / "slots", reserve_bytes=0)
     for blob in blobs(manifest):
-        for index in slots.missing(blob):
+        for index in slots.sink(blob).missing:
             topic = TOPICS.chunk(blob.sha256, index).removeprefix(TOPICS.root + "/")
-            slots.add_chunk(blob, index, kept[topic])
+            slots.sink(blob).add(index, kept[topic])
     assert slots.install(manifest).extractor.read_bytes() == payloads[manifest.extractor.sha256]
 
 
