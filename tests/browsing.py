@@ -83,7 +83,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self._hear("error", str(error)))
         self.page.on("request", self._asked)
 
-    def go(self, path: str = "/", wait_for: str = ".sheet") -> None:
+    def go(self, path: str = "/", wait_for: str = ".sheet:visible") -> None:
         """Opens a page and waits until something is on it."""
         self.page.goto(self.home + path, wait_until="commit", timeout=DEADLINE_S * 1000)
         self.page.wait_for_selector(wait_for)

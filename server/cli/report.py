@@ -1,4 +1,4 @@
-"""What people look at: `edge-fl server dashboard`, `edge-fl report`. Nothing heavy is imported before one of them runs."""
+"""Commands `edge-fl server dashboard` and `edge-fl report`; heavy modules are imported when one of them runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, RunsOption
 
-Host = Annotated[str, typer.Option(help="Where to listen; anything but loopback needs the token.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 is a free port.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; all but loopback require the token.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")]
 
 
 class ReportFormat(StrEnum):
-    """How a report is written."""
+    """Formats of a report."""
 
     HTML = "html"
     MD = "md"
@@ -26,7 +26,7 @@ class ReportFormat(StrEnum):
 
 
 def register(app: App) -> None:
-    """Adds `server dashboard` and `report`."""
+    """Add `server dashboard` and `report`."""
     app.group("server").command()(dashboard)
     app.root.command()(report)
 
@@ -37,14 +37,12 @@ def dashboard(
     home: HomeOption = HOME,
     host: Host = "127.0.0.1",
     port: Port = 8080,
-    cert: Annotated[
-        Path | None, typer.Option(help="The certificate to serve with (PEM); speaks TLS.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Certificate for TLS (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
 ) -> None:
-    """Look at the fleet, its runs, releases and data in a browser; also serves /metrics for Prometheus.
+    """Show the fleet, its runs, releases and data in a browser; also serves /metrics for Prometheus.
 
-    Beyond loopback the token of EDGE_FL_DASHBOARD_TOKEN is asked for; without one, one is made up and printed.
+    On addresses other than loopback the token EDGE_FL_DASHBOARD_TOKEN is required; if it is not set, one is generated and printed.
     """
     from server.dashboard.serve import Settings, serve
     from server.registry import database as registries
@@ -55,14 +53,14 @@ def dashboard(
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="A run of 'edge-fl runs list', or its folder.")],
+    run: Annotated[str, typer.Argument(help="A run listed by 'edge-fl runs list', or its folder.")],
     format: Annotated[
         ReportFormat,
         typer.Option(help="html writes RUN/report.html and prints its path; md and json are printed."),
     ] = ReportFormat.HTML,
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Write a run's report: settings, what left the devices, accuracies by their honest names, curves, worst devices, versions."""
+    """Write the report of a run: settings, data sent, accuracies (global, before and after personalisation), charts, versions."""
     from server.report import page
     from server.runs.results import Results
 

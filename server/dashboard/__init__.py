@@ -1,10 +1,9 @@
-"""The dashboard: a live page on the registry, for whoever runs a fleet.
+"""The dashboard: live pages on the registry, and its metrics for Prometheus.
 
-    queries/   what each page shows, as values, read from the registry in SQL
-    pages/     those values as HTML, pure functions
-    live       parts of a page that are drawn again when their value changes
-    serve      the server: loopback, or a token
+    queries/   the values that each page shows, read from the registry in SQL
+    pages/     tables, charts and markup from those values
+    live       parts of a page that are updated when their value changes
+    serve      the HTTP server: on loopback, or with a token
 
-It reads the registry and writes only what is *wanted* of a roll-out or a run; the running server does the rest, so that the dashboard may
-run in a process of its own, on another machine, or not at all.
+It writes only the desired state of roll-outs and runs, which the running server applies, also from another process or machine.
 """

@@ -1,8 +1,7 @@
-"""Who may see the dashboard: on loopback whoever is on this machine, elsewhere whoever has the token. Plain ASGI, for HTTP and web sockets.
+"""Access to the dashboard as ASGI middleware for HTTP and web sockets: local clients on loopback, clients with the token elsewhere.
 
-On loopback the Host must be loopback too, so that no page from elsewhere reaches it under a name of its own (DNS rebinding); a socket that
-another origin's page opens is refused everywhere. The token comes once in the address (`?token=`) and then as a cookie, or in an
-`Authorization: Bearer` header, which is what Prometheus sends.
+Without a token the Host header must be a loopback name, which prevents DNS rebinding; requests from another origin are always rejected. The
+token is given once in the address (`?token=`), which sets a cookie, or as `Authorization: Bearer`, as Prometheus sends it.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 COOKIE = "edge_fl_token"
-REFUSED = (
+UNAUTHORISED = (
     b"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
     b"<meta name=color-scheme content='light dark'><title>edge-fl</title>"
     b"<body style='font:15px/1.5 system-ui,sans-serif;max-width:34em;margin:18vh auto;padding:0 20px'>"
-    b"<h1 style='font-size:19px;margin:0 0 8px'>This dashboard needs its token</h1>"
-    b"<p style='margin:0'>Open the address that <code>edge-fl server dashboard</code> printed, the one with <code>?token=</code>.</p>"
+    b"<h1 style='font-size:19px;margin:0 0 8px'>Token required</h1>"
+    b"<p style='margin:0'>Open the address with <code>?token=</code> that <code>edge-fl server dashboard</code> printed.</p>"
 )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only be this machine."""
+    """Whether a host name or address is always this machine."""
     if host.rstrip(".").lower() == "localhost":
         return True
     try:
@@ -34,7 +33,7 @@ def is_loopback(host: str) -> bool:
 
 
 class TokenAuth:
-    """Passes on what may see `app`; with an empty token only requests that were made to loopback."""
+    """Passes authorised requests to `app`; with an empty token these are requests to a loopback name."""
 
     def __init__(self, app: Any, token: str = "") -> None:
         self._app, self._token = app, token
@@ -45,11 +44,11 @@ class TokenAuth:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if not self._same_origin(headers) or not self._known_host(headers):
-            await _refuse(scope, send, 403, b"not from here\n", "text/plain")
-        elif self._token and self._in_address(scope):
-            await _enter(scope, send, self._token)
-        elif self._token and not self._shown(headers):
-            await _refuse(scope, send, 401, REFUSED, "text/html; charset=utf-8")
+            await _reject(scope, send, 403, b"wrong host or origin\n", "text/plain")
+        elif self._token and self._has_token(scope):
+            await _set_cookie(scope, send, self._token)
+        elif self._token and not self._authorised(headers):
+            await _reject(scope, send, 401, UNAUTHORISED, "text/html; charset=utf-8")
         else:
             await self._app(scope, receive, send)
 
@@ -60,11 +59,11 @@ class TokenAuth:
         origin = headers.get("origin", "")
         return not origin or urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
 
-    def _in_address(self, scope: dict[str, Any]) -> bool:
+    def _has_token(self, scope: dict[str, Any]) -> bool:
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         return scope["type"] == "http" and _equal(given, self._token)
 
-    def _shown(self, headers: dict[str, str]) -> bool:
+    def _authorised(self, headers: dict[str, str]) -> bool:
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
@@ -77,10 +76,10 @@ def _equal(given: str, token: str) -> bool:
     return bool(given) and compare_digest(given.encode(), token.encode())
 
 
-async def _enter(scope: dict[str, Any], send: Any, token: str) -> None:
-    """The token becomes a cookie and leaves the address, where it would be seen and kept."""
-    asked = parse_qs(scope["query_string"].decode("latin-1"))
-    rest = urlencode({name: values[0] for name, values in asked.items() if name != "token"})
+async def _set_cookie(scope: dict[str, Any], send: Any, token: str) -> None:
+    """Move the token from the address, which browsers store and show, to a cookie."""
+    query = parse_qs(scope["query_string"].decode("latin-1"))
+    rest = urlencode({name: values[0] for name, values in query.items() if name != "token"})
     location = "/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else "")
     secure = "; Secure" if scope.get("scheme") == "https" else ""
     cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict{secure}"
@@ -89,7 +88,7 @@ async def _enter(scope: dict[str, Any], send: Any, token: str) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _refuse(scope: dict[str, Any], send: Any, status: int, body: bytes, kind: str) -> None:
+async def _reject(scope: dict[str, Any], send: Any, status: int, body: bytes, kind: str) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return

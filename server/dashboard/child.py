@@ -1,4 +1,4 @@
-"""The dashboard beside a run: a process of its own, so that looking takes nothing from training, ended with the run."""
+"""Serve the dashboard during a run, in a child process so that it does not slow down training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.children import Child
 
 @contextmanager
 def dashboard(port: int | None, registry: str, fleet: str, home: Path) -> Iterator[None]:
-    """Serves on a loopback port while the block runs; without a port, nothing."""
+    """Serve on a loopback port while the block runs; do nothing if `port` is None."""
     if port is None:
         yield
         return

@@ -1,138 +1,203 @@
-"""Parts of an open page that are drawn from a value, and drawn again when that value has changed.
+"""Live parts of an open page: each is drawn from a value of the registry and updated when that value changes.
 
-A part finds its value in a thread, so that a slow database holds nobody up; only what looks different is sent to the browser. When the
-registry does not answer, the page keeps what it showed and says so.
+Values are read in a thread, so that a slow database blocks no other page. While the registry does not respond, the page keeps its contents
+and shows the error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
+from server.dashboard.actions import ACTIONS, Action
+from server.dashboard.pages.charts import Chart
+from server.dashboard.pages.parts import Column, cells
+from server.registry import Database
 from server.report.formatting import escape
 
 EVERY_S = 1.5
-GO = """(event) => {
-  const at = event.target.closest('[data-go], [data-act]');
-  if (!at || at.disabled) return;
-  event.preventDefault();
-  if (at.dataset.act) return emit({act: at.dataset.act});
-  history.replaceState(null, '', at.dataset.go ? '?' + at.dataset.go : location.pathname);
-  emit({go: at.dataset.go});
-}"""
+PRESSED = "(event) => { const at = event.target.closest('[data-act]'); if (at) emit(at.dataset.act); }"
+CELL = '<q-td :props="props"><span v-html="props.value"></span></q-td>'
+HEADING = """
+<q-th :props="props" scope="col" :aria-sort="!props.col.__thClass.includes(' sorted') ? null :
+  props.col.__thClass.includes('sort-desc') ? 'descending' : 'ascending'">
+  <button v-if="props.col.sortable" :data-key="'sort-' + props.col.name">{{ props.col.label }}</button>
+  <template v-else>{{ props.col.label }}</template>
+</q-th>
+"""  # Quasar's own headings cannot be reached with the keyboard
+PAGER = """
+<div class="pager">
+  <span>{{ ((props.pagination.page - 1) * props.pagination.rowsPerPage + 1).toLocaleString("en") }}–{{
+    Math.min(props.pagination.page * props.pagination.rowsPerPage, props.pagination.rowsNumber).toLocaleString("en")
+  }} of {{ props.pagination.rowsNumber.toLocaleString("en") }} devices</span>
+  <span class="to">
+    <button data-key="previous" :disabled="props.isFirstPage" @click="props.prevPage">‹ Previous</button>
+    <button data-key="next" :disabled="props.isLastPage" @click="props.nextPage">Next ›</button>
+  </span>
+</div>
+"""
 
-Go = Callable[[Mapping[str, str]], None]
-Act = Callable[[str], None]
-
-
-@dataclass
-class Part:
-    """One piece of a page."""
-
-    find: Callable[[], Any]
-    draw: Callable[[Any], str]
-    element: ui.html
-
-    def show(self, value: Any) -> None:
-        """Draws where that makes a difference."""
-        drawn = self.draw(value)
-        if drawn != self.element.content:
-            self.element.content = drawn
+Find = Callable[[], Any]
+Address = Mapping[str, str]
 
 
-@dataclass
+@dataclass(frozen=True)
+class PageContext:
+    """The fleet that the pages show, its registry, and the folder of its releases where that is on this machine."""
+
+    db: Database
+    fleet: str
+    home: Path | None = None
+
+    def kept(self) -> frozenset[int] | None:
+        """The releases whose files still exist; None where the repository is not on this machine."""
+        folder = self.home / self.fleet if self.home else None
+        if folder is None or not (folder / "metadata").is_dir():
+            return None
+        from server.release.repository import Repository
+
+        try:
+            return frozenset(manifest.release for manifest in Repository(folder).releases())
+        except EdgeFLError:
+            return None
+
+
 class Board:
-    """The parts of one open page. `go` hears where a person wants to look (as fields of the address), `act` what is to be done."""
+    """The parts of one open page, in the order in which they are added."""
 
-    go: Go = lambda wanted: None
-    act: Act = lambda wanted: None
-    parts: list[Part] = field(default_factory=list)
-    alarm: ui.html | None = None
-    news: ui.html | None = None
+    def __init__(self, context: PageContext) -> None:
+        self.context = context
+        self._parts: list[tuple[Find, Callable[[Any], None]]] = []
+        self._alarm = ui.html("", sanitize=False).props('role="alert"')
 
-    def open(self) -> None:
-        """Places for what went wrong and for what was done, above everything else."""
-        self.alarm = ui.html("", sanitize=False).props('role="alert"')
-        self.news = ui.html("", sanitize=False).props('role="status"')
+    def part(self, find: Find, show: Callable[[Any], None]) -> None:
+        """Call `show` with the value of `find` at every refresh."""
+        self._parts.append((find, show))
 
-    def part(self, find: Callable[[], Any], draw: Callable[[Any], str], kind: str = "") -> None:
-        """A piece of the page, in the place where it is made; clicks on what has `data-go` or `data-act` are heard."""
-        element = ui.html("", sanitize=False).classes(kind)
-        element.on("click", self._clicked, js_handler=GO)
-        self.parts.append(Part(find, draw, element))
+    def html(self, find: Find, draw: Callable[[Any], str], absent: str = "") -> None:
+        """Markup drawn from a value, `absent` for None; a button with `data-act` starts that action."""
+        element = ui.html("", sanitize=False).on("click", self._pressed, js_handler=PRESSED)
+        self.part(find, lambda value: element.set_content(absent if value is None else draw(value)))
+
+    def table(
+        self,
+        find: Find,
+        columns: Sequence[Column],
+        rows: Callable[[Any], Iterable[Any]],
+        title: str = "",
+        *,
+        per_page: int = 0,
+    ) -> ui.table:
+        """A table with a row for each of the value's `rows`; hidden without any.
+
+        With `per_page` the database sorts and pages: the caller handles the "request" event.
+        """
+        with ui.element("section") as section:
+            if title:
+                ui.html(f"<h2>{title}</h2>", sanitize=False)
+            pagination = {"rowsPerPage": per_page, "rowsNumber": 0} if per_page else None
+            table = ui.table(rows=[], columns=[column.options for column in columns], pagination=pagination)
+        table.props("flat binary-state-sort").classes("sheet").on("click", self._pressed, js_handler=PRESSED)
+        table.add_slot("body-cell", CELL)
+        table.add_slot("header-cell", HEADING)
+        if per_page:
+            table.add_slot("bottom", PAGER)
+        else:
+            table.props("hide-bottom")
+
+        def show(value: Any) -> None:
+            shown = [] if value is None else cells(columns, rows(value))
+            update(table, "rows", shown)
+            section.set_visibility(bool(shown))
+
+        self.part(find, show)
+        return table
+
+    def chart(self, find: Find, draw: Callable[[Any], Chart | None], title: str) -> None:
+        """A chart; absent while there is none to draw. A click on a device opens its page."""
+        with ui.element("section") as section:
+            ui.html(f"<h2>{title}</h2>", sanitize=False)
+            sheet = ui.element("div").classes("sheet padded")
+        elements: list[ui.echart] = []
+
+        def show(value: Any) -> None:
+            chart = None if value is None else draw(value)
+            section.set_visibility(chart is not None)
+            if chart is None:
+                return
+            if not elements:  # only now, as ECharts needs a visible element
+                with sheet:
+                    elements.append(ui.echart(chart.options, renderer="svg"))
+                    elements[0].on("componentClick", partial(_open_device, elements[0]), ["value"])
+            update(elements[0], "options", chart.options)
+            elements[0].style(f"height: {chart.height}px; {chart.width}")
+
+        self.part(find, show)
 
     async def refresh(self) -> None:
-        """Brings every part up to date; what several parts are drawn from is looked up once."""
+        """Update every part; a value that several parts share is read once."""
         try:
-            found = {
-                find: await asyncio.to_thread(find) for find in dict.fromkeys(p.find for p in self.parts)
-            }
-            for part in self.parts:
-                part.show(found[part.find])
-            said = ""
+            finds = dict.fromkeys(find for find, _ in self._parts)
+            values = {find: await asyncio.to_thread(find) for find in finds}
+            for find, show in self._parts:
+                show(values[find])
+            self._alarm.set_content("")
         except EdgeFLError as error:
-            said = f'<p class="alarm">{escape(error)}. Looked at again in {EVERY_S:g} s.</p>'
-        if self.alarm and self.alarm.content != said:
-            self.alarm.content = said
-
-    def say(self, text: str) -> None:
-        """What was done on behalf of whoever looks."""
-        if self.news:
-            self.news.content = f'<p class="news">{escape(text)}</p>' if text else ""
+            self._alarm.set_content(f'<p class="alarm">{escape(error)}. Next attempt in {EVERY_S:g} s.</p>')
 
     async def start(self) -> None:
-        """Draws the page for the first time and keeps it up to date from then on."""
+        """Draw the page for the first time and refresh it periodically from then on."""
         await self.refresh()
         ui.timer(EVERY_S, self.refresh, immediate=False)
 
-    async def _clicked(self, event: Any) -> None:
-        wanted = event.args if isinstance(event.args, dict) else {}
-        if "act" in wanted:
-            self.act(str(wanted["act"]))
-        else:
-            self.go(dict(parse_qsl(str(wanted.get("go", "")))))
-            await self.refresh()
+    async def _pressed(self, event: Any) -> None:
+        name, _, target = str(event.args).partition(":")
+        action = ACTIONS.get(name)
+        if action is None or not await _confirmed(action, target):
+            return
+        try:
+            message = await asyncio.to_thread(action.do, self.context.db, self.context.fleet, target)
+        except (EdgeFLError, ValueError) as error:
+            message = str(error)
+        ui.notify(message, position="top", timeout=10_000, close_button="Close")
+        await self.refresh()
 
 
-class Confirm:
-    """One question before something is done; the keyboard stays inside until it is answered, Escape says no."""
+def update(element: Any, name: str, value: Any) -> None:
+    """Set a property of an element; a value that is equal to the present one is not sent to the browser."""
+    if element.props.get(name) != value:
+        element.props[name] = value
 
-    def __init__(self) -> None:
-        self._do: Callable[[], Awaitable[None]] | None = None
-        with ui.element("dialog").props('aria-labelledby="question"') as self._dialog:
-            self._title = ui.html("", sanitize=False, tag="h2").props('id="question"')
-            self._text = ui.html("", sanitize=False, tag="p").classes("quiet")
-            with ui.element("div").classes("choice"):
-                self._no = ui.element("button").props('type="button" autofocus')
-                self._no.on("click", self._close)
-                with self._no:
-                    ui.html("Cancel", sanitize=False, tag="span")
-                self._yes = ui.element("button").props('type="button" id="confirm"')
-                self._yes.on("click", self._confirmed)
-                with self._yes:
-                    self._word = ui.html("", sanitize=False, tag="span")
 
-    def ask(
-        self, title: str, text: str, word: str, do: Callable[[], Awaitable[None]], *, danger: bool
-    ) -> None:
-        """Opens the dialogue; `do` runs when it is confirmed."""
-        self._do = do
-        self._title.content, self._text.content, self._word.content = map(escape, (title, text, word))
-        self._yes.classes(replace="danger" if danger else "primary")
-        ui.run_javascript(f"document.getElementById('{self._dialog.html_id}').showModal()")
+async def _confirmed(action: Action, target: str) -> bool:
+    with ui.dialog() as dialog, ui.card():
+        ui.html(escape(action.title.format(target=target)), sanitize=False, tag="h2")
+        ui.html(escape(action.text), sanitize=False, tag="p").classes("quiet")
+        with ui.element("div").classes("choice"):
+            for word, kind, answer in (
+                ("Cancel", "autofocus", False),
+                (action.word, "id=confirm", True),
+            ):
+                look = ("danger" if action.danger else "primary") if answer else ""
+                button = ui.element("button").props(f"type=button {kind}").classes(look)
+                with button.on("click", partial(dialog.submit, answer)):
+                    ui.html(escape(word), sanitize=False, tag="span")
+    answer = bool(await dialog)
+    dialog.delete()
+    return answer
 
-    def _close(self) -> None:
-        self._do = None
-        ui.run_javascript(f"document.getElementById('{self._dialog.html_id}').close()")
 
-    async def _confirmed(self) -> None:
-        do = self._do
-        self._close()
-        if do:
-            await do()
+def _open_device(chart: ui.echart, event: Any) -> None:
+    """`value` is a label of the x axis, or a point's [place on that axis, ...]."""
+    value = event.args.get("value")
+    devices = chart.options["xAxis"]["data"]
+    device = devices[int(value[0])] if isinstance(value, list) else value
+    if device in devices and chart.options["xAxis"].get("triggerEvent"):
+        ui.navigate.to(f"/device/{device}")

@@ -1,11 +1,9 @@
-"""The registry as Prometheus metrics: read when they are asked for, so that nothing has to be counted twice or kept in step.
-
-Counters are sums over the registry, which survives a restart of the server; so do they.
-"""
+"""The registry as Prometheus metrics, read at each scrape; counters are sums over the registry, so they survive a restart of the server."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -16,10 +14,11 @@ from server.registry.tables import devices, rejections, releases, reports, reque
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
 class FleetCollector:
-    """What prometheus-client collects from: one fleet of a registry."""
+    """Collector of prometheus-client for one fleet of a registry."""
 
     def __init__(self, db: Database, fleet: str) -> None:
         self._db, self._fleet = db, fleet
@@ -27,114 +26,102 @@ class FleetCollector:
     def collect(self) -> Iterator[Metric]:
         """Every metric, read in one transaction."""
         with self._db.reading() as connection:
-            yield from (*_devices(connection, self._fleet), *_runs(connection, self._fleet))
-            yield from (*_reports(connection, self._fleet), *_releases(connection, self._fleet))
+            for part in (_devices, _runs, _reports, _releases):
+                yield from part(connection, self._fleet)
 
 
 def text(db: Database, fleet: str) -> bytes:
-    """The metrics of a fleet in Prometheus' text format. Raises RunError when the registry does not answer."""
+    """The metrics of a fleet in Prometheus' text format. Raises RunError when the registry does not respond."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(FleetCollector(db, fleet))
     return generate_latest(registry)
 
 
+def _family(
+    kind: Kind, name: str, help: str, fleet: str, labels: Sequence[str], rows: Iterable[Any]
+) -> Metric:
+    """A metric with a sample per row: the values of its labels, then its value."""
+    family = kind(f"edge_fl_{name}", help, labels=("fleet", *labels))
+    for *values, value in rows:
+        family.add_metric((fleet, *map(str, values)), value)
+    return family
+
+
+def _summary(name: str, help: str, fleet: str, labels: Sequence[str], rows: Iterable[Any]) -> Metric:
+    """A metric with a count and a sum per row, after the values of its labels."""
+    family = SummaryMetricFamily(f"edge_fl_{name}", help, labels=("fleet", *labels))
+    for *values, count, total in rows:
+        family.add_metric((fleet, *map(str, values)), count_value=count, sum_value=total)
+    return family
+
+
+def _counts(connection: Connection, table: Any, fleet: str, *columns: Any) -> Iterable[Any]:
+    """The number of rows of a fleet by these columns."""
+    query = select(*columns, func.count()).where(table.c.fleet == fleet)
+    return connection.execute(query.group_by(*columns)).all()
+
+
 def _devices(connection: Connection, fleet: str) -> Iterable[Metric]:
     tier = func.coalesce(devices.c.capability["tier"].as_string(), "unknown")
-    mine = devices.c.fleet == fleet
-    found = GaugeMetricFamily(
-        "edge_fl_devices", "Devices by what they said last.", labels=("fleet", "status", "tier")
-    )
-    wanted = select(devices.c.status, tier, func.count()).where(mine).group_by(devices.c.status, tier)
-    for status, of_tier, count in connection.execute(wanted):
-        found.add_metric((fleet, status, of_tier), count)
-    barred = GaugeMetricFamily(
-        "edge_fl_devices_barred", "Devices whose reports do not count.", labels=("fleet", "why")
-    )
-    for why, which in (("quarantined", devices.c.quarantine != ""), ("revoked", devices.c.revoked)):
-        barred.add_metric(
-            (fleet, why), connection.execute(select(func.count()).where(mine, which)).scalar_one()
-        )
-    running = GaugeMetricFamily(
-        "edge_fl_devices_on_release", "Devices by the release that they run.", labels=("fleet", "release")
-    )
-    on = select(devices.c.release, func.count()).where(mine, devices.c.release > 0)
-    for release, count in connection.execute(on.group_by(devices.c.release)):
-        running.add_metric((fleet, str(release)), count)
-    return found, barred, running
+    by_status = _counts(connection, devices, fleet, devices.c.status, tier)
+    yield _family(GaugeMetricFamily, "devices", "Devices by status.", fleet, ("status", "tier"), by_status)
+    blocked = [
+        (why, connection.execute(select(func.count()).where(devices.c.fleet == fleet, which)).scalar_one())
+        for why, which in (("quarantined", devices.c.quarantine != ""), ("revoked", devices.c.revoked))
+    ]
+    help = "Devices whose reports are rejected."
+    yield _family(GaugeMetricFamily, "devices_blocked", help, fleet, ("why",), blocked)
+    by_release = (row for row in _counts(connection, devices, fleet, devices.c.release) if row[0] > 0)
+    help = "Devices by the release they run."
+    yield _family(GaugeMetricFamily, "devices_on_release", help, fleet, ("release",), by_release)
 
 
 def _runs(connection: Connection, fleet: str) -> Iterable[Metric]:
-    by_state = GaugeMetricFamily("edge_fl_runs", "Runs by how they stand.", labels=("fleet", "state"))
-    for state, count in connection.execute(
-        select(runs.c.state, func.count()).where(runs.c.fleet == fleet).group_by(runs.c.state)
-    ):
-        by_state.add_metric((fleet, state), count)
+    by_state = _counts(connection, runs, fleet, runs.c.state)
+    yield _family(GaugeMetricFamily, "runs", "Runs by state.", fleet, ("state",), by_state)
     joined = rounds.join(runs, runs.c.run == rounds.c.run)
+    mine = runs.c.fleet == fleet
     sums = select(func.count(), func.coalesce(func.sum(rounds.c.seconds), 0.0)).select_from(joined)
-    count, total = connection.execute(sums.where(runs.c.fleet == fleet)).one()
-    lasted = SummaryMetricFamily(
-        "edge_fl_round_duration_seconds", "How long rounds took, and how many there were.", labels=("fleet",)
-    )
-    lasted.add_metric((fleet,), count_value=count, sum_value=total)
-    newest = (
-        select(rounds.c.round, rounds.c.metrics, runs.c.run)
-        .select_from(joined)
-        .where(runs.c.fleet == fleet)
-        .order_by(rounds.c.ended_at.desc())
-        .limit(1)
-    )
-    at = GaugeMetricFamily("edge_fl_round", "The newest round that is over.", labels=("fleet", "run"))
-    accuracy = GaugeMetricFamily(
-        "edge_fl_accuracy", "Mean over clients after the newest round, 0 to 1.", labels=("fleet", "metric")
-    )
-    for round, found, run in connection.execute(newest):
-        at.add_metric((fleet, run), round)
-        for name, value in found.items():
-            if value is not None and "acc" in name:
-                accuracy.add_metric((fleet, name), value)
-    asked = GaugeMetricFamily(
-        "edge_fl_tasks", "What devices were asked, by what became of it.", labels=("fleet", "mode", "state")
-    )
-    wanted = select(requests.c.mode, requests.c.state, func.count()).where(requests.c.fleet == fleet)
-    for mode, state, count in connection.execute(wanted.group_by(requests.c.mode, requests.c.state)):
-        asked.add_metric((fleet, mode, state), count)
-    return by_state, lasted, at, accuracy, asked
+    lasted = connection.execute(sums.where(mine)).all()
+    yield _summary("round_duration_seconds", "Duration of rounds.", fleet, (), lasted)
+    newest = select(runs.c.run, rounds.c.round, rounds.c.metrics).select_from(joined).where(mine)
+    last = connection.execute(newest.order_by(rounds.c.ended_at.desc()).limit(1)).all()
+    at = [(run, round) for run, round, _ in last]
+    yield _family(GaugeMetricFamily, "round", "The last completed round.", fleet, ("run",), at)
+    means = [
+        (name, value)
+        for *_, metrics in last
+        for name, value in metrics.items()
+        if value is not None and "acc" in name
+    ]
+    help = "Mean over clients after the last completed round, 0 to 1."
+    yield _family(GaugeMetricFamily, "accuracy", help, fleet, ("metric",), means)
+    requested = _counts(connection, requests, fleet, requests.c.mode, requests.c.state)
+    help = "Requests to devices by state."
+    yield _family(GaugeMetricFamily, "requests", help, fleet, ("mode", "state"), requested)
 
 
 def _reports(connection: Connection, fleet: str) -> Iterable[Metric]:
-    heard = CounterMetricFamily("edge_fl_reports", "Reports that count.", labels=("fleet", "kind"))
-    sent = CounterMetricFamily("edge_fl_bytes", "What devices say they moved.", labels=("fleet", "direction"))
-    took = SummaryMetricFamily(
-        "edge_fl_work_duration_seconds", "How long devices worked for a report.", labels=("fleet", "kind")
-    )
-    down = up = 0
-    sums = [func.sum(column) for column in (reports.c.bytes_down, reports.c.bytes_up, reports.c.seconds)]
-    wanted = select(reports.c.kind, func.count(), *sums).where(reports.c.fleet == fleet)
-    for kind, count, fetched, given, seconds in connection.execute(wanted.group_by(reports.c.kind)):
-        heard.add_metric((fleet, kind), count)
-        took.add_metric((fleet, kind), count_value=count, sum_value=seconds)
-        down, up = down + fetched, up + given
-    sent.add_metric((fleet, "down"), down)
-    sent.add_metric((fleet, "up"), up)
-    refused = CounterMetricFamily(
-        "edge_fl_rejected_reports", "Reports that do not count, by reason.", labels=("fleet", "reason")
-    )
-    reasons = select(rejections.c.reason, func.count()).where(rejections.c.fleet == fleet)
-    for reason, count in connection.execute(reasons.group_by(rejections.c.reason)):
-        refused.add_metric((fleet, reason), count)
-    return heard, sent, took, refused
+    mine = reports.c.fleet == fleet
+    by_kind = _counts(connection, reports, fleet, reports.c.kind)
+    yield _family(CounterMetricFamily, "reports", "Accepted reports.", fleet, ("kind",), by_kind)
+    moved = connection.execute(
+        select(func.sum(reports.c.bytes_down), func.sum(reports.c.bytes_up)).where(mine)
+    ).one()
+    directions = [("down", moved[0] or 0), ("up", moved[1] or 0)]
+    help = "Bytes transferred, as reported by devices."
+    yield _family(CounterMetricFamily, "bytes", help, fleet, ("direction",), directions)
+    work = select(reports.c.kind, func.count(), func.sum(reports.c.seconds)).where(mine)
+    took = connection.execute(work.group_by(reports.c.kind)).all()
+    yield _summary("work_duration_seconds", "Time that devices worked per report.", fleet, ("kind",), took)
+    rejected = _counts(connection, rejections, fleet, rejections.c.reason)
+    help = "Rejected reports by reason."
+    yield _family(CounterMetricFamily, "rejected_reports", help, fleet, ("reason",), rejected)
 
 
 def _releases(connection: Connection, fleet: str) -> Iterable[Metric]:
-    newest = GaugeMetricFamily("edge_fl_release", "The newest release.", labels=("fleet",))
     highest = connection.execute(select(func.max(releases.c.release)).where(releases.c.fleet == fleet))
-    newest.add_metric((fleet,), highest.scalar_one() or 0)
-    by_state = GaugeMetricFamily(
-        "edge_fl_rollouts", "Roll-outs by how they stand.", labels=("fleet", "state")
-    )
-    found = dict.fromkeys(OPEN, 0)
-    wanted = select(rollouts.c.state, func.count()).where(rollouts.c.fleet == fleet)
-    found |= dict(connection.execute(wanted.group_by(rollouts.c.state)).all())
-    for state, count in found.items():
-        by_state.add_metric((fleet, state), count)
-    return newest, by_state
+    newest = [(highest.scalar_one() or 0,)]
+    yield _family(GaugeMetricFamily, "release", "The newest release.", fleet, (), newest)
+    by_state = dict.fromkeys(OPEN, 0) | dict(_counts(connection, rollouts, fleet, rollouts.c.state))
+    yield _family(GaugeMetricFamily, "rollouts", "Roll-outs by state.", fleet, ("state",), by_state.items())

@@ -1,4 +1,4 @@
-"""Serving the dashboard and /metrics: on loopback to whoever is on this machine, elsewhere to whoever has the token."""
+"""Serve the dashboard and /metrics: on loopback without a token, elsewhere with one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIN_TOKEN = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the registry is, which fleet is shown, and where to listen. A `token` is made up where one is needed and none is given."""
+    """Registry, fleet and address of the dashboard. A `token` is generated if one is required and none is given."""
 
     registry: str
     fleet: str = "main"
@@ -46,13 +46,13 @@ class Settings:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
             except OSError as error:  # ssl.SSLError is one
                 raise ConfigError(
-                    f"{self.certificate}, {self.key}: {error.strerror or error}; expected a certificate and its key (PEM);"
-                    " nothing was started"
+                    f"{self.certificate}, {self.key}: {error.strerror or error}; expected a certificate and its key (PEM)",
+                    consequence="nothing was started",
                 ) from error
 
 
-def serve(settings: Settings, say: Callable[[str], None] = lambda line: None) -> None:
-    """Serves until Ctrl-C; `say` hears the address once it can be opened. Raises ConfigError, ConnectError."""
+def serve(settings: Settings, status: Callable[[str], None] = lambda line: None) -> None:
+    """Serve until Ctrl-C; `status` receives the address as soon as it can be opened. Raises ConfigError, ConnectError."""
     token = settings.token or ("" if is_loopback(settings.host) else secrets.token_urlsafe(24))
     db = Database.open(settings.registry)
     listener = _listen(settings.host, settings.port)
@@ -79,10 +79,10 @@ def serve(settings: Settings, say: Callable[[str], None] = lambda line: None) ->
     )
     scheme = "https" if settings.certificate else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    say(f"{scheme}://{host}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}")
+    status(f"{scheme}://{host}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}")
     if token and not settings.certificate:
-        say(
-            "without TLS whoever is on the way can read this token: give --cert and --key, or put a proxy in front"
+        status(
+            "warning: without TLS the token can be read on the network; give --cert and --key, or use a proxy"
         )
     try:
         uvicorn.Server(config).run(sockets=[listener])
@@ -104,7 +104,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         raise ConnectError(
-            f"dashboard {host}:{port}: {error.strerror or error}; expected an address that is free; nothing was started"
+            f"dashboard {host}:{port}: {error.strerror or error}; expected a free address",
+            consequence="nothing was started",
         ) from error
     return listener
 

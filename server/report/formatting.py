@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them, the same in the dashboard and in reports. Pure: the time now is an argument."""
+"""Numbers, times and sizes as text, the same in the dashboard and in reports."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ NOTHING = "–"
 
 
 def escape(text: object) -> str:
-    """Text that may stand in HTML, between tags and in quoted attributes."""
+    """Text for HTML, between tags and in quoted attributes."""
     return _escape(str(text), quote=True)
 
 
 def number(value: int | float | None) -> str:
-    """12,345; a dash where there is none."""
+    """12345 -> "12,345"; a dash for None."""
     if value is None or not isfinite(value):
         return NOTHING
     return f"{value:,.0f}"
 
 
+def positive(value: int) -> str:
+    """Like `number`, with a dash for 0."""
+    return number(value or None)
+
+
 def share(value: float | None, digits: int = 1) -> str:
-    """0.9312 -> "93.1"; a share in per cent, without the sign: its column says so."""
+    """0.9312 -> "93.1"; per cent without the sign."""
     if value is None or not isfinite(value):
         return NOTHING
     return f"{100 * value:.{digits}f}"
@@ -36,17 +41,17 @@ def size(bytes: int | float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Of any length: "0.4 s", "3 min", "2.5 h"."""
+    """A duration: "0.4 s", "3 min", "2.5 h"."""
     return NOTHING if value is None or not isfinite(value) else units.seconds(value)
 
 
-def ago(moment: str, now: datetime) -> str:
-    """How long ago an ISO time was, coarse enough to stay the same for a while: "now", "40 s", "12 min", "3 h", "5 d"."""
+def ago(moment: str, now: datetime | None = None) -> str:
+    """Age of an ISO time, rounded so that it rarely changes: "now", "40 s", "12 min", "3 h", "5 d"."""
     try:
         then = datetime.fromisoformat(moment)
     except ValueError:
         return NOTHING
-    passed = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
+    passed = ((now or datetime.now(UTC)) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
     if passed < 60:
         return f"{int(passed // 10) * 10} s" if passed >= 10 else "now"
     for limit, unit, name in ((3600, 60, "min"), (172_800, 3600, "h")):
@@ -55,12 +60,12 @@ def ago(moment: str, now: datetime) -> str:
     return f"{int(passed // 86400)} d"
 
 
-def since(moment: str, now: datetime) -> str:
-    """`ago` as it stands alone: "now", "40 s ago"."""
+def since(moment: str, now: datetime | None = None) -> str:
+    """Age of an ISO time as a phrase: "now", "40 s ago"."""
     passed = ago(moment, now)
     return passed if passed in ("now", NOTHING) else f"{passed} ago"
 
 
 def clock(moment: str) -> str:
-    """An ISO time as "2026-11-20 14:03:59", UTC."""
+    """An ISO time as "2026-11-20 14:03:59"."""
     return moment[:19].replace("T", " ") or NOTHING

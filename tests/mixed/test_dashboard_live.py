@@ -59,7 +59,7 @@ def images(count: int) -> Samples:
 
 @dataclass
 class Live:
-    """A running server, and agents that join when they are asked to."""
+    """A running server, and agents that join on request."""
 
     broker: Mosquitto
     folder: Path
@@ -109,7 +109,7 @@ class Live:
         return number
 
     def mute(self, name: str) -> None:
-        """A head-only device that is ready and never does anything."""
+        """Connect a head-only device that is ready but never responds."""
         topics = Topics("main")
         transport = MqttTransport(self.broker.endpoint, name, None, lambda event: None)
         transport.wait_connected(10)
@@ -161,7 +161,7 @@ def test_rows_appear_and_a_device_that_goes_away_turns_lost(live: Live, browser:
     np.savez(tmp_path / "images.npz", x=images(40).x, y=images(40).y)
     with dashboard(live.registry) as service, visiting(browser, service.address) as visit:
         visit.go("/")
-        assert "No device has spoken yet" in visit.page.inner_text("main")
+        assert "No device yet" in visit.page.inner_text("main")
         live.join(*NAMES)
         visit.page.wait_for_function(f"document.querySelectorAll('tbody tr').length === {len(NAMES)}")
         command = [
@@ -203,24 +203,24 @@ def test_a_roll_out_is_started_and_rolled_back_from_the_page(live: Live, browser
     ):
         page = visit.page
         visit.go("/releases")
-        assert page.inner_text("[data-key=start-1]") == "Roll back to this"
+        assert page.inner_text("[data-act='start:1']") == "Roll back to this"
 
-        page.click("[data-key=start-1]")
+        page.click("[data-act='start:1']")
         page.click("#confirm")
-        page.wait_for_selector("[role=status]:has-text('Release 1 sets out')")
+        page.wait_for_selector(".q-notification:has-text('Roll-out of release 1 requested')")
         eventually(lambda: live.serving() == {1})
-        page.wait_for_selector("text=The last roll-out, of release 1, ended completed")
+        page.wait_for_selector("text=Last roll-out: release 1, completed")
 
-        page.click("[data-key=start-2]")
+        page.click("[data-act='start:2']")
         page.click("#confirm")
         eventually(lambda: live.serving() == {2})
-        page.wait_for_selector("text=The last roll-out, of release 2, ended completed")
+        page.wait_for_selector("text=Last roll-out: release 2, completed")
 
-        live.mute("pi-mute")  # it never answers, so that the next roll-out waits for it and can be taken back
-        page.click("[data-key=start-1]")
+        live.mute("pi-mute")  # never responds, so that the next roll-out waits for it and can be rolled back
+        page.click("[data-act='start:1']")
         page.click("#confirm")
-        page.click("[data-key=rollback]")
-        page.wait_for_selector("dialog[open]:has-text('goes back to the release before')")
+        page.click("[data-act^='rollback:']")
+        page.wait_for_selector(".q-dialog:has-text('returns to the previous release')")
         page.click("#confirm")
-        page.wait_for_selector("text=The last roll-out, of release 1, ended rolled back")
+        page.wait_for_selector("text=Last roll-out: release 1, rolled back")
         eventually(lambda: live.serving() == {2})

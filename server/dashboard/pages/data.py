@@ -49,7 +49,7 @@ def build(board: Board, address: Address) -> None:
     ui.html(heading("Data"), sanitize=False)
     board.html(find, body)
     board.chart(find, lambda page: charts.dots(page.counts), "Samples per device and class")
-    pages = ui.pagination(1, 1, value=place + 1, direction_links=True, on_change=turn)
+    pages = ui.pagination(1, 1, value=place + 1, on_change=turn)
     pages.props("max-pages=7")
 
     def show(page: DataPage) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import partial
 
 from edge_fl.metrics import by_labels
 from server.dashboard.live import Address, Board
 from server.dashboard.pages import charts
 from server.dashboard.pages.charts import Chart, Curve
-from server.dashboard.pages.parts import columns, empty, facts, heading, word
+from server.dashboard.pages.parts import Column, empty, facts, heading, word
 from server.dashboard.queries import device
 from server.dashboard.queries.device import DevicePage, capability
-from server.report.formatting import clock, escape, number, seconds, share, since, size
+from server.report.formatting import clock, escape, number, positive, seconds, share, since, size
 
 DESCRIPTION = {
     "machine": "Machine",
@@ -26,47 +24,70 @@ DESCRIPTION = {
     "protocol": "Protocol",
 }
 """Field of a capability -> its heading."""
-REPORTS = columns(
-    ("Received, UTC", "Kind", "Run", "Round", "Release", "Before %", "After %", "Took", "Bytes", "Error"),
-    {"Round", "Release", "Before %", "After %", "Took", "Bytes"},
+REPORTS = (
+    Column("Received, UTC", "received_at", clock),
+    Column("Kind", "kind"),
+    Column("Run", "run"),
+    Column("Round", "round", number),
+    Column("Release", "release", positive),
+    Column("Before %", "before", share),
+    Column("After %", "after", share),
+    Column("Took", "seconds", seconds),
+    Column("Bytes", "bytes", size, cell=lambda report: size(report.bytes_down + report.bytes_up)),
+    Column("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
 )
-REQUESTS = columns(("Requested, UTC", "Mode", "Run", "Round", "State", "Reason"), {"Round"})
-REJECTIONS = columns(("Received, UTC", "Run", "Round", "Reason", "Detail"), {"Round"})
+REQUESTS = (
+    Column("Requested, UTC", "requested_at", clock),
+    Column("Mode", "mode"),
+    Column("Run", "run"),
+    Column("Round", "round", number),
+    Column("State", "state", word),
+    Column("Reason", "reason"),
+)
+REJECTIONS = (
+    Column("Received, UTC", "received_at", clock),
+    Column("Run", "run"),
+    Column("Round", "round", number),
+    Column("Reason", "reason"),
+    Column("Detail", "detail"),
+)
 
 
-def title(page: DevicePage | None, id: str) -> str:
-    """The device's name and status."""
-    if page is None:
-        return heading(id) + empty("Unknown device", f"No device {id!r} has connected to this fleet yet.")
-    blocked = page.record.barred
-    return heading(id, word(page.record.status) + (f'<span class="tag bad">{blocked}</span>' if blocked else ""))
-
-
-def summary(page: DevicePage | None, now: datetime) -> str:
-    """Why the device needs attention, and its main figures."""
-    if page is None:
-        return ""
-    record, able = page.record, capability(page.record)
-    newest = next((report for report in page.reports if report.after is not None), None)
+def title(page: DevicePage) -> str:
+    """The device's name and status, and why it needs attention."""
+    record = page.record
+    blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
     why = escape(" ".join(filter(None, (record.why, record.quarantine))))
-    return (f'<p class="alarm">{why}</p>' if why else "") + facts(
+    return heading(record.device, word(record.status) + blocked) + (
+        f'<p class="alarm">{why}</p>' if why else ""
+    )
+
+
+def absent(id: str) -> str:
+    """The empty state."""
+    return heading(id) + empty("Unknown device", f"No device {id!r} has connected to this fleet yet.")
+
+
+def summary(page: DevicePage) -> str:
+    """The device's main figures."""
+    able = capability(page.record)
+    newest = next((report for report in page.reports if report.after is not None), None)
+    return facts(
         {
             "Accuracy after, %": share(newest.after if newest else None),
             "Before, %": share(newest.before if newest else None),
-            "Release": number(record.release or None),
+            "Release": positive(page.record.release),
             "Tier": escape(able.get("tier", "")),
             "Head": escape(able.get("head", "")),
             "Samples": number(able.get("samples", 0)),
-            "Last seen": since(record.seen_at, now),
+            "Last seen": since(page.record.seen_at),
         },
         big=True,
     )
 
 
-def description(page: DevicePage | None) -> str:
+def description(page: DevicePage) -> str:
     """The hardware and software of the device, and its notes."""
-    if page is None:
-        return ""
     able = capability(page.record)
     values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
     shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
@@ -75,70 +96,38 @@ def description(page: DevicePage | None) -> str:
     return f"<h2>Description</h2>{facts(shown)}" + (f'<ul class="notes">{notes}</ul>' if notes else "")
 
 
-def history(page: DevicePage | None) -> Chart | None:
+def history(page: DevicePage) -> Chart | None:
     """Accuracy by report, from two reports on."""
-    reports = [r for r in reversed(page.reports if page else ()) if r.after is not None or r.before is not None]
-    numbered = dict(enumerate(reports, 1))
-    after = {place: report.after for place, report in numbered.items() if report.after is not None}
-    before = {place: report.before for place, report in numbered.items() if report.before is not None}
+    measured = [one for one in reversed(page.reports) if one.after is not None or one.before is not None]
+    numbered = dict(enumerate(measured, 1))
+    after = {place: one.after for place, one in numbered.items() if one.after is not None}
+    before = {place: one.before for place, one in numbered.items() if one.before is not None}
     curves = [Curve("after", after), Curve("before", before, dashed=True)]
-    return charts.lines(curves, "report", 200) if len(reports) > 1 else None
+    return charts.lines(curves, "report", 200) if len(measured) > 1 else None
 
 
-def cold_start(page: DevicePage | None) -> Chart | None:
+def cold_start(page: DevicePage) -> Chart | None:
     """Accuracy by labels per class for each kind of head, as a device whose head is `auto` measured it last."""
-    measured = (by_labels(report.metrics) for report in (page.reports if page else ()))
-    newest: dict[str, dict[int, float]] = next(filter(None, measured), {})
+    measured = filter(None, (by_labels(report.metrics) for report in page.reports))
+    newest: dict[str, dict[int, float]] = next(measured, {})
     curves = [Curve(kind, dict(sorted(curve.items()))) for kind, curve in newest.items()]
     return charts.lines(curves, "labels per class", 200)
 
 
-def reports(page: DevicePage | None) -> Iterator[tuple[str, ...]]:
-    """The cells of each report."""
-    for report in page.reports if page else ():
-        yield (
-            clock(report.received_at),
-            escape(report.kind),
-            escape(report.run),
-            number(report.round),
-            number(report.release or None),
-            share(report.before),
-            share(report.after),
-            seconds(report.seconds),
-            size(report.bytes_down + report.bytes_up),
-            f'<span class="text-bad">{escape(report.error)}</span>',
-        )
-
-
-def requests(page: DevicePage | None) -> Iterator[tuple[str, ...]]:
-    """The cells of each request."""
-    for one in page.requests if page else ():
-        texts = (escape(one.mode), escape(one.run), number(one.round), word(one.state), escape(one.reason))
-        yield clock(one.asked_at), *texts
-
-
-def rejections(page: DevicePage | None) -> Iterator[tuple[str, ...]]:
-    """The cells of each rejected report."""
-    for one in page.rejections if page else ():
-        texts = (escape(one.run), number(one.round), escape(one.reason), escape(one.detail))
-        yield clock(one.received_at), *texts
+def spread(page: DevicePage) -> Chart | None:
+    """Samples by class."""
+    return charts.columns(capability(page.record).get("samples_per_class", ()))
 
 
 def build(board: Board, address: Address) -> None:
     """Add the page's parts."""
-    id = address["id"]
-    find = partial(device.page, board.context.db, board.context.fleet, id)
-    board.html(find, lambda page: title(page, id))
-    board.html(find, lambda page: summary(page, datetime.now(UTC)))
+    find = partial(device.page, board.context.db, board.context.fleet, address["id"])
+    board.html(find, title, absent(address["id"]))
+    board.html(find, summary)
     board.chart(find, history, "Accuracy, % by report")
     board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
-    counts = "samples_per_class"
-    board.chart(
-        find,
-        lambda page: charts.columns(capability(page.record).get(counts, ())) if page else None,
-        "Samples by class",
-    )
+    board.chart(find, spread, "Samples by class")
     board.html(find, description)
-    board.table(find, REPORTS, reports, "Reports")
-    board.table(find, REQUESTS, requests, "Requests")
-    board.table(find, REJECTIONS, rejections, "Rejected reports")
+    board.table(find, REPORTS, lambda page: page.reports, "Reports")
+    board.table(find, REQUESTS, lambda page: page.requests, "Requests")
+    board.table(find, REJECTIONS, lambda page: page.rejections, "Rejected reports")

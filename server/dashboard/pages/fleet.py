@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,31 +10,44 @@ from msgspec.structs import replace
 from nicegui import ui
 
 from server.dashboard.live import Address, Board, update
-from server.dashboard.pages.parts import Column, bars, empty, heading, link, word
+from server.dashboard.pages.parts import Column, bars, decimal, device_link, empty, heading, sigmas, word
 from server.dashboard.queries import fleet
 from server.dashboard.queries.fleet import PER_PAGE, FleetPage, FleetQuery, FleetRow
-from server.report.formatting import NOTHING, ago, escape, number, share, size
+from server.report.formatting import NOTHING, ago, escape, number, positive, share, size
+
+
+def _named(value: str) -> str:
+    return escape(value) or NOTHING
+
+
+def _status(row: FleetRow) -> str:
+    busy = f' <span class="quiet">{escape(row.activity)}</span>' if row.activity not in ("", "idle") else ""
+    standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
+    return f'<span title="{escape(row.why)}">{word(row.status)}{busy}{standing}</span>'
+
 
 COLUMNS = (
-    Column("Device", sort="device"),
-    Column("Status", sort="status"),
-    Column("Tier", sort="tier"),
-    Column("Method", sort="method"),
-    Column("Release", True, "release"),
-    Column("Head", sort="head"),
-    Column("Head age", True, "head_at"),
-    Column("Samples", True, "samples"),
-    Column("By class"),
-    Column("Before %", True, "before"),
-    Column("After %", True, "after"),
-    Column("Last seen", True, "seen"),
-    Column("Bytes today", True, "bytes_today"),
-    Column("Drift", True, "drift"),
-    Column("Epsilon", True, "epsilon"),
+    Column("Device", "device", device_link, True),
+    Column("Status", "status", sortable=True, cell=_status),
+    Column("Tier", "tier", _named, True),
+    Column("Method", "method", _named, True),
+    Column("Release", "release", positive, True),
+    Column("Head", "head", _named, True),
+    Column("Head age", "head_at", ago, True),
+    Column("Samples", "samples", number, True),
+    Column("By class", "samples_per_class", bars),
+    Column("Before %", "before", share, True),
+    Column("After %", "after", share, True),
+    Column("Last seen", "seen_at", ago, True),
+    Column("Bytes today", "bytes_today", size, True, lambda row: size(row.bytes_today or None)),
+    Column("Drift", "drift", sigmas, True),
+    Column("Epsilon", "epsilon", decimal, True),
 )
 DEFAULT = FleetQuery()
 TIERS = {"": "all tiers", "head": "head", "full": "full"}
-COMMANDS = "edge-fl device run --host BROKER --id pi-07 --data folder:/srv/images\nedge-fl fleet up --devices 12"
+COMMANDS = (
+    "edge-fl device run --host BROKER --id pi-07 --data folder:/srv/images\nedge-fl fleet up --devices 12"
+)
 
 
 def query_of(address: Address) -> FleetQuery:
@@ -51,8 +61,13 @@ def query_of(address: Address) -> FleetQuery:
 def address_of(query: FleetQuery) -> str:
     """The address of a query, without fields that have their default."""
     fields = {name: value for name, value in msgspec.structs.asdict(query).items() if value}
-    return urlencode({name: int(value) if value is True else value for name, value in fields.items()
-                      if value != getattr(DEFAULT, name)})
+    return urlencode(
+        {
+            name: int(value) if value is True else value
+            for name, value in fields.items()
+            if value != getattr(DEFAULT, name)
+        }
+    )
 
 
 def statuses(page: FleetPage) -> dict[str, str]:
@@ -73,11 +88,6 @@ def visible(page: FleetPage) -> list[str]:
     """Names of the columns to show: epsilon only in fleets that send updates with noise."""
     private = any(row.epsilon is not None for row in page.rows)
     return [column.name for column in COLUMNS if private or column.name != "epsilon"]
-
-
-def rows(page: FleetPage, now: datetime) -> Iterator[tuple[str, ...]]:
-    """The cells of each device."""
-    return (_row(row, now) for row in page.rows)
 
 
 def build(board: Board, address: Address) -> None:
@@ -104,10 +114,10 @@ def build(board: Board, address: Address) -> None:
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
         status = ui.toggle({query.status: ""}, value=query.status)
         status.on_value_change(lambda event: change(status=event.value))
-        tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "")
+        tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props("toggle-color=chosen")
         tier.on_value_change(lambda event: change(tier=event.value))
     board.html(find, note)
-    table = board.table(find, COLUMNS, lambda page: rows(page, datetime.now(UTC)), per_page=PER_PAGE)
+    table = board.table(find, COLUMNS, lambda page: page.rows, per_page=PER_PAGE)
 
     def show(page: FleetPage) -> None:
         if (options := statuses(page)) != status.options:
@@ -118,25 +128,3 @@ def build(board: Board, address: Address) -> None:
 
     table.on("request", turn).classes("named")
     board.part(find, show)
-
-
-def _row(row: FleetRow, now: datetime) -> tuple[str, ...]:
-    busy = f' <span class="quiet">{escape(row.activity)}</span>' if row.activity not in ("", "idle") else ""
-    standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
-    return (
-        link("/device/", row.device),
-        f'<span title="{escape(row.why)}">{word(row.status)}{busy}{standing}</span>',
-        escape(row.tier) or NOTHING,
-        escape(row.method) or NOTHING,
-        number(row.release or None),
-        escape(row.head) or NOTHING,
-        ago(row.head_at, now),
-        number(row.samples),
-        bars(row.samples_per_class),
-        share(row.before),
-        share(row.after),
-        ago(row.seen_at, now),
-        size(row.bytes_today or None),
-        f'<span class="text-warn">{row.drift:.1f} σ</span>' if row.drift else NOTHING,
-        NOTHING if row.epsilon is None else f"{row.epsilon:.3g}",
-    )

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nicegui import ui
 
 from server.dashboard.live import Address, Board
-from server.dashboard.pages.parts import columns, empty, heading, link, word
+from server.dashboard.pages.parts import Column, device_link, empty, heading, run_link, word
 from server.dashboard.queries import log
 from server.dashboard.queries.log import LEVELS, Event
 from server.report.formatting import clock, escape
 
-COLUMNS = columns(("Time, UTC", "Level", "Kind", "Subject", "Text"))
-PATHS = {"run": "/run/", "round": "/run/", "rejected": "/device/", "request": "/device/", "quarantine": "/device/"}
+DEVICES = frozenset({"rejected", "request", "quarantine"})
+RUNS = frozenset({"run", "round"})
+"""Kinds of events whose subject is a device or a run; of all others it is a release."""
 
 
-def note(events: Sequence[Event]) -> str:
-    """The empty state."""
-    return "" if events else empty("No events", "Runs, rounds, releases, rejections and failures are listed here.")
+def _subject(event: Event) -> str:
+    if event.kind in DEVICES:
+        return device_link(event.subject)
+    return (
+        run_link(event.subject) if event.kind in RUNS else f'<a href="/releases">{escape(event.subject)}</a>'
+    )
 
 
-def rows(events: Sequence[Event]) -> Iterator[tuple[str, ...]]:
-    """The cells of each event."""
-    for event in events:
-        text = event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
-        path = PATHS.get(event.kind)
-        subject = link(path, event.subject) if path else f'<a href="/releases">{escape(event.subject)}</a>'
-        yield clock(event.at), word(event.level), escape(event.kind), subject, escape(text)
+COLUMNS = (
+    Column("Time, UTC", "at", clock),
+    Column("Level", "level", word),
+    Column("Kind", "kind"),
+    Column("Subject", "subject", cell=_subject),
+    Column("Text", "text", lambda text: escape(text.strip(": ").replace("_", " "))),
+)
+NOTE = empty("No events", "Runs, rounds, releases, rejections and failures are listed here.")
 
 
 def build(board: Board, address: Address) -> None:
@@ -46,6 +50,10 @@ def build(board: Board, address: Address) -> None:
 
     ui.html(heading("Log"), sanitize=False)
     with ui.element("div").classes("bar"):
-        ui.toggle({"": "all"} | {name: name for name in LEVELS}, value=level if level in LEVELS else "", on_change=choose)
-    board.html(find, note)
-    board.table(find, COLUMNS, rows)
+        ui.toggle(
+            {"": "all"} | {name: name for name in LEVELS},
+            value=level if level in LEVELS else "",
+            on_change=choose,
+        ).props("toggle-color=chosen")
+    board.html(find, lambda events: "" if events else NOTE)
+    board.table(find, COLUMNS, lambda events: events)

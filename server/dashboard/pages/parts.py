@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 
-from server.report.formatting import NOTHING, escape
+from server.report.formatting import NOTHING, ago, escape, number, positive, seconds, share, size
 
 TONES = {
     "good": "ready running completed succeeded",
@@ -17,38 +18,57 @@ TONES = {
 }
 TONE = {state: tone for tone, states in TONES.items() for state in states.split()}
 """Colour of a state; all others are grey."""
-TEXTS = frozenset({"Reason", "Detail", "Error", "Text"})
-"""Headings of columns that wrap."""
+
+
+def sigmas(value: float) -> str:
+    """Drift in standard deviations; a dash for none."""
+    return f'<span class="text-warn">{value:.1f} σ</span>' if value else NOTHING
+
+
+def decimal(value: float | None) -> str:
+    """Three significant digits; a dash for None."""
+    return NOTHING if value is None else f"{value:.3g}"
+
+
+NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal})
+"""Formats of columns that are aligned right."""
+WRAPPED = frozenset({"Reason", "Detail", "Error", "Text"})
+"""Labels of columns that wrap."""
 
 
 class Column(Struct, frozen=True):
-    """A column of a table. Columns of numbers are aligned right and sort from the largest value."""
+    """A column of a table: its label, the attribute of a row that it shows, and its format as markup.
+
+    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned.
+    """
 
     label: str
-    number: bool = False
-    sort: str = ""
+    name: str
+    markup: Callable[[Any], str] = escape
+    sortable: bool = False
+    cell: Callable[[Any], str] | None = None
 
-    @property
-    def name(self) -> str:
-        return self.sort or self.label
+    def draw(self, row: Any) -> str:
+        return self.cell(row) if self.cell else self.markup(attrgetter(self.name)(row))
 
     @property
     def options(self) -> dict[str, Any]:
-        """Quasar's description of the column."""
+        """Quasar's description of the column; numbers sort from the largest."""
+        right = self.markup in NUMERIC
         return {
             "name": self.name,
             "label": self.label,
             "field": self.name,
-            "align": "right" if self.number else "left",
-            "classes": "wide" if self.label in TEXTS else "",
-            "sortable": bool(self.sort),
-            "sortOrder": "da" if self.number and self.sort != "seen" else "ad",
+            "align": "right" if right else "left",
+            "classes": "wide" if self.label in WRAPPED else "",
+            "sortable": self.sortable,
+            "sortOrder": "da" if right and self.markup is not ago else "ad",
         }
 
 
-def columns(labels: Sequence[str], numbers: Collection[str] = ()) -> tuple[Column, ...]:
-    """Columns that do not sort; `numbers` are the labels of those with numbers."""
-    return tuple(Column(label, label in numbers) for label in labels)
+def cells(columns: Sequence[Column], rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """The rows of a table for Quasar: their number as "id", and markup by column."""
+    return [{"id": id} | {one.name: one.draw(row) for one in columns} for id, row in enumerate(rows)]
 
 
 def word(text: str) -> str:
@@ -82,16 +102,27 @@ def facts(values: Mapping[str, str], *, big: bool = False) -> str:
     return f'<div class="sheet padded"><dl class="facts">{items}</dl></div>'
 
 
-def link(path: str, name: str) -> str:
-    """A link to the page of a device or run, or to another page."""
-    text = escape(name)
-    return f'<a class="name" href="{path}{text}" title="{text}" data-key="to-{text}">{text}</a>'
-
-
-def bars(counts: Sequence[int]) -> str:
+def bars(counts: Sequence[int] | None) -> str:
     """Samples by class as small bars, for a table cell."""
-    if not any(counts):
+    if not counts or not any(counts):
         return ""
     text = f"{sum(counts):,} samples in {sum(map(bool, counts))} of {len(counts)} classes"
-    drawn = "".join(f'<i style="height:{max(8, 100 * n / max(counts)) if n else 0:.0f}%"></i>' for n in counts)
+    drawn = "".join(
+        f'<i style="height:{max(8, 100 * n / max(counts)) if n else 0:.0f}%"></i>' for n in counts
+    )
     return f'<span class="bars" role="img" aria-label="{text}" title="{text}">{drawn}</span>'
+
+
+def device_link(device: str) -> str:
+    """A link to a device's page."""
+    return _link("/device/", device)
+
+
+def run_link(run: str) -> str:
+    """A link to a run's page."""
+    return _link("/run/", run)
+
+
+def _link(path: str, name: str) -> str:
+    text = escape(name)
+    return f'<a class="name" href="{path}{text}" title="{text}" data-key="to-{text}">{text}</a>'

@@ -1,139 +1,124 @@
-"""Releases: what runs where, the roll-out under way with its stages, and the buttons that steer it."""
+"""Releases: the devices that run each of them, the current roll-out with its stages, and the buttons that control it."""
 
 from __future__ import annotations
 
-from server.dashboard.pages.parts import empty, facts, table, word
-from server.dashboard.queries.releases import Answers, ReleasesPage
-from server.registry.records import RolloutRecord
-from server.report.formatting import NOTHING, clock, escape, number, share, size
+from nicegui import ui
 
-BUTTONS: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "running": (("pause", "Pause", ""), ("abort", "Abort", "danger"), ("rollback", "Roll back", "danger")),
-    "paused": (
-        ("resume", "Go on", "primary"),
-        ("abort", "Abort", "danger"),
-        ("rollback", "Roll back", "danger"),
-    ),
-}
-"""Action, its button, its look: by the state of a roll-out."""
+from server.dashboard.live import Address, Board
+from server.dashboard.pages.parts import Column, button, empty, facts, heading, run_link, word
+from server.dashboard.queries import releases
+from server.dashboard.queries.releases import HeadReports, ReleaseRow, ReleasesPage
+from server.registry.records import RolloutRecord
+from server.report.formatting import clock, escape, number, positive, share, size
+
+END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
+BUTTONS = {"running": (("pause", "Pause", ""), *END), "paused": (("resume", "Resume", "primary"), *END)}
+"""State of a roll-out -> action, label and look of its buttons."""
+
+
+def _shares(record: RolloutRecord) -> list[float]:
+    """The part of the fleet up to each stage."""
+    return [float(share) for share in record.plan.get("stages", [1.0])]
+
+
+ROLLOUTS = (
+    Column("No.", "number", number),
+    Column("Release", "release", number),
+    Column("Replaces", "previous", positive),
+    Column("State", "state", word),
+    Column("Stage", "stage", cell=lambda record: f"{record.stage + 1} of {len(_shares(record))}"),
+    Column("Started, UTC", "created_at", clock),
+    Column("Changed, UTC", "changed_at", clock),
+    Column("Reason", "reason"),
+)
+
+
+def _running(row: ReleaseRow) -> str:
+    return f'{row.running:,}<span class="meter"><i style="width:{100 * row.part:.1f}%"></i></span>'
+
+
+def _start(row: ReleaseRow) -> str:
+    label = "Roll back to this" if row.older else "Roll out"
+    return button("start", row.record.release, label) if row.startable else ""
+
+
+RELEASES = (
+    Column("Release", "record.release", number),
+    Column("Method", "record.method"),
+    Column("Run", "record.run", run_link),
+    Column("Round", "record.round", number),
+    Column("Size", "record.bytes", size),
+    Column("Running", "running", number, cell=_running),
+    Column("Failed", "reports.failed", number),
+    Column("Before %", "reports.before", share),
+    Column("After %", "reports.after", share),
+    Column("Published, UTC", "record.published_at", clock),
+    Column("", "start", cell=_start),
+)
 
 
 def current(page: ReleasesPage) -> str:
-    """The roll-out under way, or that there is none."""
+    """The current roll-out, or the result of the last one."""
+    if not page.releases:
+        command = "edge-fl server run demo"
+        return empty("No release yet", "The first extractor is released after round 1.", command)
     record = page.current
     if record is None:
-        if not page.releases:
-            return ""
         last = page.rollouts[0] if page.rollouts else None
-        said = (
-            f"The last roll-out, of release {last.release}, ended {word(last.state)}"
-            if last
-            else "There was none yet."
+        result = (
+            f"Last roll-out: release {last.release}, {word(last.state)}" if last else "There was none yet."
         )
-        why = f' <span class="quiet">{escape(last.reason)}</span>' if last and last.reason else ""
-        return f'<h2>No roll-out is under way</h2><p class="quiet">{said}{why}</p>'
-    shares = [float(share) for share in record.plan.get("stages", [1.0])]
-    heard = page.answers.get(record.release, Answers())
-    steps = "".join(
-        f'<i class="{_step(place, record)}" style="flex:{part:.4f}"></i>'
-        for place, part in enumerate(_widths(shares))
+        reason = f' <span class="quiet">{escape(last.reason)}</span>' if last else ""
+        return f'<h2>No current roll-out</h2><p class="quiet">{result}{reason}</p>'
+    shares = _shares(record)
+    row = page.releases.get(record.release)
+    reports = row.reports if row else HeadReports()
+    bars = "".join(
+        f'<i class="{_progress(place, record)}" style="flex:{max(upto - before, 0.08):.4f}"></i>'
+        for place, (before, upto) in enumerate(zip([0.0, *shares], shares, strict=False))
     )
-    waits = record.desired != record.state and record.desired != "running"
-    note = f'<span class="text-warn">asked to be {record.desired.replace("_", " ")}</span>' if waits else ""
+    waits = record.desired not in (record.state, "running")
+    note = f'<span class="text-warn">{record.desired.replace("_", " ")} requested</span>' if waits else ""
     buttons = "".join(
-        f'<button class="{look}" data-key="{action}" data-act="{action}:{record.number}">{label}</button>'
-        for action, label, look in ([] if waits else BUTTONS.get(record.state, ()))
+        button(action, record.number, label, look)
+        for action, label, look in (() if waits else BUTTONS.get(record.state, ()))
     )
-    upto = shares[min(record.stage, len(shares) - 1)]
-    stage = f"stage {min(record.stage + 1, len(shares))} of {len(shares)}, up to {upto:.0%} of the fleet"
+    place = min(record.stage, len(shares) - 1)
+    stage = f"stage {place + 1} of {len(shares)}, up to {shares[place]:.0%} of the fleet"
     shown = facts(
         {
             "Release": number(record.release),
-            "Instead of": number(record.previous) if record.previous else NOTHING,
-            "Running it": f"{page.running.get(record.release, 0):,} of {page.heads:,}",
-            "Could not": number(heard.failed),
-            "Before, %": share(heard.before),
-            "After, %": share(heard.after),
+            "Replaces": positive(record.previous),
+            "Running": f"{row.running if row else 0:,} of {page.heads:,}",
+            "Failed": number(reports.failed),
+            "Before, %": share(reports.before),
+            "After, %": share(reports.after),
         },
         big=True,
     )
     reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
+    rest = (
+        f'{word(record.state)}{note}<span class="quiet">{stage}</span><span class="actions">{buttons}</span>'
+    )
     return (
-        f'<div class="sheet padded" id="rollout"><div class="head"><h2 style="margin:0">Roll-out of release {record.release}</h2>'
-        f'{word(record.state)}{note}<span class="quiet">{stage}</span><span class="actions">{buttons}</span></div>'
-        f'{reason}<div class="steps" aria-hidden="true">{steps}</div>{shown}</div>'
+        f'<div id="rollout"><div class="head"><h2>Roll-out of release {record.release}</h2>{rest}</div>'
+        f'{reason}<div class="steps" aria-hidden="true">{bars}</div>{shown}</div>'
     )
 
 
-def releases(page: ReleasesPage) -> str:
-    """Every release and how many devices run it."""
-    if not page.releases:
-        return empty(
-            "Nothing has been released",
-            "The first extractor is released after round 1.",
-            "edge-fl server run demo",
-        )
-    everybody = max(sum(page.running.values()), 1)
-    numbers = ("Round", "Size", "Running it", "Could not", "Before %", "After %")
-    names = ("Release", "Method", "Run", *numbers, "Published, UTC", "")
-    rows = []
-    for record in page.releases:
-        runs, heard = page.running.get(record.release, 0), page.answers.get(record.release, Answers())
-        meter = f'<span class="meter"><i style="width:{100 * runs / everybody:.1f}%"></i></span>'
-        rows.append(
-            (
-                number(record.release),
-                escape(record.method),
-                f'<a href="/run/{escape(record.run)}">{escape(record.run)}</a>',
-                number(record.round),
-                size(record.bytes),
-                f"{number(runs)}{meter}",
-                number(heard.failed) if heard.heard else NOTHING,
-                share(heard.before),
-                share(heard.after),
-                clock(record.published_at),
-                _start(page, record.release),
-            )
-        )
-    return "<h2>Releases</h2>" + table(names, rows, ("Release", *numbers))
+def build(board: Board, _: Address) -> None:
+    """Add the page's parts."""
+
+    def find() -> ReleasesPage:
+        return releases.page(board.context.db, board.context.fleet, board.context.kept())
+
+    ui.html(heading("Releases"), sanitize=False)
+    board.html(find, current)
+    board.table(find, RELEASES, lambda page: page.releases.values(), "Releases").classes("named")
+    board.table(find, ROLLOUTS, lambda page: page.rollouts, "Roll-outs").classes("named")
 
 
-def history(page: ReleasesPage) -> str:
-    """The roll-outs so far."""
-    if not page.rollouts:
-        return ""
-    rows = (
-        (
-            number(record.number),
-            number(record.release),
-            number(record.previous) if record.previous else NOTHING,
-            word(record.state),
-            f"{record.stage + 1} of {len(record.plan.get('shares', [1.0]))}",
-            clock(record.created_at),
-            clock(record.changed_at),
-            escape(record.reason),
-        )
-        for record in page.rollouts
-    )
-    numbers = ("No.", "Release", "Instead of")
-    names = (*numbers, "State", "Stage", "Began, UTC", "Changed, UTC", "Reason")
-    return "<h2>Roll-outs</h2>" + table(names, rows, numbers)
-
-
-def _start(page: ReleasesPage, release: int) -> str:
-    """The button that starts a roll-out, where one may be started."""
-    if page.current or (page.kept is not None and release not in page.kept):
-        return ""
-    label = "Roll back to this" if release < page.serving else "Roll out"
-    return f'<button data-key="start-{release}" data-act="start:{release}">{label}</button>'
-
-
-def _widths(shares: list[float]) -> list[float]:
-    """How long each stage is drawn: by its share, but never so short that it cannot be seen."""
-    return [max(here - before, 0.08) for before, here in zip([0.0, *shares], shares, strict=False)]
-
-
-def _step(place: int, record: RolloutRecord) -> str:
+def _progress(place: int, record: RolloutRecord) -> str:
     if place < record.stage or record.state == "completed":
         return "done"
     return ("stopped" if record.state == "paused" else "now") if place == record.stage else ""

@@ -1,153 +1,123 @@
-"""A run, round by round: accuracies by their honest names as curves and as a table, who dropped out, what was refused."""
+"""A run by round: accuracies as a chart and a table, clients that did not respond, rejected reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from math import isfinite
 
 from edge_fl import metrics
-from edge_fl.metrics import Summary
-from server.dashboard.pages.parts import empty, facts, plot, table, word
-from server.dashboard.queries.run import RoundRow, RunPage
-from server.report import svg
-from server.report.formatting import NOTHING, clock, escape, number, seconds, share, size
+from server.dashboard.live import Address, Board
+from server.dashboard.pages import charts
+from server.dashboard.pages.charts import Chart, Curve
+from server.dashboard.pages.parts import Column, button, empty, facts, heading, run_link, word
+from server.dashboard.queries import run
+from server.dashboard.queries.run import PERSONAL, RoundRow, RunPage
+from server.report.formatting import NOTHING, clock, escape, number, positive, seconds, share, size
 
-CURVES: tuple[tuple[str, str, bool], ...] = (
-    ("personal, before the closing step", metrics.PERSONAL_BEFORE, False),
-    ("personal, after", metrics.PERSONAL_AFTER, False),
-    ("global", metrics.GLOBAL_TEST, False),
-    ("local only", metrics.LOCAL_ONLY, True),
+CURVES = {
+    metrics.PERSONAL_BEFORE: "personal, before final personalisation",
+    metrics.PERSONAL_AFTER: "personal, after",
+    metrics.GLOBAL_TEST: "global",
+    metrics.LOCAL_ONLY: "local only",
+}
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {escape(key.replace('_', ' '))}" for key, count in sorted(counts.items()))
+
+
+def _dropped(row: RoundRow) -> str:
+    return _counts(row.dropped) or positive(max(row.record.selected - row.record.responded, 0))
+
+
+ROUNDS = (
+    Column("Round", "record.round", number),
+    Column("Personal mean %", "personal", share, cell=lambda row: share(row.mean(*PERSONAL))),
+    Column("Std", "spread.std", share),
+    Column("Bottom decile %", "spread.bottom_decile", share),
+    Column("Global %", "global", share, cell=lambda row: share(row.mean(metrics.GLOBAL_TEST))),
+    Column("Local only %", "local", share, cell=lambda row: share(row.mean(metrics.LOCAL_ONLY))),
+    Column("Selected", "record.selected", number),
+    Column("Responded", "record.responded", number),
+    Column("Dropped out", "dropped", cell=_dropped),
+    Column("Rejected", "rejected", lambda counts: _counts(counts) or NOTHING),
+    Column("Took", "record.seconds", seconds),
+    Column("Bytes", "bytes", size),
+    Column("Ended, UTC", "record.ended_at", lambda moment: clock(moment)[11:]),
 )
-PERSONAL = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE)
+RUNS = (
+    Column("Run", "run", run_link),
+    Column("State", "state", word),
+    Column("Method", "method"),
+    Column("Dataset", "dataset"),
+    Column("Source", "source"),
+    Column("Rounds", "rounds", number),
+    Column("Started, UTC", "created_at", clock),
+    Column("Reason", "reason"),
+)
+ABSENT = heading("Runs") + empty(
+    "No run yet", "Runs on this fleet appear here as soon as they start.", "edge-fl server run demo"
+)
 
 
-def title(page: RunPage | None) -> str:
-    """Which run, and how it stands."""
-    if page is None:
-        return '<div class="head"><h1>Runs</h1></div>'
-    run = page.run
-    asked = run.state == "running" and run.desired == "stopped"
-    of = escape(run.run)
-    stop = f'<button class="danger" data-key="stop" data-act="stop:{of}">Stop after this round</button>'
-    stop = f'<span class="actions">{stop}</span>' if run.state == "running" and not asked else ""
-    note = '<span class="text-warn">asked to stop after the round under way</span>' if asked else ""
-    return f'<div class="head"><h1>{escape(run.run)}</h1>{word(run.state)}{note}{stop}</div>'
+def title(page: RunPage) -> str:
+    """The run's name, state and stop button."""
+    record, rest = page.run, word(page.run.state)
+    if record.state == "running" and record.desired == "stopped":
+        rest += '<span class="text-warn">stops after the current round</span>'
+    elif record.state == "running":
+        stop = button("stop", record.run, "Stop after this round", "danger")
+        rest += f'<span class="actions">{stop}</span>'
+    reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
+    return heading(record.run, rest) + reason
 
 
-def body(page: RunPage | None) -> str:
-    """Everything about a run."""
-    if page is None:
-        return empty(
-            "No run yet", "Runs against this fleet appear here as they begin.", "edge-fl server run demo"
-        )
-    run, last = page.run, page.rounds[-1] if page.rounds else None
-    tiles = facts(
+def summary(page: RunPage) -> str:
+    """The run's main figures."""
+    record = page.run
+    total = sum(page.current.values())
+    shown = facts(
         {
-            "Method": escape(run.method),
-            "Dataset": escape(run.dataset),
-            "Source": escape(run.source),
-            "Rounds": f"{last.record.round if last else 0} of {run.rounds}",
-            "Personal, %": _headline(page, PERSONAL),
-            "Global, %": _headline(page, (metrics.GLOBAL_TEST,)),
+            "Method": escape(record.method),
+            "Dataset": escape(record.dataset),
+            "Source": escape(record.source),
+            "Rounds": f"{page.rounds[-1].record.round if page.rounds else 0} of {record.rounds}",
+            "Personal, %": _headline(page, *PERSONAL),
+            "Global, %": _headline(page, metrics.GLOBAL_TEST),
             "Bytes": size(sum(row.bytes for row in page.rounds)),
-            "Under way": _under_way(page.under_way) if run.state == "running" else NOTHING,
+            "Current round": f"{total - page.current.get('queued', 0):,} of {total:,}"
+            if total and record.state == "running"
+            else NOTHING,
         },
         big=True,
     )
-    reason = f'<p class="quiet">{escape(run.reason)}</p>' if run.reason else ""
-    return f'{reason}<div class="sheet padded">{tiles}</div>{_curves(page.rounds)}{_rounds(page.rounds)}{_runs(page)}'
+    waiting = empty("No completed round", "Rounds appear here as soon as their cohort has responded.")
+    return shown if page.rounds else shown + waiting
 
 
-def _curves(rounds: Sequence[RoundRow]) -> str:
-    series = []
-    for name, metric, dashed in CURVES:
-        points = []
-        for row in rounds:
-            summary = row.summaries.get(metric)
-            mean = summary.mean if summary else row.record.metrics.get(metric)
-            if mean is None or not isfinite(mean):
-                continue
-            low, high = (mean - summary.std, mean + summary.std) if summary else (None, None)
-            points.append(svg.Point(row.record.round, mean, low, high))
-        series.append(svg.Series(name, points, dashed))
-    drawn = plot(series, label="Accuracy by round")
-    return f"<h2>Accuracy, % by round; bands are one std over clients</h2>{drawn}" if drawn else ""
+def curves(page: RunPage) -> Chart | None:
+    """Accuracy by round, with bands of one std where the run's folder can be read."""
+    drawn = []
+    for metric, name in CURVES.items():
+        means = {row.record.round: row.mean(metric) for row in page.rounds}
+        std = {row.record.round: row.summaries[metric].std for row in page.rounds if metric in row.summaries}
+        mean = {round: value for round, value in means.items() if value is not None and isfinite(value)}
+        drawn.append(Curve(name, mean, std, metric == metrics.LOCAL_ONLY))
+    return charts.lines(drawn, "round", 300)
 
 
-def _rounds(rounds: Sequence[RoundRow]) -> str:
-    if not rounds:
-        return empty("No round is over", "The first one shows up here when its cohort has answered.")
-    measured = ("Personal mean %", "Std", "Worst tenth %", "Global %", "Local only %")
-    counted = ("Asked", "Answered", "Dropped out", "Refused", "Took", "Bytes")
-    numbers = {"Round", *measured, *counted} - {"Dropped out", "Refused"}
-    rows = (_round(row) for row in reversed(rounds))
-    return "<h2>Rounds</h2>" + table(("Round", *measured, *counted, "Ended, UTC"), rows, numbers)
+def build(board: Board, address: Address) -> None:
+    """Add the page's parts."""
+    find = partial(run.page, board.context.db, board.context.fleet, address.get("id", ""))
+    board.html(find, title, ABSENT)
+    board.html(find, summary)
+    board.chart(find, curves, "Accuracy, % by round; bands are one std over clients")
+    board.table(find, ROUNDS, lambda page: reversed(page.rounds), "Rounds").classes("named")
+    board.table(find, RUNS, lambda page: page.others, "All runs").classes("named")
 
 
-def _round(row: RoundRow) -> tuple[str, ...]:
-    record = row.record
-    personal = next((row.summaries[name] for name in PERSONAL if name in row.summaries), None)
-    return (
-        number(record.round),
-        _mean(row, PERSONAL),
-        share(personal.std if personal else None),
-        share(personal.bottom_decile if personal else None),
-        _mean(row, (metrics.GLOBAL_TEST,)),
-        _mean(row, (metrics.LOCAL_ONLY,)),
-        number(record.selected),
-        number(record.responded),
-        _counted(row.ended_badly) or number(max(record.selected - record.responded, 0) or None),
-        _counted(row.refused) or NOTHING,
-        seconds(record.seconds),
-        size(row.bytes),
-        clock(record.ended_at)[11:],
-    )
-
-
-def _runs(page: RunPage) -> str:
-    rows = (
-        (
-            f'<a href="/run/{escape(run.run)}" data-key="run-{escape(run.run)}">{escape(run.run)}</a>',
-            word(run.state),
-            escape(run.method),
-            escape(run.dataset),
-            escape(run.source),
-            number(run.rounds),
-            clock(run.created_at),
-            escape(run.reason),
-        )
-        for run in page.others
-    )
-    return "<h2>All runs</h2>" + table(
-        ("Run", "State", "Method", "Dataset", "Source", "Rounds", "Began, UTC", "Reason"), rows, {"Rounds"}
-    )
-
-
-def _headline(page: RunPage, names: Sequence[str]) -> str:
-    """The first of the metrics that was measured by the closing step, or else in the newest round."""
-    closed = next((page.closing[name] for name in names if name in page.closing), None)
-    return share(closed.mean) if closed else _mean(page.rounds[-1] if page.rounds else None, names)
-
-
-def _mean(row: RoundRow | None, names: Sequence[str]) -> str:
-    """The first of the metrics that was measured."""
-    if row is None:
-        return NOTHING
-    found: dict[str, Summary] = row.summaries
-    for name in names:
-        if name in found:
-            return share(found[name].mean)
-        if row.record.metrics.get(name) is not None:
-            return share(row.record.metrics[name])
-    return NOTHING
-
-
-def _counted(found: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{count:,} {escape(reason.replace('_', ' '))}" for reason, count in sorted(found.items())
-    )
-
-
-def _under_way(found: Mapping[str, int]) -> str:
-    asked = sum(found.values())
-    return f"{asked - found.get('queued', 0):,} of {asked:,}" if asked else NOTHING
+def _headline(page: RunPage, *names: str) -> str:
+    """The first of these metrics that the final personalisation measured, or else the newest round."""
+    final = next((page.final[name].mean for name in names if name in page.final), None)
+    return share(page.rounds[-1].mean(*names) if final is None and page.rounds else final)

@@ -1,1 +1,1 @@
-"""What each page shows, as frozen values: read from the registry, sorted and paged by the database."""
+"""The values that each page shows: frozen structs, read, sorted and paged by the database."""

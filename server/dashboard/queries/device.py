@@ -1,4 +1,4 @@
-"""One device: what it is, what it was asked, what it reported, what of that was refused."""
+"""One device: its description, and its newest requests, reports and rejected reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEWEST = 60
 
 
 class DevicePage(Struct, frozen=True):
-    """A device and its newest `NEWEST` tasks, reports and refusals, each the newest first."""
+    """A device and up to `NEWEST` reports, requests and rejected reports, each the newest first."""
 
     record: DeviceRecord
     reports: tuple[ReportRecord, ...] = ()
@@ -25,7 +25,7 @@ class DevicePage(Struct, frozen=True):
 
 
 def page(db: Database, fleet: str, device: str) -> DevicePage | None:
-    """What is known of a device; None for one that was never heard of."""
+    """A device of the fleet; None if it never connected."""
     found = db.find(_of(devices, fleet, device), DeviceRecord)
     if not found:
         return None
@@ -38,10 +38,10 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
 
 
 def _of(table: Any, fleet: str, device: str, order: str = "") -> Any:
-    wanted = select(table).where(table.c.fleet == fleet, table.c.device == device)
-    return wanted.order_by(table.c[order].desc()).limit(NEWEST) if order else wanted
+    query = select(table).where(table.c.fleet == fleet, table.c.device == device)
+    return query.order_by(table.c[order].desc()).limit(NEWEST) if order else query
 
 
 def capability(record: DeviceRecord) -> dict[str, Any]:
-    """What the device said that it is and can do, in the order in which it says so; empty before it has."""
+    """The fields of the device's `Capability`; empty before it sent one."""
     return msgspec.to_builtins(record.capability) if record.capability else {}

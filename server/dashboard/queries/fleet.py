@@ -1,16 +1,16 @@
-"""The fleet as a table: a page of devices, sorted and searched by the database, with what each reported last.
+"""One page of the fleet's devices with their newest reports; the database searches, sorts and pages.
 
-Only the devices of the page are looked up in the reports, so that ten thousand of them cost about as much as fifty.
+Reports are read for the devices of the page only, unless it is sorted by one of their columns, so that 10,000 devices cost about as much
+as 50.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
 
 from edge_fl.metrics import EPSILON
 from server.registry import Database
@@ -18,26 +18,9 @@ from server.registry.tables import devices, reports, runs
 
 PER_PAGE = 50
 
-_tier = devices.c.capability["tier"].as_string()
-_head = devices.c.capability["head"].as_string()
-_samples = devices.c.capability["samples"].as_integer()
-_standing = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
-
-SORTS: dict[str, ColumnElement[Any]] = {
-    "device": devices.c.device,
-    "status": devices.c.status,
-    "tier": func.coalesce(_tier, ""),
-    "release": devices.c.release,
-    "head": func.coalesce(_head, ""),
-    "samples": func.coalesce(_samples, 0),
-    "seen": devices.c.seen_at,
-    "drift": func.coalesce(devices.c.capability["drift"].as_float(), 0.0),
-}
-"""Columns that sort without a look at the reports."""
-
 
 class FleetQuery(Struct, frozen=True):
-    """What a person wants to see of the fleet; every field may come from an address bar."""
+    """Search, filters, order and page; every field may come from the address bar."""
 
     search: str = ""
     status: str = ""
@@ -48,9 +31,9 @@ class FleetQuery(Struct, frozen=True):
 
 
 class FleetRow(Struct, frozen=True):
-    """One device. `before` and `after` are its newest accuracies; `head_at` is when it fitted its head; `drift` is 0 for none.
+    """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none.
 
-    `epsilon` is what its updates have told, None where it sends none with noise.
+    `epsilon` is the privacy budget it has spent, None if it sends no updates with noise.
     """
 
     device: str
@@ -62,19 +45,19 @@ class FleetRow(Struct, frozen=True):
     release: int
     head: str
     samples: int
-    samples_per_class: tuple[int, ...]
+    samples_per_class: tuple[int, ...] | None
     seen_at: str
-    method: str = ""
-    head_at: str = ""
-    before: float | None = None
-    after: float | None = None
-    bytes_today: int = 0
-    drift: float = 0.0
-    epsilon: float | None = None
+    method: str
+    head_at: str
+    before: float | None
+    after: float | None
+    bytes_today: int
+    drift: float
+    epsilon: float | None
 
 
 class FleetPage(Struct, frozen=True):
-    """The rows of one page, out of `found` that match the query, out of `total`; and how many devices there are by status."""
+    """The rows of one page out of `found` matches in a fleet of `total` devices; `by_status` counts all of them."""
 
     rows: tuple[FleetRow, ...]
     found: int
@@ -85,25 +68,80 @@ class FleetPage(Struct, frozen=True):
 
 
 def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAGE) -> FleetPage:
-    """One page of the fleet. Raises RunError when the registry does not answer."""
+    """One page of the fleet. Raises RunError when the registry does not respond."""
+    columns = _columns(fleet)
     matching = and_(devices.c.fleet == fleet, *_filters(query))
+    statuses = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
     with db.reading() as connection:
-        words = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
-        by_status: dict[str, int] = dict(connection.execute(words.group_by(devices.c.status)).all())
-        found = connection.execute(select(func.count()).select_from(devices).where(matching)).scalar_one()
+        by_status = {row[0]: row[1] for row in connection.execute(statuses.group_by(devices.c.status))}
+        found = connection.execute(select(func.count()).where(matching)).scalar_one()
         pages = max(1, -(-found // per_page))
         number = min(max(query.page, 0), pages - 1)
-        chosen = _sorted(query, fleet).where(matching).limit(per_page).offset(number * per_page)
-        rows = [row._asdict() for row in connection.execute(chosen)]
-        names = [row["device"] for row in rows]
-        newest = {row.device: row._asdict() for row in connection.execute(_newest(fleet, names))}
-        of_page = and_(reports.c.fleet == fleet, reports.c.device.in_(names))
-        sums = select(reports.c.device, _bytes_today(), _most_told()).where(of_page)
-        summed = {row[0]: row[1:] for row in connection.execute(sums.group_by(reports.c.device))}
-    made = tuple(
-        _row(row, newest.get(row["device"], {}), *summed.get(row["device"], (0, None))) for row in rows
+        order = _order(columns, query)
+        chosen = select(devices.c.device).where(matching).order_by(*order)
+        names = list(connection.execute(chosen.limit(per_page).offset(number * per_page)).scalars())
+    shown = select(*(column.label(name) for name, column in columns.items()))
+    rows = {
+        row.device: row
+        for row in db.find(shown.where(devices.c.fleet == fleet, devices.c.device.in_(names)), FleetRow)
+    }
+    return FleetPage(
+        tuple(rows[name] for name in names if name in rows),
+        found,
+        sum(by_status.values()),
+        dict(sorted(by_status.items())),
+        number,
+        pages,
     )
-    return FleetPage(made, found, sum(by_status.values()), dict(sorted(by_status.items())), number, pages)
+
+
+def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
+    """The fields of a `FleetRow`; those from reports are subqueries, evaluated for each device."""
+    able = devices.c.capability
+    mine = and_(reports.c.fleet == fleet, reports.c.device == devices.c.device)
+    measured = and_(mine, reports.c.error == "", reports.c.after.is_not(None))
+    joined = reports.outerjoin(runs, runs.c.run == reports.c.run)
+    midnight = datetime.now(UTC).strftime("%Y-%m-%dT00:00:00")
+
+    def newest(column: ColumnElement[Any]) -> ColumnElement[Any]:
+        query = select(column).select_from(joined).where(measured).order_by(reports.c.received_at.desc())
+        return query.limit(1).correlate(devices).scalar_subquery()
+
+    def total(column: ColumnElement[Any], *where: ColumnElement[bool]) -> ColumnElement[Any]:
+        return select(column).where(mine, *where).correlate(devices).scalar_subquery()
+
+    sent = func.coalesce(func.sum(reports.c.bytes_down + reports.c.bytes_up), 0)
+    return {
+        "device": devices.c.device,
+        "status": devices.c.status,
+        "standing": case(
+            (devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_=""
+        ),
+        "activity": devices.c.activity,
+        "why": devices.c.why,
+        "tier": func.coalesce(able["tier"].as_string(), ""),
+        "release": devices.c.release,
+        "head": func.coalesce(able["head"].as_string(), ""),
+        "samples": func.coalesce(able["samples"].as_integer(), 0),
+        "samples_per_class": able["samples_per_class"].as_json(),
+        "seen_at": devices.c.seen_at,
+        "method": func.coalesce(newest(runs.c.method), ""),
+        "head_at": func.coalesce(
+            newest(case((reports.c.kind == "head", reports.c.received_at), else_="")), ""
+        ),
+        "before": newest(reports.c.before),
+        "after": newest(reports.c.after),
+        "bytes_today": total(sent, reports.c.received_at >= midnight),
+        "drift": func.coalesce(able["drift"].as_float(), 0.0),
+        "epsilon": total(func.max(reports.c.metrics[EPSILON].as_float())),
+    }
+
+
+def _order(columns: dict[str, ColumnElement[Any]], query: FleetQuery) -> tuple[ColumnElement[Any], ...]:
+    """By the chosen column, devices without a value below all others, then by name."""
+    key = columns.get(query.sort, devices.c.device)
+    present = key.is_not(None)
+    return (present.desc(), key.desc(), devices.c.device) if query.down else (present, key, devices.c.device)
 
 
 def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
@@ -115,97 +153,5 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     if query.status:
         filters.append(devices.c.status == query.status)
     if query.tier:
-        filters.append(_tier == query.tier)
+        filters.append(devices.c.capability["tier"].as_string() == query.tier)
     return filters
-
-
-def _sorted(query: FleetQuery, fleet: str) -> Select[Any]:
-    wanted = select(
-        devices.c.device,
-        devices.c.status,
-        _standing.label("standing"),
-        devices.c.activity,
-        devices.c.why,
-        devices.c.release,
-        devices.c.seen_at,
-        devices.c.capability,
-    )
-    if reported := REPORTED.get(query.sort):
-        key = reported(and_(reports.c.fleet == fleet, reports.c.device == devices.c.device))
-    else:
-        key = SORTS.get(query.sort, devices.c.device)
-    return wanted.order_by(key.desc() if query.down else key.asc(), devices.c.device)
-
-
-def _last(mine: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """A column of a device's newest measured report, or of its run: looked up once per device."""
-    measured = and_(reports.c.error == "", reports.c.after.is_not(None))
-    told = reports.outerjoin(runs, runs.c.run == reports.c.run)
-    newest = select(column).select_from(told).where(mine, measured).order_by(reports.c.received_at.desc())
-    return newest.limit(1).correlate(devices).scalar_subquery()
-
-
-def _over_all(mine: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """A sum over a device's reports."""
-    return select(column).where(mine).correlate(devices).scalar_subquery()
-
-
-def _head_at() -> ColumnElement[Any]:
-    return case((reports.c.kind == "head", reports.c.received_at), else_="")
-
-
-def _bytes_today() -> ColumnElement[Any]:
-    midnight = datetime.now(UTC).strftime("%Y-%m-%dT00:00:00")
-    bytes = case((reports.c.received_at >= midnight, reports.c.bytes_down + reports.c.bytes_up), else_=0)
-    return func.coalesce(func.sum(bytes), 0)
-
-
-def _most_told() -> ColumnElement[Any]:
-    return func.max(reports.c.metrics[EPSILON].as_float())
-
-
-REPORTED: dict[str, Callable[[ColumnElement[bool]], ColumnElement[Any]]] = {
-    "before": lambda mine: func.coalesce(_last(mine, reports.c.before), -1.0),
-    "after": lambda mine: func.coalesce(_last(mine, reports.c.after), -1.0),
-    "method": lambda mine: func.coalesce(_last(mine, runs.c.method), ""),
-    "head_at": lambda mine: func.coalesce(_last(mine, _head_at()), ""),
-    "bytes_today": lambda mine: _over_all(mine, _bytes_today()),
-    "epsilon": lambda mine: func.coalesce(_over_all(mine, _most_told()), -1.0),
-}
-"""Columns that sort by a device's own reports, all of which are looked at."""
-
-
-def _newest(fleet: str, names: Sequence[str]) -> Select[Any]:
-    """The newest measured report of each device."""
-    place = func.row_number().over(partition_by=reports.c.device, order_by=reports.c.received_at.desc())
-    measured = and_(reports.c.fleet == fleet, reports.c.error == "", reports.c.after.is_not(None))
-    ranked = select(
-        reports.c.device,
-        reports.c.run,
-        reports.c.kind,
-        reports.c.head,
-        reports.c.before,
-        reports.c.after,
-        reports.c.received_at,
-        place.label("place"),
-    ).where(measured, reports.c.device.in_(names))
-    found = ranked.subquery()
-    return select(found, runs.c.method).outerjoin(runs, runs.c.run == found.c.run).where(found.c.place == 1)
-
-
-def _row(row: dict[str, Any], newest: dict[str, Any], today: int, epsilon: float | None) -> FleetRow:
-    able = row.pop("capability") or {}
-    return FleetRow(
-        **row,
-        tier=able.get("tier", ""),
-        head=able.get("head", ""),
-        samples=able.get("samples", 0),
-        samples_per_class=tuple(able.get("samples_per_class", ())),
-        method=newest.get("method") or "",
-        head_at=newest.get("received_at", "") if newest.get("kind") == "head" else "",
-        before=newest.get("before"),
-        after=newest.get("after"),
-        bytes_today=int(today),
-        drift=able.get("drift", 0.0),
-        epsilon=epsilon,
-    )

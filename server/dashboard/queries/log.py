@@ -1,4 +1,4 @@
-"""What happened, the newest first: runs, rounds, releases, roll-outs, refusals and failures, put together from the registry."""
+"""Events of a fleet, the newest first: runs, rounds, releases, roll-outs, rejections and failures, merged by the database."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEVELS = ("info", "warning", "error")
 
 
 class Event(Struct, frozen=True):
-    """One thing that happened."""
+    """One event; `subject` names a device, run or release, depending on `kind`."""
 
     at: str
     level: str
@@ -27,76 +27,51 @@ class Event(Struct, frozen=True):
 def newest(db: Database, fleet: str, level: str = "", *, limit: int = NEWEST) -> tuple[Event, ...]:
     """The newest events of a fleet, of one level or all."""
     parts = [part.limit(limit).subquery() for part in _parts(fleet)]
-    both = union_all(*(select(part) for part in parts)).subquery()
-    wanted = select(both).order_by(both.c.at.desc()).limit(limit)
+    events = union_all(*(select(part) for part in parts)).subquery()
+    query = select(events).order_by(events.c.at.desc()).limit(limit)
     if level in LEVELS:
-        wanted = wanted.where(both.c.level == level)
-    return tuple(db.find(wanted, Event))
+        query = query.where(events.c.level == level)
+    return tuple(db.find(query, Event))
 
 
 def _parts(fleet: str) -> list[Select[Any]]:
-    begun = runs.c.fleet == fleet
-    ended = begun & (runs.c.ended_at != "")
-    bad = (runs.c.state == "failed") & begun
-    of_run = rounds.join(runs, runs.c.run == rounds.c.run)
-    failed = (requests.c.fleet == fleet) & requests.c.state.in_(("failed", "timed_out"))
-    barred = (devices.c.fleet == fleet) & (devices.c.quarantine != "")
+    """One query per kind of event, each the newest first."""
+    run, round, release, rollout = runs.c, rounds.c, releases.c, rollouts.c
+    rejection, request, device = rejections.c, requests.c, devices.c
+    started = run.fleet == fleet
+    failed = started & (run.state == "failed")
+    ended = started & (run.ended_at != "") & (run.state != "failed")
+    unsuccessful = (request.fleet == fleet) & request.state.in_(("failed", "timed_out"))
+    blocked = (device.fleet == fleet) & (device.quarantine != "")
+    responses = _text("round ", round.round, ": ", round.responded, " of ", round.selected, " responded")
+    published = _text("published, from round ", release.round, " of ", release.run)
+    outcome = _text(rollout.state, ": ", rollout.reason)
+    rejected = _text(rejection.reason, ": ", rejection.detail)
+    failure = _text(request.mode, " ", request.state, ": ", request.reason)
     return [
-        _part(runs.c.created_at, "info", "run", runs.c.run, runs.c.method + " on " + runs.c.dataset, begun),
-        _part(runs.c.ended_at, "info", "run", runs.c.run, runs.c.state + ": " + runs.c.reason, ended & ~bad),
-        _part(runs.c.ended_at, "error", "run", runs.c.run, "failed: " + runs.c.reason, bad),
+        _part("info", "run", run.created_at, run.run, _text(run.method, " on ", run.dataset), started),
+        _part("info", "run", run.ended_at, run.run, _text(run.state, ": ", run.reason), ended),
+        _part("error", "run", run.ended_at, run.run, _text("failed: ", run.reason), failed),
+        _part("info", "round", round.ended_at, round.run, responses, started & (run.run == round.run)),
+        _part("info", "release", release.published_at, release.release, published, release.fleet == fleet),
+        _part("info", "roll-out", rollout.changed_at, rollout.release, outcome, rollout.fleet == fleet),
         _part(
-            rounds.c.ended_at,
-            "info",
-            "round",
-            rounds.c.run,
-            "round "
-            + cast(rounds.c.round, Text)
-            + ": "
-            + cast(rounds.c.responded, Text)
-            + " of "
-            + cast(rounds.c.selected, Text)
-            + " answered",
-            begun,
-        ).select_from(of_run),
-        _part(
-            releases.c.published_at,
-            "info",
-            "release",
-            cast(releases.c.release, Text),
-            "published, from round " + cast(releases.c.round, Text) + " of " + releases.c.run,
-            releases.c.fleet == fleet,
+            "warning", "rejected", rejection.received_at, rejection.device, rejected, rejection.fleet == fleet
         ),
-        _part(
-            rollouts.c.changed_at,
-            "info",
-            "roll-out",
-            cast(rollouts.c.release, Text),
-            rollouts.c.state + ": " + rollouts.c.reason,
-            rollouts.c.fleet == fleet,
-        ),
-        _part(
-            rejections.c.received_at,
-            "warning",
-            "refused",
-            rejections.c.device,
-            rejections.c.reason + ": " + rejections.c.detail,
-            rejections.c.fleet == fleet,
-        ),
-        _part(
-            requests.c.ended_at,
-            "warning",
-            "run_id",
-            requests.c.device,
-            requests.c.mode + " " + requests.c.state + ": " + requests.c.reason,
-            failed,
-        ),
-        _part(devices.c.seen_at, "error", "quarantine", devices.c.device, devices.c.quarantine, barred),
+        _part("warning", "request", request.ended_at, request.device, failure, unsuccessful),
+        _part("error", "quarantine", device.seen_at, device.device, device.quarantine, blocked),
     ]
 
 
-def _part(
-    at: ColumnElement[Any], level: str, kind: str, subject: ColumnElement[Any], text: Any, where: Any
-) -> Select[Any]:
+def _part(level: str, kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool]) -> Select[Any]:
     columns = (at.label("at"), literal(level).label("level"), literal(kind).label("kind"))
-    return select(*columns, subject.label("subject"), text.label("text")).where(where).order_by(at.desc())
+    named = (cast(subject, Text).label("subject"), text.label("text"))
+    return select(*columns, *named).where(where).order_by(at.desc())
+
+
+def _text(*parts: Any) -> ColumnElement[Any]:
+    """Columns and literals joined to one text."""
+    first, *rest = (literal(part) if isinstance(part, str) else cast(part, Text) for part in parts)
+    for part in rest:
+        first = first + part
+    return first

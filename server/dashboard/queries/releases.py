@@ -1,4 +1,4 @@
-"""What runs where: every release with the devices that run it, and the roll-outs with how far each has come."""
+"""Releases with the devices that run them, and roll-outs with their progress."""
 
 from __future__ import annotations
 
@@ -12,69 +12,76 @@ from server.registry.tables import devices, reports
 NEWEST = 50
 
 
-class Answers(Struct, frozen=True):
-    """What devices reported on one release: how many, how many could not run it, and the mean accuracy before and after."""
+class HeadReports(Struct, frozen=True):
+    """Reports of head-only devices on one release: number of devices, of failures, mean accuracy before and after the fit."""
 
-    heard: int = 0
-    failed: int = 0
+    devices: int = 0
+    failed: int | None = None
     before: float | None = None
     after: float | None = None
 
 
-class ReleasesPage(Struct, frozen=True):
-    """Releases and roll-outs, the newest first; `running` maps a release to how many devices say that they run it.
+class ReleaseRow(Struct, frozen=True):
+    """One release and the devices that run it: their number and part of all that run any.
 
-    `kept` are the releases whose files the server still has, None where nobody can tell.
+    `startable`: a roll-out of it may start; `older`: than the release that the fleet serves.
     """
 
-    releases: tuple[ReleaseRecord, ...]
-    running: dict[int, int]
-    answers: dict[int, Answers]
+    record: ReleaseRecord
+    running: int
+    part: float
+    reports: HeadReports
+    startable: bool
+    older: bool
+
+
+class ReleasesPage(Struct, frozen=True):
+    """Releases by number and roll-outs, the newest first; `heads` counts the head-only devices."""
+
+    releases: dict[int, ReleaseRow]
     rollouts: tuple[RolloutRecord, ...]
     current: RolloutRecord | None
     heads: int
-    kept: frozenset[int] | None = None
-
-    @property
-    def serving(self) -> int:
-        """The release that the fleet was brought to last; 0 for none."""
-        return serving(self.rollouts) or max(self.running, default=0)
 
 
 def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> ReleasesPage:
-    """The releases and roll-outs of a fleet."""
-    found = tuple(rollouts.listed(db, fleet)[:NEWEST])
-    tier = devices.c.capability["tier"].as_string()
-    mine = (devices.c.fleet == fleet) & (devices.c.release > 0)
+    """The releases and roll-outs of a fleet; `kept` are the releases whose files exist, None if that is unknown."""
+    recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
+    mine = devices.c.fleet == fleet
+    by_release = select(devices.c.release, func.count()).where(mine, devices.c.release > 0)
+    heads = select(func.count()).where(mine, devices.c.capability["tier"].as_string() == "head")
+    fits = select(
+        reports.c.release,
+        func.count(func.distinct(reports.c.device)),
+        func.sum(case((reports.c.error != "", 1), else_=0)),
+        func.avg(reports.c.before),
+        func.avg(reports.c.after),
+    ).where(reports.c.fleet == fleet, reports.c.kind == "head", reports.c.release > 0)
     with db.reading() as connection:
-        by_release = connection.execute(
-            select(devices.c.release, func.count()).where(mine).group_by(devices.c.release)
+        running = {row[0]: row[1] for row in connection.execute(by_release.group_by(devices.c.release))}
+        fitted = {
+            row[0]: HeadReports(*row[1:]) for row in connection.execute(fits.group_by(reports.c.release))
+        }
+        head_only = connection.execute(heads).scalar_one()
+    current = next((record for record in recent if record.state not in rollouts.OVER), None)
+    served, total = serving(recent) or max(running, default=0), max(sum(running.values()), 1)
+    rows = {
+        record.release: ReleaseRow(
+            record,
+            running.get(record.release, 0),
+            running.get(record.release, 0) / total,
+            fitted.get(record.release, HeadReports()),
+            current is None and (kept is None or record.release in kept),
+            record.release < served,
         )
-        running: dict[int, int] = dict(by_release.all())
-        heads = connection.execute(
-            select(func.count()).select_from(devices).where(devices.c.fleet == fleet, tier == "head")
-        ).scalar_one()
-        told = connection.execute(
-            select(
-                reports.c.release,
-                func.count(func.distinct(reports.c.device)),
-                func.sum(case((reports.c.error != "", 1), else_=0)),
-                func.avg(reports.c.before),
-                func.avg(reports.c.after),
-            )
-            .where(reports.c.fleet == fleet, reports.c.kind == "head", reports.c.release > 0)
-            .group_by(reports.c.release)
-        )
-        answers = {release: Answers(heard, int(bad or 0), b, a) for release, heard, bad, b, a in told}
-    current = next((record for record in found if record.state not in rollouts.OVER), None)
-    return ReleasesPage(
-        tuple(releases.listed(db, fleet)[:NEWEST]), running, answers, found, current, heads, kept
-    )
+        for record in releases.listed(db, fleet)[:NEWEST]
+    }
+    return ReleasesPage(rows, recent, current, head_only)
 
 
-def serving(found: tuple[RolloutRecord, ...]) -> int:
-    """The release that the roll-outs, the newest first, say that the fleet serves: what a new one goes back to."""
-    for record in found:
+def serving(recent: tuple[RolloutRecord, ...]) -> int:
+    """The release that the fleet serves after these roll-outs, the newest first: the one that a new roll-out replaces."""
+    for record in recent:
         if record.state == "completed":
             return record.release
         if record.previous:

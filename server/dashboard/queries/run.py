@@ -1,113 +1,118 @@
-"""A run, round by round: what was measured, who was asked and who answered, what was refused and why.
+"""A run by round: metrics, selected and responding clients, dropped and rejected reports.
 
-The registry has the counts and means; spread and worst tenth come from the run's folder, where the dashboard can read it.
+Counts and means come from the registry, std and bottom decile from the run's folder where the dashboard can read it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 
 from msgspec import Struct
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Table, case, func, select
 
-from edge_fl.metrics import Summary
+from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary
 from server.registry import Database, runs
 from server.registry.records import RoundRecord, RunRecord
 from server.registry.tables import rejections, reports, requests
 from server.runs import round_metrics
 
 NEWEST_RUNS = 100
+PERSONAL = (PERSONAL_AFTER, PERSONAL_BEFORE)
+UNMEASURED = Summary(nan, nan, nan, nan, 0)
+DROPPED = case(
+    ((requests.c.state == "failed") & (requests.c.reason != ""), requests.c.reason),
+    (requests.c.state.in_(("failed", "timed_out", "removed")), requests.c.state),
+    else_="",
+)
+"""Why a request had no success; "" for all others."""
 
 
 class RoundRow(Struct, frozen=True):
-    """One round. `ended_badly` and `refused` count by reason; `summaries` are empty where the run's folder cannot be read."""
+    """One round. `dropped` and `rejected` count by reason; `summaries` is empty if the run's folder cannot be read."""
 
     record: RoundRecord
-    summaries: dict[str, Summary] = {}
-    ended_badly: dict[str, int] = {}
-    refused: dict[str, int] = {}
+    summaries: Mapping[str, Summary] = {}
+    dropped: dict[str, int] = {}
+    rejected: dict[str, int] = {}
     bytes: int = 0
+
+    def mean(self, *names: str) -> float | None:
+        """The mean of the first of these metrics that was measured."""
+        for name in names:
+            if name in self.summaries:
+                return self.summaries[name].mean
+            if self.record.metrics.get(name) is not None:
+                return self.record.metrics[name]
+        return None
+
+    @property
+    def spread(self) -> Summary:
+        """The summary of the personal accuracy; NaN if it was not measured."""
+        return next((self.summaries[name] for name in PERSONAL if name in self.summaries), UNMEASURED)
 
 
 class RunPage(Struct, frozen=True):
-    """A run, its rounds in order, and the other runs that may be looked at, the newest first."""
+    """A run, its rounds in order, and the fleet's runs, the newest first.
+
+    `current` counts the requests of the current round by state; `final` are the metrics of the final personalisation.
+    """
 
     run: RunRecord
     rounds: tuple[RoundRow, ...]
     others: tuple[RunRecord, ...]
-    under_way: dict[str, int] = {}
-    closing: dict[str, Summary] = {}
+    current: dict[str, int] = {}
+    final: Mapping[str, Summary] = {}
 
 
 def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
-    """A run of the fleet (the newest); None when there is none."""
+    """A run of the fleet, by default the newest; None if there is none."""
     known = runs.listed(db, fleet)[:NEWEST_RUNS]
-    chosen = next((record for record in known if record.run == run), None) or (
-        known[0] if known and not run else None
-    )
-    if chosen is None:
+    record = next((one for one in known if run in ("", one.run)), None)
+    if record is None:
         return None
-    found = round_metrics.latest(round_metrics.lines(Path(chosen.folder) / round_metrics.FILE))
-    summaries = {line.round: line.summaries for line in found if not line.closing}
-    badly, refused = _badly(db, chosen.run), _refused(db, chosen.run)
-    sent = _bytes(db, chosen.run)
+    lines = round_metrics.latest(round_metrics.lines(Path(record.folder) / round_metrics.FILE))
+    summaries = {line.round: line.metrics for line in lines if not line.final}
+    dropped = _by_round(db, record.run, requests, DROPPED)
+    rejected = _by_round(db, record.run, rejections, rejections.c.reason)
+    sent = _bytes(db, record.run)
     rows = tuple(
         RoundRow(
-            record,
-            summaries.get(record.round, {}),
-            badly.get(record.round, {}),
-            refused.get(record.round, {}),
-            record.bytes_down + record.bytes_up or sent.get(record.round, 0),
+            one,
+            summaries.get(one.round, {}),
+            dropped.get(one.round, {}),
+            rejected.get(one.round, {}),
+            one.bytes_down + one.bytes_up or sent.get(one.round, 0),
         )
-        for record in runs.rounds_of(db, chosen.run)
+        for one in runs.rounds_of(db, record.run)
     )
-    return RunPage(
-        chosen,
-        rows,
-        tuple(known),
-        _under_way(db, chosen.run),
-        next((line.summaries for line in found if line.closing), {}),
-    )
+    final = next((line.metrics for line in lines if line.final), {})
+    return RunPage(record, rows, tuple(known), _current(db, record.run), final)
 
 
-def _badly(db: Database, run: str) -> dict[int, Counter[str]]:
-    """Tasks that did not succeed, by round: "timed_out" or the reason -> how many."""
-    wanted = select(requests.c.round, requests.c.state, requests.c.reason, func.count()).where(
-        requests.c.run == run, requests.c.state.in_(("failed", "timed_out", "removed"))
+def _by_round(db: Database, run: str, table: Table, reason: ColumnElement[str]) -> dict[int, dict[str, int]]:
+    """Round -> reason -> number of rows of a run."""
+    query = (
+        select(table.c.round, reason, func.count()).where(table.c.run == run).group_by(table.c.round, reason)
     )
-    found: dict[int, Counter[str]] = {}
+    counts: dict[int, dict[str, int]] = {}
     with db.reading() as connection:
-        for round, state, reason, count in connection.execute(
-            wanted.group_by(requests.c.round, requests.c.state, requests.c.reason)
-        ):
-            found.setdefault(round, Counter())[reason if state == "failed" and reason else state] += count
-    return found
-
-
-def _refused(db: Database, run: str) -> dict[int, Counter[str]]:
-    wanted = select(rejections.c.round, rejections.c.reason, func.count()).where(rejections.c.run == run)
-    found: dict[int, Counter[str]] = {}
-    with db.reading() as connection:
-        for round, reason, count in connection.execute(
-            wanted.group_by(rejections.c.round, rejections.c.reason)
-        ):
-            found.setdefault(round, Counter())[reason] += count
-    return found
+        for round, name, count in connection.execute(query):
+            if name:
+                counts.setdefault(round, {})[name] = count
+    return counts
 
 
 def _bytes(db: Database, run: str) -> dict[int, int]:
     total = func.sum(reports.c.bytes_down + reports.c.bytes_up)
+    query = select(reports.c.round, total).where(reports.c.run == run).group_by(reports.c.round)
     with db.reading() as connection:
-        found = connection.execute(
-            select(reports.c.round, total).where(reports.c.run == run).group_by(reports.c.round)
-        )
-        return {round: int(sent or 0) for round, sent in found}
+        return {round: int(sent or 0) for round, sent in connection.execute(query)}
 
 
-def _under_way(db: Database, run: str) -> dict[str, int]:
-    """The tasks of the newest round that was asked for, by state."""
+def _current(db: Database, run: str) -> dict[str, int]:
     newest = select(func.max(requests.c.round)).where(requests.c.run == run).scalar_subquery()
-    wanted = select(requests.c.state, func.count()).where(requests.c.run == run, requests.c.round == newest)
+    query = select(requests.c.state, func.count()).where(requests.c.run == run, requests.c.round == newest)
     with db.reading() as connection:
-        return dict(connection.execute(wanted.group_by(requests.c.state)).all())
+        return dict(connection.execute(query.group_by(requests.c.state)).all())

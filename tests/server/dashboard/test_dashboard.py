@@ -1,4 +1,4 @@
-"""What the dashboard shows, without a browser: its queries, its pages, its buttons, its door, its metrics."""
+"""The dashboard without a browser: queries, pages, actions, access, metrics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,19 +27,21 @@ from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
 from server.dashboard import actions, prometheus
 from server.dashboard.auth import TokenAuth, is_loopback
+from server.dashboard.pages import charts, parts
 from server.dashboard.pages import data as data_page
 from server.dashboard.pages import device as device_page
 from server.dashboard.pages import fleet as fleet_page
 from server.dashboard.pages import log as log_page
 from server.dashboard.pages import releases as releases_page
 from server.dashboard.pages import run as run_page
+from server.dashboard.pages.parts import Column
 from server.dashboard.queries import data, device, fleet, log, releases, run
 from server.dashboard.queries.fleet import FleetQuery
 from server.dashboard.serve import Settings
 from server.registry import Database, reports, rollouts, runs
 from server.registry import devices as registered
 from server.registry.records import DeviceRecord, ReportRecord
-from server.report import formatting, svg
+from server.report import formatting
 from tests.server.dashboard import filled
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -59,13 +63,17 @@ def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> 
     assert (last.page, len(last.rows)) == (2, 20)
 
 
-@pytest.mark.parametrize("sort", [key for key, *_ in fleet_page.COLUMNS if key])
+def cells(columns: Sequence[Column], rows: Iterable[Any]) -> str:
+    """The markup of all cells of a table."""
+    return " ".join(str(cell) for row in parts.cells(columns, rows) for cell in row.values())
+
+
+@pytest.mark.parametrize("sort", [column.name for column in fleet_page.COLUMNS if column.sortable])
 def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
-    field = {"seen": "seen_at"}.get(sort, sort)
-    _say_today(db)
+    _report_today(db)
     for down in (False, True):
         found = [
-            getattr(row, field)
+            getattr(row, sort)
             for row in fleet.page(db, "main", FleetQuery(sort=sort, down=down), per_page=200).rows
         ]
         found = [-1.0 if value is None else value for value in found]
@@ -73,13 +81,13 @@ def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
     assert len({*found}) > 1
 
 
-def _say_today(db: Database) -> None:
-    """Devices told something today under two methods, the more the higher their number; and one more is there, which has drifted."""
+def _report_today(db: Database) -> None:
+    """Devices with reports of today under two methods, whose values grow with the device's number, and one device with drift."""
     able = to_builtins(Capability("head", "test", "3", samples=3, drift=1.2))
     registered.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
     for number in range(1, 12):
         kind, run = ("update", "toy-0") if number % 2 else ("head", "toy-1")
-        told = {metrics.EPSILON: number / 4} if kind == "update" else {}
+        measured = {metrics.EPSILON: number / 4} if kind == "update" else {}
         sent = ReportRecord(
             "main",
             filled.name(number),
@@ -88,19 +96,19 @@ def _say_today(db: Database) -> None:
             9,
             kind,
             5,
-            told,
+            measured,
             after=0.5,
             bytes_up=number * 100,
         )
         reports.accept(db, sent)
 
 
-def test_only_a_fleet_that_sends_noisy_updates_has_a_column_for_what_they_told(db: Database) -> None:
-    assert "Epsilon" not in fleet_page.table(fleet.page(db, "main", FleetQuery()), FleetQuery(), NOW)
-    _say_today(db)
+def test_the_epsilon_column_appears_only_in_fleets_that_send_noisy_updates(db: Database) -> None:
+    assert "epsilon" not in fleet_page.visible(fleet.page(db, "main", FleetQuery()))
+    _report_today(db)
     found = fleet.page(db, "main", FleetQuery())
     assert [row.epsilon for row in found.rows[:6]] == [None, 0.25, None, 0.75, None, 1.25]
-    assert "Epsilon" in (shown := fleet_page.table(found, FleetQuery(), NOW)) and ">1.25<" in shown
+    assert "epsilon" in fleet_page.visible(found) and " 1.25" in cells(fleet_page.COLUMNS, found.rows)
 
 
 def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
@@ -111,7 +119,7 @@ def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
     assert {row.tier for row in fleet.page(db, "main", FleetQuery(tier="full")).rows} == {"full"}
 
 
-def test_a_row_says_what_its_newest_report_says(db: Database) -> None:
+def test_a_row_shows_the_newest_report(db: Database) -> None:
     row = fleet.page(db, "main", FleetQuery(search="pi-00004")).rows[0]
     report = device.page(db, "main", "pi-00004")
     assert report is not None
@@ -119,91 +127,109 @@ def test_a_row_says_what_its_newest_report_says(db: Database) -> None:
     assert report.reports[0].release == 3 and row.method == "fedrep"
 
 
-def test_a_row_says_how_far_a_device_drifted(db: Database) -> None:
+def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
     said = Capability("head", "test", "3", drift=1.24)
     registered.record(db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(said))])
     found = fleet.page(db, "main", FleetQuery(search="pi-x"))
-    assert found.rows[0].drift == 1.24 and "1.2 σ" in fleet_page.table(found, FleetQuery(), NOW)
+    assert found.rows[0].drift == 1.24 and "1.2 σ" in cells(fleet_page.COLUMNS, found.rows)
     assert not any(row.drift for row in fleet.page(db, "main", FleetQuery(search="pi-0")).rows)
 
 
-def test_an_address_comes_back_as_the_wish_it_was_made_of() -> None:
+def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
     query = FleetQuery("pi", "lost", "head", "after", True, 3)
     pairs = dict(pair.split("=") for pair in fleet_page.address_of(query).split("&"))
     assert fleet_page.query_of(pairs) == query
     assert fleet_page.query_of({"page": "x"}) == FleetQuery()
 
 
-def test_nothing_that_a_device_says_becomes_markup(db: Database) -> None:
-    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why='"><script>alert(1)</script>')])
-    found = fleet.page(db, "main", FleetQuery(search="pi-x"))
-    shown = fleet_page.table(found, FleetQuery(), NOW) + device_page.body(
-        device.page(db, "main", "pi-x"), "pi-x", NOW
-    )
-    assert "<script" not in shown and "&lt;script&gt;" in shown
+def test_text_from_a_device_is_escaped(db: Database) -> None:
+    script = '"><script>alert(1)</script>'
+    able = to_builtins(Capability("head", script, "3", head=script, notes=[script]))
+    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
+    report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
+    reports.accept(db, report)
+    found, shown = fleet.page(db, "main", FleetQuery(search="pi-x")), device.page(db, "main", "pi-x")
+    assert shown is not None
+    drawn = cells(fleet_page.COLUMNS, found.rows) + cells(device_page.REPORTS, shown.reports)
+    drawn += device_page.title(shown) + device_page.summary(shown) + device_page.description(shown)
+    assert "<script" not in drawn and drawn.count("&lt;script&gt;") >= 7
 
 
-def test_a_device_that_chose_its_head_shows_how_many_labels_each_kind_needs(db: Database) -> None:
+def test_a_device_that_chose_its_head_shows_accuracy_by_labels(db: Database) -> None:
     shown = device.page(db, "main", filled.name(0))
-    assert shown is not None and "by labels" not in device_page.body(shown, filled.name(0), NOW)
-    told = {metrics.at_labels(labels, "nearest"): labels / 20 for labels in (1, 5, 10)}
-    chosen = replace(shown.reports[0], metrics=told)
-    body = device_page.body(replace(shown, reports=(chosen,)), filled.name(0), NOW)
-    assert "by labels per class" in body and "nearest, labels per class 5: 25.00 %" in body
+    assert shown is not None and device_page.cold_start(shown) is None
+    measured = {metrics.at_labels(labels, "nearest"): labels / 20 for labels in (1, 5, 10)}
+    chosen = replace(shown.reports[0], metrics=measured)
+    chart = device_page.cold_start(replace(shown, reports=(chosen,)))
+    assert chart is not None and chart.options["xAxis"]["data"] == ["1", "5", "10"]
+    (line,) = chart.options["series"]
+    assert (line["name"], line["data"]) == ("nearest", [5.0, 25.0, 50.0])
 
 
-def test_a_run_shows_its_spread_its_drop_outs_and_what_was_refused(db: Database) -> None:
+def test_a_run_shows_its_spread_and_its_dropped_and_rejected_reports(db: Database) -> None:
     page = run.page(db, "main")
     assert page is not None and page.run.run == "toy-1"
-    assert page.rounds[2].refused == {"norm": 1} and page.rounds[3].ended_badly == {"timed_out": 1}
-    assert page.under_way == {"queued": 11, "succeeded": 9}
-    shown = run_page.body(page)
-    assert "1 timed out" in shown and "1 norm" in shown and 'class="band' in shown
+    assert page.rounds[2].rejected == {"norm": 1} and page.rounds[3].dropped == {"timed_out": 1}
+    assert page.current == {"queued": 11, "succeeded": 9} and "9 of 20" in run_page.summary(page)
+    shown = cells(run_page.ROUNDS, page.rounds)
+    assert "1 timed out" in shown and "1 norm" in shown
     assert 'data-act="stop:toy-1"' in run_page.title(page)
 
 
-def test_a_run_that_has_closed_shows_what_it_came_to(db: Database) -> None:
+def test_a_chart_has_a_band_of_one_std_around_each_mean(db: Database) -> None:
+    page = run.page(db, "main")
+    chart = run_page.curves(page) if page else None
+    assert chart is not None
+    low, band, line = chart.options["series"][:3]
+    mean = 0.93 - 0.5 * 0.75
+    assert (low["data"][0], line["data"][0]) == (round(100 * (mean - 0.09), 2), round(100 * mean, 2))
+    assert band["data"][0] == 18.0 and band["stack"] == low["stack"] and len(line["data"]) == filled.ROUNDS
+
+
+def test_a_completed_run_shows_the_metrics_of_its_final_personalisation(db: Database) -> None:
     page = run.page(db, "main")
     tile = '<dd class="big">97.5</dd>'
-    assert page is not None and tile not in run_page.body(page)
-    closed = replace(page, closing={metrics.PERSONAL_AFTER: Summary(0.975, 0.97, 0.01, 0.9, 20)})
-    assert tile in run_page.body(closed)
+    assert page is not None and tile not in run_page.summary(page)
+    final = replace(page, final={metrics.PERSONAL_AFTER: Summary(0.975, 0.97, 0.01, 0.9, 20)})
+    assert tile in run_page.summary(final)
 
 
-def test_runs_that_are_not_there_are_said_to_be_missing(db: Database) -> None:
-    assert run.page(db, "main", "nothing") is None
-    assert "No run yet" in run_page.body(None)
-    assert "Never heard of" in device_page.body(None, "pi-99", NOW)
+def test_missing_runs_and_devices_have_an_empty_state(db: Database) -> None:
+    assert run.page(db, "main", "nothing") is None and device.page(db, "main", "pi-none") is None
+    assert "No run yet" in run_page.ABSENT
+    assert "Unknown device" in device_page.absent("pi-none")
 
 
 def test_an_empty_registry_has_a_page_of_every_kind() -> None:
     db = Database.open()
-    assert "No device has spoken" in fleet_page.table(fleet.page(db, "main", FleetQuery()), FleetQuery(), NOW)
-    assert "Nothing has been released" in releases_page.releases(releases.page(db, "main"))
-    assert "has said what data" in data_page.body(data.page(db, "main"))
-    assert "Nothing has happened" in log_page.body(log.newest(db, "main"))
+    assert "No device yet" in fleet_page.note(fleet.page(db, "main", FleetQuery()))
+    assert "No release yet" in releases_page.current(releases.page(db, "main"))
+    assert "No data reported yet" in data_page.body(data.page(db, "main"))
+    assert log.newest(db, "main") == () and "No events" in log_page.NOTE
     assert run.page(db, "main") is None
 
 
-def test_dots_are_as_large_as_the_counts_they_stand_for() -> None:
-    drawn = svg.dots({"a": (100, 25), "b": (0, 100)}, ("x", "y"))
-    assert drawn.count('r="10.0"') == 2 and drawn.count('r="5.0"') == 1
+def test_the_area_of_a_dot_is_its_count() -> None:
+    chart = charts.dots({"a": (100, 25), "b": (0, 100)})
+    assert chart is not None
+    points = {tuple(point["value"]): point["symbolSize"] for point in chart.options["series"][0]["data"]}
+    assert points == {(0, 0): 20.0, (0, 1): 10.0, (1, 1): 20.0}
 
 
 def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
     every = log.newest(db, "main")
     assert [event.at for event in every] == sorted((event.at for event in every), reverse=True)
-    assert {"run", "round", "release", "roll-out", "refused", "run_id", "quarantine"} == {
+    assert {"run", "round", "release", "roll-out", "rejected", "request", "quarantine"} == {
         e.kind for e in every
     }
     assert {event.level for event in log.newest(db, "main", "error")} == {"error"}
 
 
-def test_buttons_write_what_is_wanted(db: Database) -> None:
+def test_actions_write_the_desired_state(db: Database) -> None:
     actions.start(db, "main", "2")
     begun = rollouts.current(db, "main")
     assert begun is not None and (begun.release, begun.previous, begun.plan["stages"]) == (2, 3, [1.0])
-    with pytest.raises(InputError, match="on its way"):
+    with pytest.raises(InputError, match="has not ended"):
         actions.start(db, "main", "3")
     actions.ACTIONS["rollback"].do(db, "main", str(begun.number))
     wanted = rollouts.get(db, begun.number)
@@ -211,7 +237,7 @@ def test_buttons_write_what_is_wanted(db: Database) -> None:
     actions.ACTIONS["stop"].do(db, "main", "toy-1")
     asked = runs.get(db, "toy-1")
     assert asked is not None and asked.desired == "stopped"
-    with pytest.raises(InputError, match="it is over"):
+    with pytest.raises(InputError, match="it has ended"):
         actions.ACTIONS["abort"].do(db, "main", "1")
 
 
@@ -221,7 +247,7 @@ def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> 
     assert "stage 1 of 3, up to 5% of the fleet" in shown and f'data-act="rollback:{number}"' in shown
     rollouts.steer(db, number, "paused")
     waiting = releases_page.current(releases.page(db, "main"))
-    assert "asked to be paused" in waiting and "data-act" not in waiting
+    assert "paused requested" in waiting and "data-act" not in waiting
 
 
 def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response:
@@ -235,7 +261,7 @@ def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response
     return asyncio.run(get())
 
 
-def test_loopback_answers_only_to_its_own_names() -> None:
+def test_loopback_accepts_only_its_own_names() -> None:
     assert visit().text == "inside"
     assert visit(host="evil.example:8080").status_code == 403
     assert visit(origin="http://evil.example").status_code == 403
@@ -244,7 +270,7 @@ def test_loopback_answers_only_to_its_own_names() -> None:
     ]  # fmt: skip
 
 
-def test_elsewhere_the_token_is_asked_for_and_leaves_the_address() -> None:
+def test_elsewhere_the_token_is_required_and_leaves_the_address() -> None:
     assert visit(token=TOKEN).status_code == 401
     assert visit("/?token=wrong", TOKEN).status_code == 401
     entered = visit(f"/?token={TOKEN}&sort=after", TOKEN)
@@ -269,7 +295,7 @@ def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
     assert sum(s.value for s in families["edge_fl_bytes"].samples) == 120 * 3 * 52_900
 
 
-def test_metrics_are_named_as_prometheus_asks_for(db: Database) -> None:
+def test_metrics_are_named_as_prometheus_requires(db: Database) -> None:
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool: none on this machine (Debian's package prometheus)")
     found = subprocess.run(
@@ -278,7 +304,7 @@ def test_metrics_are_named_as_prometheus_asks_for(db: Database) -> None:
     assert (found.returncode, found.stdout + found.stderr) == (0, b"")
 
 
-def test_the_grafana_dashboard_asks_for_metrics_that_there_are(db: Database) -> None:
+def test_the_grafana_dashboard_uses_existing_metrics(db: Database) -> None:
     board = json.loads((Path(prometheus.__file__).parent / "grafana.json").read_text())
     asked = json.dumps(board)
     names = {

@@ -1,0 +1,154 @@
+"""The pages' charts as ECharts options. Colours are variables of the style sheet, so that charts follow the page's theme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, sqrt
+from typing import Any
+
+from msgspec import Struct
+
+COLOURS = 6
+LARGEST_DOT = 20.0  # pixels
+QUIET = {"color": "var(--quiet)", "fontSize": 11}
+AXIS = {
+    "type": "category",
+    "axisLabel": QUIET,
+    "axisLine": {"lineStyle": {"color": "var(--line)"}},
+    "axisTick": {"show": False},
+}
+BASE = {
+    "animation": False,
+    "aria": {"enabled": True},
+    "textStyle": {"fontFamily": "system-ui, sans-serif"},
+    "grid": {"left": 4, "right": 48, "top": 12, "bottom": 4, "containLabel": True},
+    "tooltip": {
+        "backgroundColor": "var(--sheet)",
+        "borderColor": "var(--line)",
+        "textStyle": {"color": "var(--ink)", "fontSize": 12},
+    },
+}
+
+
+class Chart(Struct, frozen=True):
+    """ECharts options, the height in pixels and, where the width is not the page's, a CSS rule for it."""
+
+    options: dict[str, Any]
+    height: int
+    width: str = ""
+
+
+class Curve(Struct, frozen=True):
+    """Accuracy 0..1 by place on the x axis, with the std over clients where there is one."""
+
+    name: str
+    mean: Mapping[int, float]
+    std: Mapping[int, float] = {}
+    dashed: bool = False
+
+
+def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None:
+    """Accuracy in per cent by `step`: a line per curve, with a band of one std."""
+    shown = [curve for curve in curves if any(map(isfinite, curve.mean.values()))]
+    if not shown:
+        return None
+    places = sorted({place for curve in shown for place in curve.mean})
+    series: list[dict[str, Any]] = []
+    for number, curve in enumerate(shown):
+        colour = f"var(--s{number % COLOURS})"
+        if curve.std:
+            low = {x: max(mean - curve.std.get(x, 0.0), 0.0) for x, mean in curve.mean.items()}
+            high = {x: min(mean + curve.std.get(x, 0.0), 1.0) for x, mean in curve.mean.items()}
+            band = {"type": "line", "stack": f"band {number}", "symbol": "none", "silent": True}
+            band |= {"connectNulls": True, "lineStyle": {"opacity": 0}}
+            series.append({**band, "id": f"low {number}", "data": _percent(low, places)})
+            width = {x: high[x] - low[x] for x in low}
+            area = {"areaStyle": {"color": colour, "opacity": 0.13}}
+            series.append({**band, **area, "id": f"band {number}", "data": _percent(width, places)})
+        series.append(
+            {
+                "type": "line",
+                "id": str(number),
+                "name": curve.name,
+                "data": _percent(curve.mean, places),
+                "connectNulls": True,
+                "symbol": "circle",
+                "symbolSize": 5,
+                "showAllSymbol": True,
+                "itemStyle": {"color": colour},
+                "lineStyle": {"color": colour, "width": 1.6, "type": "dashed" if curve.dashed else "solid"},
+                "emphasis": {"disabled": True},
+                "endLabel": {"show": True, "formatter": "{c}", "color": "var(--ink)", "fontSize": 12},
+                "labelLayout": {"moveOverlap": "shiftY"},
+            }
+        )
+    legend = {"left": 0, "top": 0, "textStyle": QUIET, "data": [curve.name for curve in shown]}
+    narrow = {
+        "legend": {"orient": "vertical"},
+        "grid": {"top": 16 + 22 * len(shown)},
+    }
+    options = {
+        **BASE,
+        "grid": {**BASE["grid"], "top": 38},
+        "legend": legend,
+        "tooltip": {**BASE["tooltip"], "formatter": f"{{a}}, {step} {{b}}: {{c}} %"},
+        "xAxis": {**AXIS, "boundaryGap": False, "data": [str(place) for place in places]},
+        "yAxis": {"scale": True, "axisLabel": QUIET, "splitLine": {"lineStyle": {"color": "var(--line)"}}},
+        "series": series,
+        "media": [{"query": {"maxWidth": 560}, "option": narrow}],
+    }
+    return Chart(options, height)
+
+
+def columns(counts: Sequence[int]) -> Chart | None:
+    """Samples by class, with their numbers."""
+    if not any(counts):
+        return None
+    bars = {
+        "type": "bar",
+        "data": [count or None for count in counts],
+        "itemStyle": {"color": "var(--s0)"},
+        "barWidth": "70%",
+        "label": {"show": True, "position": "top", **QUIET},
+    }
+    options = {
+        **BASE,
+        "grid": {**BASE["grid"], "top": 20, "right": 4},
+        "xAxis": {**AXIS, "data": [str(place) for place in range(len(counts))]},
+        "yAxis": {"show": False},
+        "series": [bars],
+    }
+    return Chart(options, 130, f"width: {34 * len(counts)}px; max-width: 100%")
+
+
+def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
+    """A column per device and a row per class, the area of a dot the number of samples (RepPer, Figure 3)."""
+    classes = max(map(len, counts.values()), default=0)
+    largest = max((count for row in counts.values() for count in row), default=0)
+    if not largest:
+        return None
+    points = [
+        {
+            "name": f"{device}, class {label}: {count:,} samples",
+            "value": [place, label],
+            "symbolSize": round(max(LARGEST_DOT * sqrt(count / largest), 2.4), 1),
+        }
+        for place, (device, row) in enumerate(counts.items())
+        for label, count in enumerate(row)
+        if count
+    ]
+    names = {"rotate": 90, "interval": 0, "fontSize": 11, "color": "var(--accent)"}
+    options = {
+        **BASE,
+        "grid": {**BASE["grid"], "right": 4},
+        "tooltip": {**BASE["tooltip"], "formatter": "{b}"},
+        "xAxis": {**AXIS, "data": list(counts), "axisLabel": names, "triggerEvent": True},
+        "yAxis": {**AXIS, "data": [str(label) for label in range(classes)], "inverse": True},
+        "series": [{"type": "scatter", "data": points, "itemStyle": {"color": "var(--s0)"}}],
+    }
+    return Chart(options, 22 * classes + 120, f"min-width: {22 * len(counts) + 40}px")
+
+
+def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:
+    found = [values.get(place) for place in places]
+    return [None if value is None or not isfinite(value) else round(100 * value, 2) for value in found]
