@@ -30,7 +30,7 @@ class Certificates:
 
 
 @dataclass(frozen=True)
-class Limits:
+class MosquittoLimits:
     """What the broker allows. `max_queued_messages` is never 0, which older versions take for none at all.
 
     The database is saved after so many changes, whole: after every 50, retaining 45 MB takes four times as long and every ping behind a
@@ -47,7 +47,7 @@ class Limits:
     autosave_changes: int = 1000
 
 
-LIMITS = Limits()
+LIMITS = MosquittoLimits()
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Settings:
     port: int = PORT
     fleet: str = "main"
     certificates: Certificates | None = None
-    limits: Limits = LIMITS
+    limits: MosquittoLimits = LIMITS
     claims: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ def _listener(settings: Settings, program: Program) -> list[str]:
     return [*lines, f"acl_file {settings.access_path.resolve()}"]
 
 
-def _limits(limits: Limits) -> list[str]:
+def _limits(limits: MosquittoLimits) -> list[str]:
     return [
         f"max_packet_size {limits.max_packet_bytes}",
         f"max_inflight_messages {limits.max_inflight_messages}",

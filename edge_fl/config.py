@@ -1,7 +1,7 @@
-"""What a person can set: a recipe in TOML, read into frozen structs. An unknown key is an error that names the nearest known one.
+"""Recipes: all settings of a run, in TOML, read into frozen structs. An unknown key is an error that names the nearest known one.
 
-A recipe reproduces one run: data, model, method, cohort, releases, broker. `TaskSpec` is the part of it that a device needs to
-rebuild the same method, and travels as it stands here.
+A recipe reproduces one run: data, model, method, cohort, releases, broker. `MethodSpec` is the part that a device needs to rebuild the
+method; it is sent to devices in this form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`lr_steps` lists (round, factor): from that round on, counted from 1, the learning rate is lr * factor."""
+    """`lr_steps` lists (round, factor): from that round (counted from 1) on, the learning rate is lr * factor."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: Annotated[float, Meta(gt=0)] = 0.05
@@ -44,7 +44,7 @@ class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MethodConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A method of `edge_fl.methods` by name; `options` are its own hyper-parameters (`edge-fl methods show NAME`)."""
+    """A method of `edge_fl.methods` by name; `options` are its hyper-parameters (`edge-fl methods show NAME`)."""
 
     name: str = "fedavg"
     epochs: Annotated[int, Meta(ge=0)] = 1
@@ -54,7 +54,7 @@ class MethodConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What another method of the same comparison does differently from the recipe's [method]; what is left out stays as there."""
+    """Overrides of the recipe's [method] for another method of the same comparison; None keeps the recipe's value."""
 
     epochs: Annotated[int, Meta(ge=0)] | None = None
     batch_size: Annotated[int, Meta(ge=1)] | None = None
@@ -63,10 +63,10 @@ class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A dataset of `edge_fl.data`, split over clients; `fraction` keeps a share of the samples (to scale a run down).
+    """A dataset of `edge_fl.data`, split over clients; `fraction` is the share of samples to use.
 
-    `max_train` is the most training samples a client keeps (0: all). Of the `clients`, `unseen` never train: the global model meets
-    them after the last round.
+    `max_train` limits the training samples per client (0: no limit). Of the `clients`, `unseen` never train; the global model is
+    evaluated on them after the last round.
     """
 
     dataset: str = "digits"
@@ -83,15 +83,15 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part in a round and when it ends.
+    """Which clients a round selects, and when it ends.
 
-    The goal is max(floor(participation * N), 1) updates (with `participation_from` above 0 every round draws its own share between
-    that and `participation`). `over_select` times as many clients are asked, since some always drop out (not in simulation, where
-    nobody does); a round ends with the goal, or at `deadline_s` if `quorum` of the goal is there. Otherwise it is abandoned and
-    asked anew, `attempts` times in all. A round waits up to `wait_s` for `min_devices` before it starts.
+    The goal is max(floor(participation * N), 1) updates; with `participation_from` above 0 every round draws its share between that and
+    `participation`. On devices, `over_select` times as many clients are selected, because some drop out. A round ends when the goal is
+    reached, or at `deadline_s` if `quorum` of the goal has responded; otherwise it is repeated, up to `attempts` times in all. A round
+    waits up to `wait_s` for `min_devices` before it starts.
 
-    With a `buffer_size` above 0 aggregation is asynchronous (FedBuff): so many updates end a round, whichever round they began in, at
-    most `max_staleness` ago; the others stay at work, and as many are asked anew as the cohort then lacks.
+    With a `buffer_size` above 0 aggregation is asynchronous (FedBuff): a round ends after that many updates, each begun at most
+    `max_staleness` rounds ago; the other clients keep working, and only the missing part of the cohort is selected anew.
     """
 
     participation: Fraction = 1.0
@@ -107,9 +107,9 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What ends a roll-out (`server.release.rollout.gates`). `false_abort` is the chance, at most, that one ends though nothing is wrong.
+    """Thresholds that abort a roll-out (`server.release.rollout.gates`). `false_abort` bounds the probability of an abort without cause.
 
-    Losses are shares of accuracy (0.02 is 2 points); `spread` is what a device's accuracy moves by when nothing is wrong.
+    Losses are shares of accuracy (0.02 is 2 points); `spread` is the change in a device's accuracy that counts as normal.
     """
 
     false_abort: Annotated[float, Meta(gt=0, lt=1)] = 0.02
@@ -120,10 +120,10 @@ class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How a release reaches the fleet: `stages` are growing shares of the devices, the last one 1 ([1.0]: everybody at once).
+    """Stages of a roll-out: growing shares of the devices, the last one 1 ([1.0]: all devices at once).
 
-    "auto" is 5 %, 25 % and 100 % where at least 20 head-only devices are there and there is a release to go back to, and everybody
-    at once elsewhere. The next stage begins when `success` of the one before made it; a device that is there has `stage_wait_s` to answer.
+    "auto" is 5 %, 25 % and 100 % with at least 20 head-only devices online and an earlier release to go back to, otherwise all at once.
+    The next stage begins when `success` of the devices succeeded; an online device has `stage_wait_s` to respond.
     """
 
     stages: Annotated[tuple[Fraction, ...], Meta(min_length=1, max_length=16)] | Literal["auto"] = "auto"
@@ -139,10 +139,10 @@ class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an update must be to count, and how much one may move the mean.
+    """Validation of updates, and robust aggregation.
 
-    An update is refused when one of its parts is `max_growth` times as long (L2 norm) as what was sent down, plus 1 (0: any length).
-    After `quarantine_after` refused updates (0: never) nothing of a device counts any more. `centre`, `trim` and `clip` are those of
+    An update is rejected if the L2 norm of one of its parts exceeds `max_growth` times that of the broadcast part plus 1 (0: no limit).
+    After `quarantine_after` rejected updates (0: never) a device is quarantined. `centre`, `trim` and `clip` are those of
     `edge_fl.learn.aggregation.robust`.
     """
 
@@ -154,17 +154,17 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompressionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the updates of clients that train are made smaller (`edge_fl.learn.codec.compression`); `keep` is the share of values that topk sends."""
+    """Compression of updates (`edge_fl.learn.codec.compression`); `keep` is the share of values that topk sends."""
 
     kind: Literal["none", "fp16", "int8", "topk"] = "none"
     keep: Fraction = 0.1
 
 
 class PrivacyConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Noise on what clients send (`edge_fl.learn.codec.privacy`); `noise_multiplier` 0: none.
+    """Differential privacy of updates (`edge_fl.learn.codec.privacy`); `noise_multiplier` 0 turns it off.
 
-    An update's change has an L2 norm of `clip` at most and gets Gaussian noise of std `noise_multiplier` * `clip`. A client takes part
-    until its next update would tell more than epsilon `budget` at `delta` (0: for ever).
+    An update's change is clipped to an L2 norm of `clip` and gets Gaussian noise of std `noise_multiplier` * `clip`. A client takes part
+    as long as its next update keeps its epsilon at `delta` within `budget` (0: no limit).
     """
 
     noise_multiplier: Annotated[float, Meta(ge=0)] = 0.0
@@ -174,7 +174,7 @@ class PrivacyConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuantiseConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether releases come in 8-bit whole numbers too, calibrated on `images` images, and what they must keep of the floats' quality."""
+    """Int8 variants of releases, calibrated on `images` images; a variant below `min_cosine` or above `max_loss` is not released."""
 
     int8: bool = False
     images: Annotated[int, Meta(ge=1, le=4096)] = 128
@@ -183,10 +183,9 @@ class QuantiseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """When an extractor is released: every `every` rounds (0: only after the last), and how long heads may take to report.
+    """Release an extractor every `every` rounds (0: only after the last), and wait up to `wait_s` for `heads` reports.
 
-    `website` is a folder for a web server, which has every release before devices are told of it, and from then on whatever is published
-    ("": as it was before).
+    `website` is a folder for a web server; each release is exported to it before devices are assigned to it ("": as configured earlier).
     """
 
     every: Annotated[int, Meta(ge=0)] = 0
@@ -198,7 +197,7 @@ class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the broker is (port 0: 8883 with an identity, else 1883), the fleet's name in every topic, and the server's identity."""
+    """Address of the broker (port 0: 8883 with an identity, else 1883), the fleet's name in every topic, and the server's identity."""
 
     host: Annotated[str, Meta(pattern=r"^[^\s/@]+\Z")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
@@ -207,16 +206,16 @@ class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompareConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of a paper: its methods, each run from `seeds` seeds. Without methods, the recipe is a run of its own."""
+    """A table of a paper: methods, each run with `seeds` seeds. Without methods the recipe is a single run."""
 
     methods: list[str] = []
     seeds: Annotated[int, Meta(ge=1)] = 3
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
-    """One run, complete. `methods` says what changes when another method than [method] runs under it.
+    """All settings of one run. `methods` overrides settings for a run with another method than [method].
 
-    `engine` says how simulated clients are trained (server/fleets), `precision` what networks compute in while they train there.
+    `engine` selects how simulated clients are trained (`server.training.engines`), `precision` the number format of their networks.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")] = "run"
@@ -241,7 +240,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Images as the extractor takes them: raw 0..1 pixels [channels, height, width]; mean and std are applied inside."""
+    """Input of an extractor: raw 0..1 pixels [channels, height, width]; mean and std are applied inside."""
 
     channels: Annotated[int, Meta(ge=1, le=16)]
     height: Annotated[int, Meta(ge=1, le=4096)]
@@ -256,7 +255,7 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that rebuilds a method somewhere else: network, input, classes, method, the run's seed, and how updates travel."""
+    """Everything that rebuilds a method on another machine: network, input, classes, method, seed, and the update codec's settings."""
 
     model: ModelConfig
     input: InputSpec
@@ -268,12 +267,12 @@ class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> Recipe:
-    """A recipe from a TOML file. Raises ConfigError, which names the file, the key and the nearest known key."""
+    """Read a recipe from a TOML file. Raises ConfigError, which names the file, the key and the nearest known key."""
     return convert(read(path), str(path))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a TOML file says, as nested dicts, not yet a recipe. Raises ConfigError."""
+    """Read a TOML file as nested dicts. Raises ConfigError."""
     expected = "expected settings in TOML"
     try:
         text = path.read_text("utf-8")
@@ -285,24 +284,35 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, where: str = "recipe") -> Recipe:
-    """A recipe from TOML text; `where` opens every error message."""
+    """Read a recipe from TOML text; `where` starts every error message."""
     return convert(_tree(text, where), where)
 
 
 def _tree(text: str, where: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return _respelled(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML ({error})") from error
 
 
+def _respelled(tree: Any) -> Any:
+    """Accept the key "optimizer" for "optimiser"."""
+    if not isinstance(tree, dict):
+        return tree
+    respell = "optimiser" not in tree
+    return {
+        "optimiser" if respell and key == "optimizer" else key: _respelled(value)
+        for key, value in tree.items()
+    }
+
+
 def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
-    """A recipe from nested dicts. Raises ConfigError."""
+    """Convert nested dicts to a recipe. Raises ConfigError."""
     return checked(tree, Recipe, where)
 
 
 def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
-    """Settings of any kind from nested dicts, every number finite. Raises ConfigError, which names the key and the nearest known one."""
+    """Convert nested dicts to a struct of settings; numbers must be finite. Raises ConfigError, which names the key and the nearest known one."""
     try:
         settings = msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -314,13 +324,13 @@ def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """The recipe with `settings` such as "rounds=3" or "method.options.temperature=0.5" (TOML values; bare words are strings)."""
+    """Apply `settings` such as "rounds=3" or "method.options.temperature=0.5" (TOML values; bare words are strings) to a recipe."""
     tree = msgspec.to_builtins(recipe)
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3")
-        table, *rest = [tree, *key.strip().split(".")]
+        table, *rest = [tree, *key.strip().replace("optimizer", "optimiser").split(".")]
         for name in rest[:-1]:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
@@ -330,7 +340,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
 
 
 def parse_value(text: str) -> Any:
-    """A value as TOML writes it; what TOML does not know is text, so that bare words need no quotes."""
+    """Parse a TOML value; anything else is a string, so bare words need no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -338,12 +348,12 @@ def parse_value(text: str) -> Any:
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as TOML, every value written out."""
+    """Format a recipe as TOML with every value written out."""
     return msgspec.toml.encode(recipe).decode()
 
 
 def _numbers(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Every float in nested dicts and lists, with the keys that lead to it."""
+    """Every float in nested dicts and lists, with its keys."""
     match tree:
         case float():
             yield keys, tree

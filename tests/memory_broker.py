@@ -19,11 +19,11 @@ from edge_fl.wire.transport import (
     Connected,
     Disconnected,
     Event,
-    Limits,
     Listener,
     Packet,
     Transport,
-    hand_over,
+    TransportLimits,
+    deliver_event,
     require_pattern,
     require_sendable,
 )
@@ -198,7 +198,7 @@ class InMemoryTransport(Transport):
         *,
         session_expiry_s: int = 86400,
         clean_start: bool = False,
-        limits: Limits = LIMITS,
+        limits: TransportLimits = LIMITS,
     ) -> None:
         self.client_id = client_id
         self.will = will
@@ -256,7 +256,7 @@ class InMemoryTransport(Transport):
         if isinstance(event, Connected):
             self._connected.set()
         if not self._closed:
-            hand_over(event, self._deliver, self.client_id)
+            deliver_event(event, self._deliver, self.client_id)
 
     def _ask(self, step: Callable[[], None]) -> None:
         if not self._closed:

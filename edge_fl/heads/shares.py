@@ -31,7 +31,7 @@ def require_allowed(parts: Mapping[str, object], uploads: Mapping[str, Share]) -
     if strange := sorted(parts.keys() - uploads.keys()):
         raise ArtefactError(
             f"upload: part {strange[0]!r}, the release asks for {', '.join(uploads) or 'none'}",
-            "refused",
+            "rejected",
             consequence="nothing was sent",
         )
 

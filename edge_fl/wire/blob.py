@@ -1,6 +1,6 @@
-"""A blob: many bytes in small chunks, each with its hash, so that a transfer can stop, resume and never be poisoned.
+"""Blobs: bytes split into chunks with a hash each, so that a transfer can be resumed and every chunk verified.
 
-Extractors, broadcasts and updates all travel as blobs; the descriptor travels in a message or in signed metadata, the chunks apart.
+Extractors, broadcasts and updates travel as blobs: the descriptor in a message or in signed metadata, the chunks separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Blob(Struct, frozen=True, forbid_unknown_fields=True):
-    """Descriptor: sha256 of the whole, its length in bytes, the chunk length, and every chunk's sha256 in order."""
+    """Descriptor of a blob: sha256 and length of the whole, chunk length, and the sha256 of every chunk in order."""
 
     sha256: Digest
     bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
@@ -29,13 +29,13 @@ class Blob(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         expected = -(-self.bytes // self.chunk_bytes)
         if len(self.chunks) != expected:
-            # A ValueError, so that decoding a message or a manifest turns it into its own error, with the field's place.
+            # ValueError: decoding a message or a manifest turns it into its own error with the field's place
             raise ValueError(f"{self.bytes} bytes in {len(self.chunks)} chunks, expected {expected}")
 
     def check_chunk(self, index: int, payload: Payload) -> None:
-        """Raises ArtefactError unless `payload` is chunk `index`, to the byte."""
+        """Raise ArtefactError unless `payload` is chunk `index`."""
         if not 0 <= index < len(self.chunks):
-            raise ArtefactError(f"blob {self.sha256[:8]}: chunk {index} of {len(self.chunks)} came")
+            raise ArtefactError(f"blob {self.sha256[:8]}: unexpected chunk {index} of {len(self.chunks)}")
         expected = min(self.chunk_bytes, self.bytes - index * self.chunk_bytes)
         if len(payload) != expected:
             raise ArtefactError(
@@ -53,7 +53,7 @@ def digest(payload: Payload) -> str:
 
 
 def describe(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> Blob:
-    """The descriptor of `payload`. Raises ArtefactError when it is empty or above 512 MiB."""
+    """Describe `payload`. Raises ArtefactError when it is empty or above 512 MiB."""
     if not 0 < len(payload) <= MAX_BLOB_BYTES:
         raise ArtefactError(
             f"blob of {len(payload)} bytes: expected 1 to {MAX_BLOB_BYTES}", consequence="not sent"
@@ -64,20 +64,20 @@ def describe(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> Blob:
 
 
 def split(payload: bytes, chunk_bytes: int = CHUNK_BYTES) -> list[memoryview]:
-    """Views of the chunks, in order; no copy."""
+    """Views of the chunks in order, without a copy."""
     view = memoryview(payload)
     return [view[start : start + chunk_bytes] for start in range(0, len(payload), chunk_bytes)]
 
 
 class Assembly:
-    """Collects the chunks of one blob in memory, in any order; bad ones are refused and can come again."""
+    """Collect the chunks of one blob in memory, in any order; an invalid chunk is rejected and can be sent again."""
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
         self._chunks: dict[int, bytes] = {}
 
     def add(self, index: int, payload: bytes) -> bool:
-        """Takes one chunk; True once the blob is complete. Raises ArtefactError for a chunk that does not belong."""
+        """Add one chunk; True once the blob is complete. Raises ArtefactError for an invalid chunk."""
         self.blob.check_chunk(index, payload)
         self._chunks[index] = payload
         return self.complete
@@ -88,11 +88,11 @@ class Assembly:
 
     @property
     def missing(self) -> list[int]:
-        """Indices still to come, ascending."""
+        """Indices of missing chunks, ascending."""
         return [i for i in range(len(self.blob.chunks)) if i not in self._chunks]
 
     def join(self) -> bytes:
-        """The whole. Raises ArtefactError unless it is complete and its sha256 is the descriptor's."""
+        """The whole blob. Raises ArtefactError unless it is complete and its sha256 is the descriptor's."""
         whole = b"".join(self._chunks[i] for i in sorted(self._chunks))
         if len(whole) != self.blob.bytes or digest(whole) != self.blob.sha256:
             raise ArtefactError(f"blob {self.blob.sha256[:8]}: {len(whole)} of {self.blob.bytes} bytes match")

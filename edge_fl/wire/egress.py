@@ -1,9 +1,8 @@
-"""The egress manifest: what may leave a device, as data that a machine can read, and the check that nothing else does.
+"""The egress manifest: a machine-readable list of everything that may leave a device, and its enforcement.
 
-A device says a handful of messages, each with a closed list of fields, and with a report may go parts of a model, by name. Which parts
-follows from the method for a device that trains (`edge_fl.methods.contract.egress`), and from the signed release for a head-only one. Images,
-labels, features and personal parts are in no list. `require` is called where a report and its parts are put into the outbox, and nowhere
-else can parts get out.
+A device sends a few message types with a closed list of fields each, and reports may carry parts of a model, by name. The parts follow from
+the method for a full device (`edge_fl.methods.contract.egress`) and from the signed release for a head-only one. Images, labels, features
+and personal parts are in no list. `require` is called where a report and its parts enter the outbox, the only way out for parts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.messages import MESSAGES, Report, TierName
 
 SAID = ("state", "meta", "rpt", "req", "log", "echo")
-"""What a device says, by the kind of its topic; a report's chunks and a claim's request for a certificate come beside them."""
+"""Messages that a device sends, by the kind of their topic; chunks of reports and certificate requests are sent in addition."""
 
 NUMBERS = (
     metrics.GLOBAL_TEST,
@@ -40,13 +39,13 @@ NUMBERS = (
     metrics.USED_CPU,
     metrics.USED_ENERGY,
 )
-"""The numbers that a report may carry."""
+"""Numbers that a report may carry."""
 
 
 class Egress(Struct, frozen=True, forbid_unknown_fields=True):
-    """What may leave a device of one tier: fields by message, numbers in a report, parts by the kind of the report they go with.
+    """What may leave a device of one tier: fields by message, numbers in a report, parts by the kind of their report.
 
-    The parts travel under `compression`, and under `privacy` with noise on every number and a count of what they have told.
+    Parts are sent with `compression`; under `privacy` they are noisy and the report counts the epsilon spent.
     """
 
     tier: TierName
@@ -59,7 +58,7 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
     )
 
     def require(self, report: Report, blob: bytes | None) -> None:
-        """Raises ArtefactError ("refused") for a number or a part that is in no list, or not in its form: then nothing leaves."""
+        """Raise ArtefactError ("rejected") for a number or part that is not listed, or not in the required form."""
         self._require("number", report.metrics, self.numbers)
         if blob is None:
             return
@@ -67,20 +66,20 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
         self._require("compression", [report.compression], [self.compression.kind])
         if self.privacy.noise_multiplier and metrics.EPSILON not in report.metrics:
             raise ArtefactError(
-                f"egress: an update without {metrics.EPSILON}, expected noise on it, and that counted",
-                "refused",
+                f"egress: update without {metrics.EPSILON}, expected noise and its epsilon",
+                "rejected",
                 consequence="nothing was sent",
             )
 
     def _require(self, what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
-        if strange := sorted(set(found) - set(allowed)):
+        if unlisted := sorted(set(found) - set(allowed)):
             raise ArtefactError(
-                f"egress: {what} {strange[0]!r} may not leave this device, only {', '.join(allowed) or 'none'} may",
-                "refused",
+                f"egress: {what} {unlisted[0]!r} may not leave this device, only {', '.join(allowed) or 'none'} may",
+                "rejected",
                 consequence="nothing was sent",
             )
 
 
 def of_head(uploads: Iterable[str]) -> Egress:
-    """What may leave a head-only device under a release that asks for these parts."""
+    """Egress of a head-only device under a release that requests these parts."""
     return Egress("head", {"head": sorted(uploads)}, numbers=(*NUMBERS, *auto.NUMBERS))

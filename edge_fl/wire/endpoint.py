@@ -1,4 +1,4 @@
-"""Where a broker listens, and with which certificates one talks to it."""
+"""Address of a broker and the certificates for connecting to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TLS_PORT = 8883
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A host and a port. With `ca` it speaks TLS; `cert` and `key` are the client's own. All three are PEM files."""
+    """Host and port. With `ca` the connection uses TLS; `cert` and `key` are the client's own. All three are PEM files."""
 
     host: str = "127.0.0.1"
     port: int = PORT
@@ -26,7 +26,7 @@ class Endpoint:
         return f"{'mqtts' if self.ca else 'mqtt'}://{self.host}:{self.port}"
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """A context that verifies the broker against `ca`, or None without one. Raises ConfigError for a file that cannot be used."""
+        """TLS context that verifies the broker against `ca`; None without one. Raises ConfigError for an unusable file."""
         if self.ca is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -35,7 +35,7 @@ class Endpoint:
             context.load_verify_locations(self.ca)
             if self.cert:
                 context.load_cert_chain(self.cert, self.key)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             files = ", ".join(str(file) for file in (self.ca, self.cert, self.key) if file)
             raise ConfigError(f"{files}: {error}; expected a CA, a certificate and its key as PEM") from error
         return context

@@ -1,12 +1,12 @@
-"""Who somebody is on the wire: a folder with a CA, a certificate and its key, or with a one-time claim to one.
+"""A client's identity: a folder with a CA certificate, a client certificate and its key, or with a one-time claim.
 
-    ca.crt        the CA that signs everybody of the fleet, the broker too (PEM)
+    ca.crt        the CA that signs every certificate of the fleet, the broker's included (PEM)
     client.crt    the certificate; its common name is the user name, the client id and, on a device, the device id
-    client.key    its key (P-256, PKCS #8, mode 0600), made where the folder lies and never sent anywhere
-    token         only beside a claim: for which device, and the secret that is good for one certificate
+    client.key    its key (P-256, PKCS #8, mode 0600), generated in this folder and never sent anywhere
+    token         only with a claim: the device it is for, and the secret that is good for one certificate
 
-The folder has mode 0700. `edge-fl fleet enrol` makes such folders; a device whose folder holds a claim makes a key of its own and
-replaces the claim by what it gets for it.
+The folder has mode 0700. `edge-fl fleet enrol` creates such folders; a device with a claim generates its own key and replaces the claim by
+the certificate that it gets for it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from edge_fl.wire.topics import NAME, Role, role_of
 CA_FILE, CERT_FILE, KEY_FILE, TOKEN_FILE = "ca.crt", "client.crt", "client.key", "token"
 DENIED_FILE = "denied"
 NEW = ".new"
-RENEW_AFTER = 2 / 3  # of a certificate's life
+RENEW_AFTER = 2 / 3  # share of a certificate's life
 MAX_PEM_BYTES = 64 * 1024
 
 Key = ec.EllipticCurvePrivateKey
 
 
 class IdentityError(EdgeFLError):
-    """A certificate or a request for one that is not what it should be."""
+    """An invalid certificate, or an invalid request for one."""
 
 
 class Token(Struct, frozen=True, forbid_unknown_fields=True):
-    """What makes a claim worth one certificate: the device it is for, a secret, and until when."""
+    """A claim's right to one certificate: the device it is for, a secret, and an expiry date."""
 
     device: str
     secret: str
@@ -58,7 +58,7 @@ class Token(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """What is in a folder, read and checked: the name, from when to when it holds, and the certificate's serial number."""
+    """The verified contents of an identity folder: name, validity and serial number of the certificate."""
 
     folder: Path
     name: str
@@ -74,27 +74,27 @@ class Identity:
 
     @property
     def device(self) -> str:
-        """Whose it is: its name, or for a claim the device that it is for."""
+        """The name, or for a claim the device that it is for."""
         return self.token.device if self.token else self.name
 
     @property
     def renew_at(self) -> datetime:
-        """When it is time to ask for the next one: two thirds of its life have passed."""
+        """When to request the next certificate: after two thirds of the life of this one."""
         return self.begins + RENEW_AFTER * (self.expires - self.begins)
 
     def endpoint(self, host: str, port: int = TLS_PORT) -> Endpoint:
-        """A broker, as this identity talks to it."""
+        """The broker as an endpoint with this identity."""
         ca, cert, key = (self.folder / file for file in (CA_FILE, CERT_FILE, KEY_FILE))
         return Endpoint(host, port, ca, cert, key)
 
 
 def read(folder: Path) -> Identity:
-    """The identity in a folder. Raises ConfigError for one that is incomplete, does not fit together, or is open to others.
+    """Read the identity in a folder. Raises ConfigError if it is incomplete, inconsistent or readable by others.
 
-    Whether its time has come or gone is left to TLS: a board without a clock of its own could not tell.
+    Expiry is left to TLS: a board without a clock cannot check it.
     """
-    with _alone(folder):
-        _finish(folder)
+    with _locked(folder):
+        _complete_replacement(folder)
         key_mode = _mode(folder / KEY_FILE)
         if key_mode & 0o077:
             raise ConfigError(
@@ -105,7 +105,7 @@ def read(folder: Path) -> Identity:
 
 
 def _checked(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Identity:
-    """A certificate and a key, beside the CA in `folder`. Raises ConfigError."""
+    """Verify a certificate and a key against the CA in `folder`. Raises ConfigError."""
     try:
         cas = x509.load_pem_x509_certificates(_bytes(folder / CA_FILE))
         certificate, key = x509.load_pem_x509_certificate(certificate_pem), load_key(key_pem)
@@ -125,21 +125,21 @@ def _checked(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Identity:
 
 
 def endpoint(host: str, port: int = 0, folder: Path | str | None = None) -> Endpoint:
-    """A broker, over TLS with the identity in `folder`, in plaintext without one; port 0 is the usual one. Raises ConfigError."""
+    """The broker as an endpoint: TLS with the identity in `folder`, plaintext without one; port 0 is the default port. Raises ConfigError."""
     if folder:
         return read(Path(folder)).endpoint(host, port or TLS_PORT)
     return Endpoint(host, port or PORT)
 
 
 def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | None = None) -> Identity:
-    """A new folder, whole or not at all. Raises ConfigError when something is there already: keys are never overwritten."""
+    """Create an identity folder atomically. Raises ConfigError if the folder exists: keys are never overwritten."""
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     files = {CA_FILE: ca, CERT_FILE: certificate, KEY_FILE: key_bytes(key)}
     if token:
         files[TOKEN_FILE] = msgspec.json.encode(token)
     try:
         if folder.exists():
-            raise ConfigError(f"{folder}: there is something already, expected nothing; left as it is")
+            raise ConfigError(f"{folder}: exists already, expected a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         part.mkdir(mode=0o700)
         try:
@@ -154,53 +154,53 @@ def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | 
 
 
 def replace(folder: Path, certificate: bytes, key: Key) -> Identity:
-    """Puts a new pair in the place of the old one, and drops a claim's token. A cut leaves one of the pairs, whole.
+    """Replace certificate and key, and delete a claim's token. After an interruption one of the two pairs is complete.
 
-    The certificate waits beside the old one until its key is there; `read` finishes what a cut has interrupted. Raises ConfigError for one
-    that does not fit, OSError.
+    The new certificate is stored in addition to the old one until its key is in place; `read` completes an interrupted replacement. Raises
+    OSError, and ConfigError for a certificate that does not fit.
     """
     name = _checked(folder, certificate, key_bytes(key)).name
-    if name != (wanted := read(folder).device):
+    if name != (device := read(folder).device):
         raise ConfigError(
-            f"{folder}: a certificate on {name!r}, expected one on {wanted!r}; the old one stays"
+            f"{folder}: certificate for {name!r}, expected {device!r}", consequence="keeping the old one"
         )
-    with _alone(folder):
+    with _locked(folder):
         atomic.write(folder / (CERT_FILE + NEW), certificate)
         atomic.write(folder / KEY_FILE, key_bytes(key), private=True)
         os.replace(folder / (CERT_FILE + NEW), folder / CERT_FILE)
-        _drop(folder)
+        _delete_obsolete(folder)
     return read(folder)
 
 
 def new_key() -> Key:
-    """A P-256 key."""
+    """Generate a P-256 key."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def pending_key(folder: Path) -> Key:
-    """The key of the certificate that is to come, made at the first call: who asks again after a cut asks for the same. Raises OSError."""
+    """The key for the next certificate, generated at the first call and stored, so that a repeated request uses the same key. Raises OSError."""
     path = folder / (KEY_FILE + NEW)
     try:
         return load_key(_bytes(path))
-    except (ConfigError, ValueError, TypeError):  # none yet, or half of one
+    except (ConfigError, ValueError, TypeError):  # none yet, or incomplete
         key = new_key()
         atomic.write(path, key_bytes(key), private=True)
         return key
 
 
 def request(name: str, key: Key) -> bytes:
-    """A request for a certificate on `name`, signed with `key` to show that we have it (PEM)."""
+    """Create a certificate request for `name`, signed with `key` as proof of possession (PEM)."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject(name))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def subject(name: str) -> x509.Name:
-    """`name` as X.509 writes it."""
+    """`name` as an X.509 name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def common_name(name: x509.Name) -> str:
-    """The one common name that may stand in a topic. Raises IdentityError."""
+    """The single common name, valid in a topic. Raises IdentityError."""
     found = [str(attribute.value) for attribute in name.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if len(found) != 1 or not NAME.match(found[0]):
         raise IdentityError(f"common name {found}, expected one of 1 to 32 of a-z, 0-9 and '-'")
@@ -208,7 +208,7 @@ def common_name(name: x509.Name) -> str:
 
 
 def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
-    """Whether the CA signed it; not whether it still holds."""
+    """Whether the CA signed the certificate; its validity period is not checked."""
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
@@ -217,7 +217,7 @@ def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
 
 
 def load_key(pem: bytes) -> Key:
-    """A P-256 key from PEM. Raises ValueError, TypeError."""
+    """Load a P-256 key from PEM. Raises ValueError, TypeError."""
     key = serialization.load_pem_private_key(pem, None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("the key is not on the curve P-256")
@@ -225,15 +225,15 @@ def load_key(pem: bytes) -> Key:
 
 
 def key_bytes(key: Key) -> bytes:
-    """The key as PKCS #8 PEM, for a file of mode 0600."""
+    """Encode the key as PKCS #8 PEM, for a file of mode 0600."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lets no other process or thread look in between: it would take a pair that is being replaced for one that a cut has left."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the folder: a reader must not mistake a replacement in progress for an interrupted one."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
@@ -245,8 +245,8 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _finish(folder: Path) -> None:
-    """After a cut between key and certificate the new certificate still waits; where its key is not there, it goes."""
+def _complete_replacement(folder: Path) -> None:
+    """Complete an interrupted `replace`: install a stored certificate if its key is in place, else delete it."""
     waiting = folder / (CERT_FILE + NEW)
     if not waiting.exists():
         return
@@ -259,13 +259,13 @@ def _finish(folder: Path) -> None:
         fits = False
     if fits:
         os.replace(waiting, folder / CERT_FILE)
-        _drop(folder)
+        _delete_obsolete(folder)
     else:
         waiting.unlink()
 
 
-def _drop(folder: Path) -> None:
-    """What the new pair has made worthless."""
+def _delete_obsolete(folder: Path) -> None:
+    """Delete files that are useless after a replacement."""
     for name in (TOKEN_FILE, KEY_FILE + NEW):
         (folder / name).unlink(missing_ok=True)
 
@@ -277,7 +277,7 @@ def _token(folder: Path) -> Token | None:
     try:
         return msgspec.json.decode(_bytes(path), type=Token)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}; expected what 'edge-fl fleet enrol' wrote") from error
+        raise ConfigError(f"{path}: {error}; expected a token of 'edge-fl fleet enrol'") from error
 
 
 def _bytes(path: Path) -> bytes:
@@ -297,12 +297,12 @@ def _mode(path: Path) -> int:
 
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{path}: {error.strerror}; expected an identity ({CA_FILE}, {CERT_FILE}, {KEY_FILE}) as 'edge-fl fleet enrol'"
-        " makes it"
+        f"{path}: {error.strerror}; expected an identity ({CA_FILE}, {CERT_FILE}, {KEY_FILE}) as created by"
+        " 'edge-fl fleet enrol'"
     )
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A new file that only its owner may read. Raises OSError, when there is one already too."""
+    """Create a file with mode 0600. Raises OSError, also if it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -1,7 +1,7 @@
-"""Every message, as a strict struct: JSON on the wire, readable with mosquitto_sub, refused when a field is wrong.
+"""All messages as strict structs: JSON on the wire, readable with mosquitto_sub, rejected when a field is invalid.
 
-Which device speaks is told by the topic alone (the broker enforces it), never by a payload. `decode` is the only way in: it bounds
-the size and the depth, refuses duplicate keys, NaN and Infinity, and raises one error type.
+The sender follows from the topic alone, which the broker enforces, never from a payload. `decode` is the only entry point: it bounds size
+and depth, rejects duplicate keys, NaN and Infinity, and raises one error type.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ TierName = Literal["head", "full"]
 Mode = Literal["serve", "train", "evaluate", "personalise", "rest"]
 Status = Literal["init", "ready", "sleeping", "disconnected", "lost", "alert"]
 GONE: frozenset[Status] = frozenset({"lost", "disconnected", "sleeping"})
-"""States of a device that is not there."""
+"""States of a device that is not connected."""
 Activity = Literal["idle", "fetching", "installing", "fitting", "training", "evaluating", "reporting"]
 
 
 class ServerState(Struct, frozen=True):
-    """srv/state, retained, also the server's will (online=false). `boot` tells two servers apart, `epoch` counts restarts.
+    """srv/state, retained, also the server's will (online=false). `boot` identifies a server process, `epoch` counts restarts.
 
-    `return_s` is over how long devices are to spread themselves when the broker or the server is back, so that it is no stampede.
+    After an outage of the broker or the server devices reconnect at a random moment within `return_s`, so that they do not all reconnect at once.
     """
 
     online: bool
@@ -52,14 +52,14 @@ class ServerState(Struct, frozen=True):
 
 
 class Beat(Struct, frozen=True):
-    """srv/beat, never retained: the server `boot` is alive. What is retained on srv/state may be older than its broker's last crash."""
+    """srv/beat, never retained: the server `boot` is alive. The retained srv/state may be outdated after a crash of the broker."""
 
     boot: Id
     epoch: Count = 0
 
 
 class Round(Struct, frozen=True):
-    """round/RUN, retained: what the current round is, and the spec that rebuilds its method."""
+    """round/RUN, retained: the current round and the spec that rebuilds its method."""
 
     run_id: Name
     round: Count
@@ -68,10 +68,10 @@ class Round(Struct, frozen=True):
 
 
 class Assignment(Struct, frozen=True):
-    """dn/assignment, retained: the desired state of one device; only the latest (highest `version`) matters.
+    """dn/assignment, retained: the desired state of one device; only the highest `version` counts.
 
-    mode "serve" names a `release` to run; "train", "personalise" and "evaluate" name task, round and the broadcast `down` to start
-    from; "rest" asks for nothing, and `why` says why where that is news (a failure word, as in `DeviceState.why`).
+    Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round and the broadcast `down` to start from.
+    "rest" requests nothing; `why` may give a failure word, as in `DeviceState.why`.
     """
 
     version: Count
@@ -86,7 +86,7 @@ class Assignment(Struct, frozen=True):
 
 
 class Command(Struct, frozen=True):
-    """dn/cmd, never retained, expires: do something once."""
+    """dn/cmd, never retained, expires: an action to perform once."""
 
     id: Id
     do: Literal["rebirth", "abort", "revoke-local-head", "log-level"]
@@ -94,7 +94,7 @@ class Command(Struct, frozen=True):
 
 
 class Ack(Struct, frozen=True):
-    """dn/ack: what the server did with the report `id`."""
+    """dn/ack: the server's verdict on the report `id`."""
 
     id: Id
     status: Literal["accepted", "duplicate", "rejected"]
@@ -102,13 +102,13 @@ class Ack(Struct, frozen=True):
 
 
 class Echo(Struct, frozen=True):
-    """dn/echo, never retained: a device says `id` to itself. The broker keeps the order, so what it retained for the device came before."""
+    """dn/echo, never retained: a message from a device to itself. Messages keep their order, so all retained messages arrived before it."""
 
     id: Id
 
 
 class DeviceState(Struct, frozen=True):
-    """up/state, retained, also the device's will (status "lost", same `boot`). `sequence` counts a boot's messages."""
+    """up/state, retained, also the device's will (status "lost", same `boot`). `sequence` counts the messages of a boot."""
 
     status: Status
     boot: Id
@@ -119,9 +119,9 @@ class DeviceState(Struct, frozen=True):
 
 
 class Capability(Struct, frozen=True):
-    """up/meta, retained: what the device is and can do, as measured on it.
+    """up/meta, retained: the measured capability of a device.
 
-    `drift` is how far its features have moved since its head was fitted, in standard deviations of the fit; 0 where that is no drift.
+    `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
     """
 
     tier: TierName
@@ -141,10 +141,10 @@ class Capability(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """up/rpt/RUN/ROUND: numbers, and for an update the descriptor of its blob.
+    """up/rpt/RUN/ROUND: metrics, and for an update the descriptor of its blob.
 
-    `kind` says what was done: "update" (a local update; `blob` holds the parts), "personal" (after personalise), "evaluation",
-    or "head" (a personal head was fitted on `release`). Metrics use the names of `edge_fl.metrics`. `compression` is the blob's.
+    `kind` is "update" (a local update; `blob` holds the parts), "personal" (after personalisation), "evaluation", or "head" (a personal head
+    was fitted on `release`). Metrics use the names of `edge_fl.metrics`. `compression` is that of the blob.
     """
 
     id: Id
@@ -164,7 +164,7 @@ class Report(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """up/req: a device asks for something it needs and cannot find retained."""
+    """up/req: a device requests something that it needs and that is not retained."""
 
     id: Id
     kind: Literal["assignment", "chunks", "metadata"]
@@ -173,14 +173,14 @@ class Request(Struct, frozen=True):
 
 
 class Log(Struct, frozen=True):
-    """up/log, rate-limited: one line for whoever watches."""
+    """up/log, rate-limited: one log line."""
 
     level: Literal["debug", "info", "warning", "error"]
     text: Text
 
 
 class CertificateRequest(Struct, frozen=True):
-    """enroll/NAME/req: a claim asks for its device, with its `secret`, or a device for its next; `request` is PEM (PKCS #10)."""
+    """enroll/NAME/req: a claim requests its device's certificate with its `secret`, or a device its next one; `request` is PEM (PKCS #10)."""
 
     id: Id
     request: Text
@@ -188,7 +188,7 @@ class CertificateRequest(Struct, frozen=True):
 
 
 class CertificateAnswer(Struct, frozen=True):
-    """enroll/NAME/rsp: the certificate (PEM), or the word for why there is none."""
+    """enroll/NAME/rsp: the certificate (PEM), or the reason for its denial."""
 
     id: Id
     certificate: Text = ""
@@ -217,7 +217,7 @@ M = TypeVar("M", bound=Struct)
 
 
 def encode(message: Struct) -> bytes:
-    """Strict JSON. Raises ProtocolError for NaN or Infinity, which JSON cannot say, and for more bytes than `decode` takes."""
+    """Encode as JSON. Raises ProtocolError for NaN or Infinity, and above the size that `decode` accepts."""
     name = type(message).__name__
     _require_finite(msgspec.to_builtins(message), name, "not sent")
     payload = msgspec.json.encode(message)
@@ -227,7 +227,7 @@ def encode(message: Struct) -> bytes:
 
 
 def decode(payload: bytes, kind: type[M]) -> M:
-    """The message in `payload`. Raises ProtocolError, and nothing else, whatever the bytes are."""
+    """Decode the message in `payload`. Raises only ProtocolError, whatever the bytes."""
     name = kind.__name__
     if len(payload) > MAX_JSON_BYTES:
         raise ProtocolError(f"{name}: {len(payload)} bytes, at most {MAX_JSON_BYTES}")
@@ -235,7 +235,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
         raise ProtocolError(f"{name}: nested deeper than {MAX_JSON_DEPTH}")
     try:
         message = msgspec.json.decode(payload, type=kind)
-        # msgspec skips unknown fields unseen and lets the last of two equal keys win: look at every key once more.
+        # msgspec skips unknown fields and keeps the last of two equal keys, so check every key again
         json.loads(payload.decode(), object_pairs_hook=_unique, parse_int=str, parse_float=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"{name}: {brief(error)}") from error
@@ -244,7 +244,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
 
 
 def _depth(payload: bytes) -> int:
-    """How deep arrays and objects are nested; brackets inside strings do not count. One pass, whatever the bytes are."""
+    """Nesting depth of arrays and objects, in one pass; brackets inside strings do not count."""
     depth = deepest = 0
     for token in STRING_OR_BRACKET.finditer(payload):
         if token[0] in (b"[", b"{"):
@@ -259,17 +259,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            raise ValueError(f"key {key!r} comes twice")
+            raise ValueError(f"duplicate key {key!r}")
         seen.add(key)
 
 
-def _require_finite(value: Any, where: str, outcome: str) -> None:
+def _require_finite(value: Any, where: str, consequence: str) -> None:
     match value:
         case float() if not math.isfinite(value):
-            raise ProtocolError(f"{where}: number {value}, expected a finite one; {outcome}")
+            raise ProtocolError(f"{where}: {value}, expected a finite number", consequence)
         case dict():
             for key, item in value.items():
-                _require_finite(item, f"{where}.{key}", outcome)
+                _require_finite(item, f"{where}.{key}", consequence)
         case list() | tuple():
             for item in value:
-                _require_finite(item, where, outcome)
+                _require_finite(item, where, consequence)

@@ -1,8 +1,7 @@
-"""Arrays as bytes and back: parts travel as one safetensors file, read within limits and without executing anything.
+"""Tensor files: parts as one safetensors file, read within limits and without executing anything.
 
-A tensor is named ``PART:TENSOR``; a part's name holds no ``:``, so the first one parts the two. An empty part is written as an empty
-tensor without a name of its own. Equal parts give equal bytes, bit for bit. Reading trusts nothing: whatever the bytes are, the
-result is complete or a ProtocolError, and what is read is a view of the payload, not a copy.
+A tensor is named ``PART:TENSOR``, separated at the first ``:``. An empty part is written as an empty tensor without a name of its own. Equal
+parts give bit-identical files. Reading trusts nothing: the result is complete or a ProtocolError, and consists of views of the payload.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Signature = dict[str, tuple[str, tuple[int, ...]]]
 PART = re.compile(r"[a-z_][a-z0-9_.]{0,63}\Z")
 TENSOR = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
 SEPARATOR = ":"
-HEADER_BYTES = 8  # the header's length, an unsigned little-endian integer
+HEADER_BYTES = 8  # length of the header length, an unsigned little-endian integer
 DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -43,8 +42,8 @@ EMPTY_PART = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a tensor file may be at most; `max_elements` counts one tensor's, a dimension of 0 taken as 1."""
+class TensorLimits:
+    """TensorLimits of a tensor file; `max_elements` applies to one tensor, with a dimension of 0 counted as 1."""
 
     max_bytes: int = 512 * 1024 * 1024
     max_header_bytes: int = 1024 * 1024
@@ -53,19 +52,19 @@ class Limits:
     max_elements: int = 128 * 1024 * 1024
 
 
-LIMITS = Limits()
+LIMITS = TensorLimits()
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor in the header: `data_offsets` are [begin, end) behind the header."""
+    """One tensor in the header: `data_offsets` are [begin, end) after the header."""
 
     dtype: Literal["F32", "F16", "I64", "I32", "I8", "U8", "BOOL"]
     shape: list[Annotated[int, Meta(ge=0)]]
     data_offsets: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0)]]
 
 
-def pack(parts: Arrays, limits: Limits = LIMITS) -> bytes:
-    """The parts as one safetensors file. Raises ProtocolError for a name, a dtype or a size that `unpack` would refuse."""
+def pack(parts: Arrays, limits: TensorLimits = LIMITS) -> bytes:
+    """Encode parts as one safetensors file. Raises ProtocolError for a name, dtype or size that `unpack` would reject."""
     tensors: dict[str, Array] = {}
     for name, (part, tensor, array) in _flatten(parts).items():
         if not PART.match(part) or (tensor and not TENSOR.match(tensor)):
@@ -92,8 +91,8 @@ def pack(parts: Arrays, limits: Limits = LIMITS) -> bytes:
     return payload
 
 
-def unpack(payload: bytes | memoryview, limits: Limits = LIMITS) -> dict[str, dict[str, Array]]:
-    """The parts in `payload` as read-only views of it. Raises ProtocolError, and nothing else, whatever the bytes are."""
+def unpack(payload: bytes | memoryview, limits: TensorLimits = LIMITS) -> dict[str, dict[str, Array]]:
+    """Decode parts as read-only views of `payload`. Raises only ProtocolError, whatever the bytes."""
     if len(payload) > limits.max_bytes:
         raise ProtocolError(f"tensors of {len(payload)} bytes, at most {limits.max_bytes}")
     header, data = _split(memoryview(payload), limits)
@@ -115,19 +114,19 @@ def unpack(payload: bytes | memoryview, limits: Limits = LIMITS) -> dict[str, di
 
 
 def require_finite(parts: Arrays) -> None:
-    """Raises ProtocolError that names the first tensor with a NaN or an infinity."""
+    """Raise ProtocolError that names the first tensor with NaN or infinity."""
     for name, (_, _, array) in _flatten(parts).items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ProtocolError(f"tensor {name!r}: has NaN or infinity, expected finite numbers")
 
 
 def signature(parts: Arrays) -> Signature:
-    """``{"PART:TENSOR": (dtype, shape)}``: what two sets of parts must share to be averaged."""
+    """``{"PART:TENSOR": (dtype, shape)}``: parts with equal signatures can be averaged."""
     return {name: (array.dtype.name, array.shape) for name, (_, _, array) in _flatten(parts).items()}
 
 
 def check_like(parts: Arrays, expected: Signature) -> None:
-    """Raises ProtocolError that names the first tensor, in order of names, that is missing, unexpected or of another kind."""
+    """Raise ProtocolError that names the first tensor, by name, that is missing, unexpected, or of another dtype or shape."""
     found = signature(parts)
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
@@ -137,7 +136,7 @@ def check_like(parts: Arrays, expected: Signature) -> None:
 
 
 def _flatten(parts: Arrays) -> dict[str, tuple[str, str, Array]]:
-    """Full name -> (part, tensor, array), in order of names; an empty part stands as one empty tensor."""
+    """Full name -> (part, tensor, array), sorted by name; an empty part becomes one empty tensor."""
     named = {
         f"{part}{SEPARATOR}{tensor}": (part, tensor, array)
         for part, tensors in parts.items()
@@ -146,8 +145,8 @@ def _flatten(parts: Arrays) -> dict[str, tuple[str, str, Array]]:
     return dict(sorted(named.items()))
 
 
-def _split(payload: memoryview, limits: Limits) -> tuple[memoryview, memoryview]:
-    """(header, data)."""
+def _split(payload: memoryview, limits: TensorLimits) -> tuple[memoryview, memoryview]:
+    """Split into (header, data)."""
     if len(payload) < HEADER_BYTES:
         raise ProtocolError(f"tensors: {len(payload)} bytes, expected a safetensors file")
     length = int.from_bytes(payload[:HEADER_BYTES], "little")
@@ -159,7 +158,7 @@ def _split(payload: memoryview, limits: Limits) -> tuple[memoryview, memoryview]
     return rest[:length], rest[length:]
 
 
-def _entries(header: memoryview, limits: Limits) -> dict[str, Entry]:
+def _entries(header: memoryview, limits: TensorLimits) -> dict[str, Entry]:
     try:
         tree = json.loads(bytes(header), object_pairs_hook=_unique)
         entries = msgspec.convert(tree, dict[str, Entry])
@@ -177,11 +176,11 @@ def _entries(header: memoryview, limits: Limits) -> dict[str, Entry]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     tree = dict(pairs)
     if len(tree) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return tree
 
 
-def _view(name: str, entry: Entry, data: memoryview, limits: Limits) -> Array:
+def _view(name: str, entry: Entry, data: memoryview, limits: TensorLimits) -> Array:
     dtype, (begin, end) = DTYPES[entry.dtype], entry.data_offsets
     _check_shape(name, entry.shape, limits)
     count = math.prod(entry.shape)
@@ -195,7 +194,7 @@ def _view(name: str, entry: Entry, data: memoryview, limits: Limits) -> Array:
     return np.frombuffer(raw, dtype).reshape(entry.shape)
 
 
-def _check_shape(name: str, shape: tuple[int, ...] | list[int], limits: Limits) -> None:
+def _check_shape(name: str, shape: tuple[int, ...] | list[int], limits: TensorLimits) -> None:
     if len(shape) > limits.max_rank or math.prod(max(size, 1) for size in shape) > limits.max_elements:
         raise ProtocolError(
             f"tensor {name!r}: shape {list(shape)[:16]}, at most {limits.max_rank} dimensions"

@@ -1,21 +1,21 @@
-"""Every topic as a function, `parse` as their inverse, and the access rules derived from both.
+"""All topics as functions, `parse` as their inverse, and the access rules derived from them.
 
-One fleet is one prefix ``efl/1/FLEET``, where 1 is the protocol's major version:
+The topics of a fleet start with ``efl/1/FLEET``, where 1 is the protocol's major version:
 
-    srv/state                       server   retained, will   the server is there (or not)
-    srv/beat                        server                    the server is alive, every second, for other servers
-    tuf/FILE                        server   retained         signed release metadata
-    art/SHA256/GROUP/INDEX          server   retained         one 64 KiB chunk of a blob, addressed by the blob's hash
-    round/RUN                      server   retained         what the current round of a task is
-    d/DEVICE/dn/{assignment,cmd,ack}      server                    desired state (retained), commands, acknowledgements
-    d/DEVICE/dn/echo                device                    what it says to itself, behind all that was on its way to it
-    d/DEVICE/up/{state,meta}        device   retained         life cycle (also its will) and capabilities
-    d/DEVICE/up/rpt/RUN/ROUND      device                    one report
-    d/DEVICE/up/blob/ID/INDEX       device                    one chunk of an update
-    d/DEVICE/up/{req,log}           device                    a question, a log line
-    enroll/NAME/{req,rsp}           claim, device             a certificate for a claim, or the next one of a device
+    srv/state                         server   retained, will   whether the server is online
+    srv/beat                          server                    heartbeat, every second, for other servers
+    tuf/FILE                          server   retained         signed release metadata
+    art/SHA256/GROUP/INDEX            server   retained         one 64 KiB chunk of a blob, addressed by the blob's hash
+    round/RUN                         server   retained         the current round of a run
+    d/DEVICE/dn/{assignment,cmd,ack}  server                    desired state (retained), commands, acknowledgements
+    d/DEVICE/dn/echo                  device                    message to itself: all earlier messages have arrived
+    d/DEVICE/up/{state,meta}          device   retained         life cycle (also its will) and capabilities
+    d/DEVICE/up/rpt/RUN/ROUND         device                    one report
+    d/DEVICE/up/blob/ID/INDEX         device                    one chunk of an update
+    d/DEVICE/up/{req,log}             device                    a request, a log line
+    enroll/NAME/{req,rsp}             claim, device             a certificate for a claim, or a device's next one
 
-Who may use which of them follows from the name on a certificate: `role_of` tells the role, `access_rules` its rights.
+A client's rights follow from the name on its certificate: `role_of` gives the role, `access_rules` its rights.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ GROUP = 16  # chunks per group: one subscription fetches one group
 NAME = re.compile(r"[a-z0-9-]{1,32}\Z")
 ID = re.compile(r"[a-z0-9-]{1,64}\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")  # as str(int) writes it, so that one chunk has one topic
+NUMBER = re.compile(
+    r"(?:0|[1-9][0-9]{0,11})\Z"
+)  # canonical decimal, as str(int) formats it, so that a chunk has one topic
 TUF_FILE = re.compile(r"(?:[1-9][0-9]{0,8}\.)?(?:root|targets|snapshot|timestamp)\.json\Z")
-
-
 BROADCAST = ("srv", "tuf", "art", "round")
 CLAIM, WORKER = "claim-", "worker-"
 
@@ -43,9 +43,9 @@ Role = Literal["server", "reader", "operator", "registrar", "broker", "device", 
 Right = Literal["read", "write", "readwrite", "deny"]
 RESERVED: tuple[Role, ...] = (
     "server",
-    "reader",  # what server and operator look with beside themselves: two clients of one name would throw each other out
+    "reader",  # second client of server and operator: a broker disconnects the older of two clients with one name
     "operator",  # a person with `edge-fl fleet list`, `broker check` or `release`
-    "registrar",  # who answers requests for certificates
+    "registrar",  # answers requests for certificates
     "broker",
 )
 """Names that no device can have; each is its own role."""
@@ -53,7 +53,7 @@ RESERVED: tuple[Role, ...] = (
 
 @dataclass(frozen=True)
 class Address:
-    """A parsed topic: its `kind` ("state", "want", "rpt", "art", ...), the device it belongs to, and the rest of its path."""
+    """A parsed topic: its `kind` ("state", "assignment", "rpt", "art", ...), the device it belongs to, and the rest of its path."""
 
     kind: str
     device: str = ""
@@ -61,7 +61,7 @@ class Address:
 
 
 def checked(name: str, what: str = "name") -> str:
-    """`name` if it may stand in a topic. Raises ProtocolError."""
+    """Return `name` if it can be part of a topic. Raises ProtocolError."""
     if not NAME.match(name):
         raise ProtocolError(
             f"{what} {name!r}: expected 1 to 32 of a-z, 0-9 and '-'", consequence="nothing was sent"
@@ -110,7 +110,7 @@ class Topics:
         return f"{self.root}/d/{device}/dn/echo"
 
     def down(self, device: str) -> str:
-        """The subscription for everything that is said to one device."""
+        """Subscription to everything that is sent to one device."""
         return f"{self.root}/d/{device}/dn/#"
 
     def state(self, device: str) -> str:
@@ -132,7 +132,7 @@ class Topics:
         return f"{self.root}/d/{device}/up/log"
 
     def up(self) -> str:
-        """The subscription for everything that devices say."""
+        """Subscription to everything that devices send."""
         return f"{self.root}/d/+/up/#"
 
     def enrol_request(self, claim: str) -> str:
@@ -142,7 +142,7 @@ class Topics:
         return f"{self.root}/enroll/{claim}/rsp"
 
     def parse(self, topic: str) -> Address:
-        """The inverse of every function above. Raises ProtocolError for anything else."""
+        """Inverse of all functions above. Raises ProtocolError for any other topic."""
         prefix = self.root + "/"
         if not topic.startswith(prefix):
             raise ProtocolError(f"topic {topic!r}: expected one below {self.root!r}")
@@ -152,7 +152,7 @@ class Topics:
         return address
 
     def sender(self, topic: str) -> str:
-        """Who wrote a topic that `parse` refuses, to name them when it is reported: the level after ``d``, or ""."""
+        """The device level of a topic that `parse` rejects, or "": names the sender in a report of the error."""
         branch, _, rest = topic.removeprefix(f"{self.root}/").partition("/")
         return rest.partition("/")[0][:32] if branch == "d" else ""
 
@@ -195,7 +195,7 @@ def _in_group(group: str, index: str) -> bool:
 
 
 def role_of(name: str) -> Role:
-    """What a name on a certificate makes of its owner: a reserved role, a worker, a claim, or else a device."""
+    """The role that follows from a name on a certificate: a reserved role, worker, claim, else device."""
     for role in RESERVED:
         if name == role:
             return role
@@ -205,10 +205,9 @@ def role_of(name: str) -> Role:
 
 
 def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
-    """(role, right, pattern) triples; %u is the name on the certificate. What is not granted is refused.
+    """Yield (role, right, pattern) triples; %u is the name on the certificate. Anything not granted is denied.
 
-    A device's rules hold for every name, as a broker's patterns do, so what a claim must not have of them is taken away again: "deny"
-    goes before all else.
+    The rules of a device apply to every name, like a broker's patterns; "deny" takes precedence and removes the excess rights of claims.
     """
     root = Topics(fleet).root
     yield "server", "readwrite", f"{root}/#"
@@ -217,7 +216,7 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     yield "worker", "write", f"{root}/d/+/dn/ack"
     yield "reader", "read", f"{root}/#"
     yield "operator", "read", f"{root}/#"
-    for family in ("srv", "tuf", "art", "d/+/dn"):  # where no server is online, the operator stands in for it
+    for family in ("srv", "tuf", "art", "d/+/dn"):  # the operator replaces the server while none is online
         yield "operator", "write", f"{root}/{family}/#"
     yield "registrar", "readwrite", f"{root}/enroll/#"
     for family in BROADCAST:

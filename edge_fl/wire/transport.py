@@ -1,8 +1,7 @@
-"""The one seam to a broker: a transport publishes, subscribes and hands every event to one callback.
+"""The interface to a broker: a transport publishes, subscribes and delivers every event to one callback.
 
-`memory.InMemoryTransport` and `mqtt.MqttTransport` pass the same contract test. Events arrive on the transport's own thread, one at
-a time and never inside a call of ours; a listener puts them in a queue and returns. A listener that raises is logged, nothing more.
-After `close` no event arrives and every call does nothing.
+All implementations pass the same contract test. Events arrive one at a time on the transport's own thread and never inside a call to it; a
+listener puts them in a queue and returns. An exception of a listener is logged. After `close` no event arrives and calls do nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
-UNTYPED = ""  # a chunk of a blob: what the whole is stands in its descriptor
+UNTYPED = ""  # a chunk of a blob; the blob's descriptor gives its type
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a transport holds itself to, whatever the broker allows.
+class TransportLimits:
+    """TransportLimits of a transport, in addition to the broker's.
 
-    `max_inflight` publications are sent before the first is acknowledged, `receive_maximum` come in likewise; `max_queued_bytes` wait
-    for a connection. An attempt to connect ends after `connect_timeout_s`; the pause before the next is drawn from 0 to a bound that
-    doubles from `min_retry_s` to `max_retry_s`, and starts anew once a connection has lasted `stable_s`.
+    `max_inflight` unacknowledged publications are sent, `receive_maximum` received; `max_queued_bytes` wait for a connection. An attempt to
+    connect ends after `connect_timeout_s`. The pause before the next is drawn from 0 to a bound that doubles from `min_retry_s` to `max_retry_s`
+    and is reset after a connection of `stable_s`.
     """
 
     max_packet_bytes: int = 300_000
@@ -40,12 +39,12 @@ class Limits:
     stable_s: float = 10.0
 
 
-LIMITS = Limits()
+LIMITS = TransportLimits()
 
 
 @dataclass(frozen=True)
 class Packet:
-    """One publication. `retain` on arrival says that the broker had kept it; `expiry_s` is MQTT 5's message expiry."""
+    """One publication. `retain` on arrival: the broker had retained it. `expiry_s` is MQTT 5's message expiry."""
 
     topic: str
     payload: bytes
@@ -57,14 +56,14 @@ class Packet:
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker accepted us; `session_present` False means that subscriptions must be made again."""
+    """The broker accepted the client; without `session_present` subscriptions must be made again."""
 
     session_present: bool
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection is gone; the transport is already trying again unless `final`."""
+    """The connection was lost; the transport reconnects unless `final`."""
 
     reason: str
     final: bool = False
@@ -72,49 +71,49 @@ class Disconnected:
 
 Event = Connected | Disconnected | Packet
 Listener = Callable[[Event], None]
-"""Called on the transport's own thread, maybe before the constructor of the transport has returned."""
+"""Called on the transport's own thread, possibly before the transport's constructor has returned."""
 
 
 class Transport(ABC):
-    """What everything above sees of a broker. Implementations differ in `publish` and `subscribe`, no more."""
+    """Interface of all transports. The tests' in-memory transport and `mqtt.transport.MqttTransport` implement it."""
 
     @abstractmethod
     def publish(self, packet: Packet) -> None:
-        """Queues a publication; it survives a reconnect when qos is 1. Raises ProtocolError when the broker would refuse its size."""
+        """Queue a publication; with qos 1 it survives a reconnect. Raises ProtocolError for a packet larger than the broker accepts."""
 
     @abstractmethod
     def subscribe(self, pattern: str, *, qos: int = 1) -> None:
-        """Retained messages that match come first. A second call for the same pattern sends the retained ones again.
+        """Subscribe; retained messages that match arrive first. Subscribing again to the same pattern sends the retained ones again.
 
-        With `qos` 0 the broker keeps no account of what it sends: for what the owner counts, verifies and asks for again itself.
+        With `qos` 0 the broker tracks no deliveries: for messages that the receiver verifies and requests again itself.
         """
 
     @abstractmethod
     def unsubscribe(self, pattern: str) -> None:
-        """Ends a subscription; messages already under way may still arrive."""
+        """End a subscription; messages already sent may still arrive."""
 
     def spread(self, over_s: float) -> None:
-        """Comes back at a random moment of the first `over_s` after a lost connection, as a fleet that is no stampede would."""
+        """After a lost connection reconnect at a random moment within `over_s`, so that clients do not reconnect all at once."""
         return
 
     @abstractmethod
     def wait_connected(self, deadline_s: float) -> None:
-        """Waits until the broker accepts us. Raises ConnectError that says what was tried; the transport keeps trying."""
+        """Wait for the broker to accept the client. Raises ConnectError that says what was tried; the transport keeps trying."""
 
     @abstractmethod
     def drain(self, deadline_s: float) -> None:
-        """Waits until the broker has taken everything published so far. Raises DeadlineError."""
+        """Wait until the broker has acknowledged everything published so far. Raises DeadlineError."""
 
     @abstractmethod
     def close(self, *, clean: bool = True) -> None:
-        """Disconnects; not `clean` lets the broker publish the will, as a crash would."""
+        """Disconnect; without `clean` the broker publishes the will, as after a crash."""
 
 
-PACKET_OVERHEAD_BYTES = 64  # MQTT's own fields beside topic, content type and payload
+PACKET_OVERHEAD_BYTES = 64  # MQTT's own fields, in addition to topic, content type and payload
 
 
 def require_sendable(packet: Packet, max_packet_bytes: int) -> None:
-    """Raises ProtocolError for a topic with a wildcard, or a packet that the broker would answer by closing the connection."""
+    """Raise ProtocolError for a topic with a wildcard, or a packet for which the broker would close the connection."""
     if not packet.topic or "+" in packet.topic or "#" in packet.topic:
         raise ProtocolError(
             f"topic {packet.topic!r}: expected one without wildcards", consequence="nothing was sent"
@@ -122,13 +121,13 @@ def require_sendable(packet: Packet, max_packet_bytes: int) -> None:
     size = len(packet.topic.encode()) + len(packet.content_type) + len(packet.payload) + PACKET_OVERHEAD_BYTES
     if size > max_packet_bytes:
         raise ProtocolError(
-            f"{packet.topic}: packet of {size} bytes, the broker takes {max_packet_bytes}",
+            f"{packet.topic}: packet of {size} bytes, the broker accepts {max_packet_bytes}",
             consequence="nothing was sent",
         )
 
 
 def require_pattern(pattern: str) -> None:
-    """Raises ProtocolError for a subscription that MQTT does not know: + and # stand alone in their level, # in the last."""
+    """Raise ProtocolError for an invalid subscription: + and # must be alone in their level, # only in the last."""
     levels = pattern.split("/")
     alone = all(level in ("+", "#") or not {"+", "#"} & set(level) for level in levels)
     if not pattern or not alone or "#" in levels[:-1]:
@@ -138,12 +137,14 @@ def require_pattern(pattern: str) -> None:
         )
 
 
-def hand_over(event: Event, deliver: Listener, client_id: str) -> None:
-    """Calls the listener; what it raises is logged and goes no further, so that one bad message never stops the next."""
+def deliver_event(event: Event, deliver: Listener, client_id: str) -> None:
+    """Call the listener; log an exception and continue with the next event."""
     try:
         deliver(event)
     except Exception:
-        log.exception("%s: the listener failed on %s; the next event follows", client_id, _brief(event))
+        log.exception(
+            "%s: the listener failed on %s; continuing with the next event", client_id, _brief(event)
+        )
 
 
 def _brief(event: Event) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.check import check, strangers
-from broker.config import Limits, Settings
+from broker.config import MosquittoLimits, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto, free_port
 from edge_fl.errors import ConnectError
@@ -40,7 +40,7 @@ def test_our_own_broker_passes_and_nothing_is_left_behind(mosquitto: Mosquitto) 
 
 @pytest.mark.broker
 def test_a_broker_that_takes_small_packets_only_is_named(tmp_path: Path, mosquitto_program: Program) -> None:
-    settings = Settings(tmp_path, port=0, limits=Limits(max_packet_bytes=100_000))
+    settings = Settings(tmp_path, port=0, limits=MosquittoLimits(max_packet_bytes=100_000))
     with Mosquitto(settings, mosquitto_program) as broker:
         assert [
             finding.what for finding in check(*strangers(broker.endpoint), "checked") if not finding.ok

@@ -19,6 +19,7 @@ from edge_fl.config import (
     dump,
     load,
     parse,
+    with_settings,
 )
 from edge_fl.errors import ConfigError
 
@@ -146,3 +147,11 @@ def test_a_long_wrong_value_is_not_quoted_whole() -> None:
 
 def test_an_image_shape_is_channels_first() -> None:
     assert InputSpec(channels=3, height=32, width=24).shape == (3, 32, 24)
+
+
+def test_optimizer_is_accepted_for_optimiser() -> None:
+    assert parse("[method.optimizer]\nlr = 0.5").method.optimiser.lr == 0.5
+    assert parse("[methods.fedper.optimizer]\nlr = 0.5").methods["fedper"].optimiser is not None
+    assert with_settings(Recipe(), ["method.optimizer.lr=0.5"]).method.optimiser.lr == 0.5
+    with pytest.raises(ConfigError, match="unknown key 'optimizer'"):
+        parse("[method.optimizer]\nlr = 0.5\n[method.optimiser]\nlr = 0.1")

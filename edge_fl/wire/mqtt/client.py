@@ -1,4 +1,4 @@
-"""A paho client as edge-fl wants it, and what MQTT 5's properties say in our words."""
+"""Configuration of paho clients, and the MQTT 5 properties of connections and publications."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from paho.mqtt.properties import Properties
 from edge_fl.errors import ConfigError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.tls import earliest, kept_fresh, secure
-from edge_fl.wire.transport import Limits, Packet
+from edge_fl.wire.transport import Packet, TransportLimits
 
-MAX_PACKET_BYTES = 268_435_455  # MQTT's own bounds
+MAX_PACKET_BYTES = 268_435_455  # bounds of MQTT itself
 RECEIVE_MAXIMUM = 65_535
 
 
 class State(Enum):
-    """Where a connection is: between attempts, in one, awaiting the broker's answer, accepted, or over for good."""
+    """State of a connection."""
 
-    WAITING = auto()
+    WAITING = auto()  # for the next attempt
     CONNECTING = auto()
-    GREETING = auto()
+    HANDSHAKE = auto()  # CONNECT sent, CONNACK expected
     ONLINE = auto()
-    OVER = auto()
+    ENDED = auto()  # no further attempt
 
 
 @dataclass(frozen=True)
 class BrokerLimits:
-    """What the broker allows, as it said when it accepted us; where it said nothing, MQTT's own bounds."""
+    """TransportLimits that the broker announced in its CONNACK; MQTT's own bounds where it announced none."""
 
     max_packet_bytes: int = MAX_PACKET_BYTES
     receive_maximum: int = RECEIVE_MAXIMUM
@@ -46,7 +46,7 @@ class BrokerLimits:
 
 
 class MqttClient(PahoClient):
-    """paho's client on sockets of ours: without delay (88 ms a round trip otherwise), and closed when TLS fails, which paho forgets."""
+    """paho's client on sockets without Nagle's delay (88 ms a round trip otherwise), closed when TLS fails, which paho omits."""
 
     tls: Callable[[], ssl.SSLContext | None]
     since: datetime | None = None
@@ -66,16 +66,16 @@ def make_client(
     endpoint: Endpoint,
     client_id: str,
     will: Packet | None,
-    limits: Limits,
+    limits: TransportLimits,
     *,
     session_expiry_s: int,
     clean_start: bool,
     keepalive_s: int,
 ) -> MqttClient:
-    """A client that is ready for `reconnect`, and leaves writing to its owner. Raises ConfigError."""
+    """Create a client that is ready for `reconnect` and leaves writing to its owner. Raises ConfigError."""
     client = MqttClient(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
     client.connect_timeout = limits.connect_timeout_s
-    client.max_inflight_messages = 0  # no window of its own: ours also knows the broker's
+    client.max_inflight_messages = 0  # no window in paho: `Outgoing` has one that respects the broker's limit
     client.on_socket_register_write = lambda *_: None  # without a callback paho would write inside `publish`
     if will:
         properties = _properties(will.content_type, will.expiry_s, PacketTypes.WILLMESSAGE)
@@ -93,23 +93,23 @@ def make_client(
     return client
 
 
-def broker_limits(said: Properties | None) -> BrokerLimits:
-    """From the properties of a CONNACK."""
+def broker_limits(properties: Properties | None) -> BrokerLimits:
+    """Read the broker's limits from the properties of a CONNACK."""
     return BrokerLimits(
-        max_packet_bytes=getattr(said, "MaximumPacketSize", MAX_PACKET_BYTES),
-        receive_maximum=getattr(said, "ReceiveMaximum", RECEIVE_MAXIMUM),
-        retain=bool(getattr(said, "RetainAvailable", 1)),
+        max_packet_bytes=getattr(properties, "MaximumPacketSize", MAX_PACKET_BYTES),
+        receive_maximum=getattr(properties, "ReceiveMaximum", RECEIVE_MAXIMUM),
+        retain=bool(getattr(properties, "RetainAvailable", 1)),
     )
 
 
 def publish_properties(packet: Packet) -> Properties | None:
-    """What travels beside the payload, if anything does; the same object for equal packets."""
+    """Properties of a publication, if any; cached."""
     if not packet.content_type and packet.expiry_s is None:
         return None
     return _properties(packet.content_type, packet.expiry_s, PacketTypes.PUBLISH)
 
 
-@functools.lru_cache(maxsize=256)  # paho's Properties take 7 KB, as much as all the rest of a client
+@functools.lru_cache(maxsize=256)  # paho's Properties take 7 KB, as much as the rest of a client
 def _connect_properties(session_expiry_s: int, receive_maximum: int, max_packet_bytes: int) -> Properties:
     properties: Properties = _new_properties(PacketTypes.CONNECT)
     properties.SessionExpiryInterval = session_expiry_s
@@ -129,5 +129,5 @@ def _properties(content_type: str, expiry_s: int | None, packet_type: int) -> Pr
 
 
 def _new_properties(packet_type: int) -> Any:
-    """Any, because a property is an attribute that the class does not declare."""
+    """Typed Any: properties are attributes that the class does not declare."""
     return Properties(packet_type)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""One thread that drives any number of MQTT connections: it waits for sockets, for timers and for calls from other threads.
+"""Event loop for MQTT: one thread drives any number of connections; it waits for sockets, timers and calls from other threads.
 
-paho's own `loop_start` takes a thread for every client and fails past some 340 of them, where `select` ends; this one waits on epoll.
-Connections are made a few at a time, because a broker whose queue of new connections is full makes the others wait for seconds.
+paho's own `loop_start` needs a thread per client and fails above some 340 clients, the limit of `select`; this loop uses epoll. The number
+of concurrent handshakes is limited, because a broker with a full queue of new connections delays the others by seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WRITE = selectors.EVENT_WRITE
 
 
 class Timer:
-    """A call in the future; `cancel` forgets it."""
+    """A scheduled call."""
 
     __slots__ = ("call",)
 
@@ -34,12 +34,12 @@ class Timer:
         self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
-        """The call is not made; does nothing when it was already."""
+        """Cancel the call; does nothing after it was made."""
         self.call = None
 
 
 class MqttLoop:
-    """The thread starts with the first call. All methods but `call` and `close` belong to that thread."""
+    """The thread starts with the first call. All methods except `call` and `close` must run on that thread."""
 
     def __init__(self, handshakes: int = HANDSHAKES) -> None:
         self._selector = selectors.DefaultSelector()
@@ -47,11 +47,11 @@ class MqttLoop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._handshakes = handshakes
-        self._entrants: deque[Callable[[], object]] = deque()
+        self._queued: deque[Callable[[], object]] = deque()
         self._waker, self._wakes = socket.socketpair()
         self._waker.setblocking(False)
         self._wakes.setblocking(False)
-        self._selector.register(self._wakes, READ, self._hear)
+        self._selector.register(self._wakes, READ, self._on_wake)
         self._woken = False
         self._closing = False
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class MqttLoop:
         return threading.current_thread() is self._thread
 
     def call(self, function: Callable[[], object]) -> None:
-        """Calls `function` soon on the loop's thread; from any thread."""
+        """Call `function` soon on the loop's thread; may be used from any thread."""
         self._calls.append(function)
         if self._woken or self.is_current:
             return
@@ -75,52 +75,52 @@ class MqttLoop:
         try:
             self._waker.send(b"\0")
         except OSError:
-            log.debug("loop: closed, or more than enough wake-ups are under way")
+            log.debug("loop: closed, or enough wake-ups are pending")
 
     def later(self, delay_s: float, function: Callable[[], object]) -> Timer:
-        """Calls `function` once, `delay_s` from now."""
+        """Call `function` once, `delay_s` from now."""
         return self.at(time.monotonic() + delay_s, function)
 
     def at(self, due_s: float, function: Callable[[], object]) -> Timer:
-        """Calls `function` once, at a time of the monotonic clock; what is due at the same time keeps its order."""
+        """Call `function` once at a time of the monotonic clock; calls due at the same time keep their order."""
         timer = Timer(function)
         heapq.heappush(self._timers, (due_s, next(self._order), timer))
         return timer
 
     def watch(self, sock: Any, ready: Callable[[int], object]) -> None:
-        """Calls `ready` with READ, WRITE or both when the socket is; READ is asked for until `want` says otherwise."""
+        """Call `ready` with READ, WRITE or both when the socket is ready for them; READ only until `set_events`."""
         self._selector.register(sock, READ, ready)
 
-    def assignment(self, sock: Any, events: int, ready: Callable[[int], object]) -> None:
-        """Changes what the socket is watched for."""
+    def set_events(self, sock: Any, events: int, ready: Callable[[int], object]) -> None:
+        """Change the events that a socket is watched for."""
         self._selector.modify(sock, events, ready)
 
     def unwatch(self, sock: Any) -> None:
-        """Forgets a socket; before it is closed."""
+        """Stop watching a socket; call before closing it."""
         self._selector.unregister(sock)
 
-    def enter(self, start: Callable[[], object]) -> None:
-        """Calls `start`, which begins a handshake, once fewer than `handshakes` are under way; `leave` ends it."""
-        self._entrants.append(start)
-        self._admit()
+    def queue_handshake(self, start: Callable[[], object]) -> None:
+        """Call `start`, which begins a handshake, once fewer than `handshakes` are in progress; `end_handshake` ends it."""
+        self._queued.append(start)
+        self._start_handshakes()
 
-    def leave(self) -> None:
-        """One handshake is over."""
+    def end_handshake(self) -> None:
+        """End a handshake."""
         self._handshakes += 1
-        self._admit()
+        self._start_handshakes()
 
     def close(self) -> None:
-        """Ends the thread; connections that are still open are abandoned."""
+        """Stop the thread; open connections are abandoned."""
         self.call(lambda: setattr(self, "_closing", True))
         if self._thread and not self.is_current:
             self._thread.join(5.0)
 
-    def _admit(self) -> None:
-        while self._entrants and self._handshakes:
+    def _start_handshakes(self) -> None:
+        while self._queued and self._handshakes:
             self._handshakes -= 1
-            _guarded(self._entrants.popleft())
+            _guarded(self._queued.popleft())
 
-    def _hear(self, _: int) -> None:
+    def _on_wake(self, _: int) -> None:
         self._wakes.recv(4096)
         self._woken = False
 
@@ -144,7 +144,7 @@ class MqttLoop:
 
 
 def _guarded(function: Callable[..., object], *arguments: object) -> None:
-    """Nothing that goes wrong for one connection ends the thread that serves all."""
+    """Call `function` and log an exception: a failing connection must not end the thread that serves all."""
     try:
         function(*arguments)
     except Exception:
@@ -156,7 +156,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_loop() -> MqttLoop:
-    """The loop that this process's transports share unless they are given another; a forked child gets its own."""
+    """The loop that this process's transports share by default; a forked child gets its own."""
     global _shared
     with _shared_lock:
         if _shared is None or _shared[0] != os.getpid():

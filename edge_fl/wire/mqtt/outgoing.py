@@ -1,7 +1,7 @@
-"""What a client has to say and has not yet got an answer to: one queue for publications and subscriptions, in order.
+"""Outgoing queue of unacknowledged publications and subscriptions, in order.
 
-It outlives every connection. A window bounds what is under way; a publication leaves when it is acknowledged, however many
-connections that takes. Any thread may add to it; the methods that take a message id belong to the connection.
+It outlives connections. A window bounds the unacknowledged publications; a publication is removed when it is acknowledged, after any
+number of reconnects. Any thread may add items; methods with a message id belong to the connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_fl.wire.transport import Packet
 
 @dataclass(frozen=True)
 class Publication:
-    """A packet on its way; `until` is when it expires, on the monotonic clock."""
+    """A queued packet; `until` is its expiry time on the monotonic clock."""
 
     number: int
     packet: Packet
@@ -30,7 +30,7 @@ class Publication:
         return self.packet.topic
 
     def remaining(self) -> Packet | None:
-        """The packet with the expiry that is left of its own, or None when none is."""
+        """The packet with its remaining expiry, or None when it has expired."""
         if math.isinf(self.until):
             return self.packet
         left = self.until - time.monotonic()
@@ -39,7 +39,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class Filter:
-    """A subscription to make, or with `wanted` False to take back."""
+    """A subscription, or with `wanted` False an unsubscription."""
 
     number: int
     pattern: str
@@ -48,13 +48,13 @@ class Filter:
 
     @property
     def name(self) -> str:
-        return f"the {'subscription' if self.wanted else 'end of the subscription'} {self.pattern}"
+        return f"the {'subscription to' if self.wanted else 'unsubscription from'} {self.pattern}"
 
 
 class Outgoing:
-    """The queue. Items carry ascending numbers, so that `drain` can tell what was there when it was called.
+    """The queue. Items have ascending numbers, by which `drain` identifies the items present at its call.
 
-    `changed` guards it, and is notified when all that a `drain` waits for has left.
+    `changed` guards the queue and is notified when a waiting `drain` can return.
     """
 
     def __init__(self, max_bytes: int, changed: threading.Condition) -> None:
@@ -63,17 +63,17 @@ class Outgoing:
         self._last = 0
         self._waiting: deque[Publication | Filter] = deque()
         self._sent: dict[int, Publication] = {}
-        self._asked: dict[int, Filter] = {}
-        self._awaited: list[int] = []  # the last number of every `drain` that waits
+        self._unconfirmed: dict[int, Filter] = {}
+        self._awaited: list[int] = []  # the last number of each waiting `drain`
         self._changed = changed
 
     def publish(self, packet: Packet) -> None:
-        """Appends a publication. Raises ProtocolError when more than `max_bytes` would wait."""
+        """Append a publication. Raises ProtocolError when more than `max_bytes` would be queued."""
         until = math.inf if packet.expiry_s is None else time.monotonic() + packet.expiry_s
         with self._changed:
             if self._bytes + len(packet.payload) > self._max_bytes:
                 raise ProtocolError(
-                    f"{packet.topic}: {self._bytes} bytes already wait for the broker, at most {self._max_bytes}",
+                    f"{packet.topic}: {self._bytes} bytes are already queued for the broker, at most {self._max_bytes}",
                     consequence="nothing was sent",
                 )
             self._bytes += len(packet.payload)
@@ -81,15 +81,15 @@ class Outgoing:
             self._waiting.append(Publication(self._last, packet, until))
 
     def filter(self, pattern: str, *, wanted: bool, qos: int = 1) -> None:
-        """Appends a subscription, or the end of one."""
+        """Append a subscription or an unsubscription."""
         with self._changed:
             self._last += 1
             self._waiting.append(Filter(self._last, pattern, wanted, qos))
 
     def send(self, window: int, send: Callable[[Publication | Filter], int | None]) -> None:
-        """Hands items to `send` until none waits or `window` publications are under way.
+        """Pass items to `send` until none is queued or `window` publications are unacknowledged.
 
-        `send` returns the message id whose answer ends the item, or None when it needs none; it is called under the lock.
+        `send` returns the message id whose acknowledgement completes the item, or None if it needs none; it is called under the lock.
         """
         with self._changed:
             while self._waiting:
@@ -99,35 +99,35 @@ class Outgoing:
                 message_id = send(self._waiting.popleft())
                 if isinstance(item, Filter):
                     if message_id is not None:
-                        self._asked[message_id] = item
+                        self._unconfirmed[message_id] = item
                 elif message_id is not None:
                     self._sent[message_id] = item
                 else:
                     self._bytes -= len(item.packet.payload)
-            self._tell()
+            self._notify()
 
-    def answered(self, message_id: int) -> Publication | Filter | None:
-        """What the answer to `message_id` ends, if anything."""
-        if item := self._asked.pop(message_id, None):
+    def acknowledged(self, message_id: int) -> Publication | Filter | None:
+        """Remove and return the item that the acknowledgement of `message_id` completes, if any."""
+        if item := self._unconfirmed.pop(message_id, None):
             return item
         with self._changed:
             if publication := self._sent.pop(message_id, None):
                 self._bytes -= len(publication.packet.payload)
-                self._tell()
+                self._notify()
         return publication
 
     def resume(self, *, session_present: bool) -> None:
-        """A new connection: subscriptions that nobody confirmed go first, unless their owner makes them all again anyway.
+        """Prepare for a new connection: unconfirmed subscriptions are sent first, unless their owner makes all of them again.
 
-        Publications that are under way are the connection's to repeat.
+        Unacknowledged publications are repeated by the connection itself.
         """
         with self._changed:
             if session_present:
-                self._waiting.extendleft(reversed(self._asked.values()))
-            self._asked.clear()
+                self._waiting.extendleft(reversed(self._unconfirmed.values()))
+            self._unconfirmed.clear()
 
     def drain(self, deadline_s: float, over: Callable[[], bool] = lambda: False) -> int:
-        """Waits until all that is here now has left, or it is `over`, and returns how many publications have not."""
+        """Wait until everything queued now is acknowledged or `over()`; return the number of publications that are not."""
         with self._changed:
             last = self._last
             self._awaited.append(last)
@@ -136,8 +136,8 @@ class Outgoing:
             waiting = sum(isinstance(item, Publication) and item.number <= last for item in self._waiting)
             return waiting + sum(publication.number <= last for publication in self._sent.values())
 
-    def _tell(self) -> None:
-        """Wakes those who wait, if one of them can go on: to wake them at every answer costs more than the answer."""
+    def _notify(self) -> None:
+        """Notify waiting threads only if one of them can return: notifying on every acknowledgement is expensive."""
         if self._awaited and self._oldest() > min(self._awaited):
             self._changed.notify_all()
 

@@ -1,8 +1,8 @@
-"""A transport over paho-mqtt (MQTT 5): it connects, keeps connecting, and loses no QoS 1 publication on the way.
+"""MQTT 5 transport over paho-mqtt: reconnects, and loses no QoS 1 publication.
 
-paho speaks the protocol; the thread is a `MqttLoop`, which carries every client of the process. What is published waits in a queue of
-ours and reaches paho a window at a time, so a lost connection costs nothing but the wait, order is kept, and the broker's receive
-maximum is respected. Making subscriptions again after `Connected(session_present=False)` is for the owner, who knows which.
+paho implements the protocol; one `MqttLoop` thread serves every client of the process. Publications wait in an `Outgoing` queue and reach
+paho one window at a time: after a lost connection nothing is lost, order is kept, and the broker's receive maximum is respected. After
+`Connected(session_present=False)` the owner must make its subscriptions again.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from edge_fl.wire.transport import (
     Connected,
     Disconnected,
     Event,
-    Limits,
     Listener,
     Packet,
     Transport,
-    hand_over,
+    TransportLimits,
+    deliver_event,
     require_pattern,
     require_sendable,
 )
 
 log = logging.getLogger(__name__)
 
-JITTER = random.Random()  # our own, so that nobody else's seeded draws move
+JITTER = random.Random()  # separate from the global generator, so that seeded draws elsewhere are unaffected
 
-Said = Properties | None
+ReceivedProperties = Properties | None
 
-NOTHING_REFUSED: dict[str, str] = {}  # shared by the many clients to whom it applies
+NONE_DENIED: dict[str, str] = {}  # shared by all clients without denied topics
 CLOSE_S = 2.0
-# Refusals that trying again does not change: protocol version, client id, user or password, not authorised, banned, method.
+# Rejections that a retry does not change: protocol version, client id, user or password, not authorised, banned, method.
 FINAL_REASONS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
 
 
 class MqttTransport(Transport):
-    """One MQTT client. What is not public runs on the loop's thread, `_attempt` apart.
+    """One MQTT client. Private methods run on the loop's thread, except `_attempt`.
 
-    `clean_start` forgets the broker's session at the first connection; `session_expiry_s` is how long it outlives the last one.
-    `refused` are topics and patterns that the broker did not allow, with its reasons.
+    `clean_start` discards the broker's session at the first connection; `session_expiry_s` is its lifetime after the last one. `denied` maps
+    topics and patterns that the broker did not allow to its reasons.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class MqttTransport(Transport):
         session_expiry_s: int = 86400,
         clean_start: bool = False,
         keepalive_s: int = 30,
-        limits: Limits = LIMITS,
+        limits: TransportLimits = LIMITS,
     ) -> None:
         self.endpoint = endpoint
         self.client_id = client_id
         self.broker_limits: BrokerLimits | None = None
-        self.refused: dict[str, str] = NOTHING_REFUSED
+        self.denied: dict[str, str] = NONE_DENIED
         self._deliver = deliver
         self._limits = limits
         self._loop = loop or shared_loop()
-        # one for all that a caller may wait for: a client has to be small
+        # one condition for everything a caller may wait for, because clients must be small
         self._changed = threading.Condition()
         self._outgoing = Outgoing(limits.max_queued_bytes, self._changed)
         self._max_packet_bytes = limits.max_packet_bytes
@@ -88,9 +88,9 @@ class MqttTransport(Transport):
         self._spread_s = 0.0
         self._state, self._attempts = State.WAITING, 0
         self._online_since = math.inf
-        self._failure, self._refused = "no attempt yet", False
+        self._failure, self._rejected = "no attempt yet", False
         self._timer: Timer | None = None
-        self._socket: Any = None  # what the loop watches, and for which events
+        self._socket: Any = None  # the socket watched by the loop, and its events
         self._events = READ
 
         self._client = make_client(
@@ -109,7 +109,7 @@ class MqttTransport(Transport):
         self._client.on_subscribe = self._on_subscribe
         self._client.on_unsubscribe = self._on_subscribe
         self._client.on_socket_close = lambda *_: self._unwatch()
-        self._loop.call(self._begin)
+        self._loop.call(self._queue_attempt)
 
     def publish(self, packet: Packet) -> None:
         require_sendable(packet, self._max_packet_bytes)
@@ -134,20 +134,19 @@ class MqttTransport(Transport):
 
     def wait_connected(self, deadline_s: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._state in (State.ONLINE, State.OVER), deadline_s)
+            self._changed.wait_for(lambda: self._state in (State.ONLINE, State.ENDED), deadline_s)
         if self._state is not State.ONLINE:
             raise ConnectError(
-                f"broker {self.endpoint}: {self._failure} (attempt {self._attempts}, waited {deadline_s:g} s at most);"
-                f" expected an MQTT broker that lets {self.client_id!r} in;"
-                " start one with 'edge-fl broker up' or name another host and port"
+                f"no MQTT broker at {self.endpoint} accepts {self.client_id!r}: {self._failure} (tried for {deadline_s:g} s);"
+                " start one with 'edge-fl broker up' or give another host and port"
             )
 
     def drain(self, deadline_s: float) -> None:
-        if left := self._outgoing.drain(deadline_s, lambda: self._state is State.OVER):
-            why = f"{left} publications not taken"
-            if self._state is State.OVER:
-                raise DeadlineError(f"broker {self.endpoint}: {why}: {self._failure}; not trying again")
-            raise DeadlineError(f"broker {self.endpoint}: {why} in {deadline_s:g} s; they stay queued")
+        if left := self._outgoing.drain(deadline_s, lambda: self._state is State.ENDED):
+            text = f"{left} publications not acknowledged"
+            if self._state is State.ENDED:
+                raise DeadlineError(f"broker {self.endpoint}: {text}: {self._failure}", "not trying again")
+            raise DeadlineError(f"broker {self.endpoint}: {text} within {deadline_s:g} s", "they stay queued")
 
     def close(self, *, clean: bool = True) -> None:
         if self._closed:
@@ -158,88 +157,90 @@ class MqttTransport(Transport):
             with self._changed:
                 self._changed.wait_for(lambda: self._ended, CLOSE_S)
 
-    def _begin(self) -> None:
+    def _queue_attempt(self) -> None:
         if not self._closed:
-            self._loop.enter(self._start)
+            self._loop.queue_handshake(self._start_attempt)
 
-    def _start(self) -> None:
+    def _start_attempt(self) -> None:
         if self._closed:
-            self._loop.leave()
+            self._loop.end_handshake()
             return
         self._state = State.CONNECTING
         self._attempts += 1
-        # Resolver, TCP and TLS block, so the attempt gets a thread of its own.
+        # resolver, TCP and TLS block, so each attempt has its own thread
         attempt = threading.Thread(target=self._attempt, name="edge-fl-connect", daemon=True)
         try:
             attempt.start()
-        except RuntimeError as error:  # no more threads to be had
+        except RuntimeError as error:  # no more threads available
             self._lose(str(error))
 
     def _attempt(self) -> None:
         try:
             self._client.reconnect()
-        except Exception as error:  # OSError and its many children, UnicodeError for a name that is none
-            reason = tls.reason(error)
+        except Exception as error:  # OSError and its subclasses, UnicodeError for an invalid host name
+            reason = tls.explain(error)
             self._loop.call(lambda: self._lose(reason))
         else:
-            self._loop.call(self._greet)
+            self._loop.call(self._on_socket)
 
-    def _greet(self) -> None:
-        """The socket is there and paho wants to say CONNECT."""
-        self._state = State.GREETING
+    def _on_socket(self) -> None:
+        """The socket is connected and paho has a CONNECT to send."""
+        self._state = State.HANDSHAKE
         self._socket, self._events = self._client.socket(), READ
         self._loop.watch(self._socket, self._ready)
         if self._closed:
-            self._drop("closed")
+            self._abort("closed")
             return
-        self._after(self._limits.connect_timeout_s, lambda: self._drop("the broker does not answer"))
+        self._after(self._limits.connect_timeout_s, lambda: self._abort("the broker does not answer"))
         self._flush()
 
-    def _on_connect(self, _: Client, __: Any, flags: ConnectFlags, reason: ReasonCode, said: Said) -> None:
+    def _on_connect(
+        self, _: Client, __: Any, flags: ConnectFlags, reason: ReasonCode, properties: ReceivedProperties
+    ) -> None:
         if reason.is_failure:
-            self._refused = reason.value in FINAL_REASONS
-            self._lose(f"refused: {reason}")  # paho closes the socket
+            self._rejected = reason.value in FINAL_REASONS
+            self._lose(f"rejected: {reason}")  # paho closes the socket
             return
-        self.broker_limits = allowed = broker_limits(said)
+        self.broker_limits = allowed = broker_limits(properties)
         self._max_packet_bytes = min(self._limits.max_packet_bytes, allowed.max_packet_bytes)
         self._window = min(self._limits.max_inflight, allowed.receive_maximum)
         self._outgoing.resume(session_present=flags.session_present)
-        self._loop.leave()
+        self._loop.end_handshake()
         self._online_since = time.monotonic()
         self._after(self._tick_s, self._tick)
-        self._become(State.ONLINE)
+        self._set_state(State.ONLINE)
         self._emit(Connected(flags.session_present))
         self._send_soon()
 
     def _on_disconnect(
-        self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, said: Said
+        self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, properties: ReceivedProperties
     ) -> None:
         if flags.is_disconnect_packet_from_server:
             self._lose(str(reason))
         elif (
-            self._state is State.GREETING and self.endpoint.ca
-        ):  # TLS 1.3 tells us only now what it thinks of our certificate
-            self._lose(tls.turned_away(self.endpoint))
+            self._state is State.HANDSHAKE and self.endpoint.ca
+        ):  # TLS 1.3 reports a rejected certificate only now
+            self._lose(tls.explain_rejection(self.endpoint))
         else:
             self._lose("connection lost")
 
     def _lose(self, reason: str) -> None:
-        """The connection, or the attempt to make one, is over; whoever says so first is right."""
+        """The connection or the attempt to connect ended; the first reason given counts."""
         before = self._state
-        if before in (State.WAITING, State.OVER):
+        if before in (State.WAITING, State.ENDED):
             return
         if before is not State.ONLINE:
-            self._loop.leave()
+            self._loop.end_handshake()
         self._cancel()
         self._failure = reason
         if self._closed:
-            self._become(State.OVER, ended=True)
-        elif self._refused:
+            self._set_state(State.ENDED, ended=True)
+        elif self._rejected:
             log.error("%s: %s by %s; not trying again", self.client_id, self._failure, self.endpoint)
-            self._become(State.OVER)
+            self._set_state(State.ENDED)
             self._emit(Disconnected(self._failure, final=True))
         else:
-            self._become(State.WAITING)
+            self._set_state(State.WAITING)
             self._retry(was_online=before is State.ONLINE)
 
     def _retry(self, *, was_online: bool) -> None:
@@ -248,8 +249,8 @@ class MqttTransport(Transport):
         self._online_since = math.inf
         bound_s = min(self._limits.max_retry_s, self._limits.min_retry_s * 2.0 ** min(self._attempts, 32))
         bound_s = max(bound_s, self._spread_s) if was_online else bound_s
-        # Full jitter, so that a fleet does not come back in step.
-        self._after(JITTER.uniform(0, bound_s), self._begin)
+        # Full jitter, so that clients do not reconnect in step.
+        self._after(JITTER.uniform(0, bound_s), self._queue_attempt)
         level = logging.WARNING if was_online or self._attempts == 1 else logging.DEBUG
         log.log(level, "%s: %s: %s; trying again", self.client_id, self.endpoint, self._failure)
         if was_online:
@@ -259,28 +260,28 @@ class MqttTransport(Transport):
         if self._state is State.ONLINE and clean:
             self._send()
             self._client.disconnect()
-            self._after(CLOSE_S, lambda: self._drop("closed"))  # for a socket that takes no more
+            self._after(CLOSE_S, lambda: self._abort("closed"))  # if the socket accepts no more data
             self._flush()
-        elif self._state in (State.ONLINE, State.GREETING):
-            self._drop("closed")
-        else:  # an attempt that is under way ends in _greet or _lose
+        elif self._state in (State.ONLINE, State.HANDSHAKE):
+            self._abort("closed")
+        else:  # an attempt in progress ends in _on_socket or _lose
             self._cancel()
-            self._become(self._state, ended=True)
+            self._set_state(self._state, ended=True)
 
-    def _drop(self, why: str) -> None:
-        """Ends the connection without a word, as a crash would."""
+    def _abort(self, why: str) -> None:
+        """End the connection without DISCONNECT, as a crash would."""
         self._unwatch()
         if sock := self._client.socket():
-            sock.close()  # paho finds out when it connects again
+            sock.close()  # paho notices at its next connect
         self._lose(why)
 
-    def _become(self, state: State, *, ended: bool = False) -> None:
+    def _set_state(self, state: State, *, ended: bool = False) -> None:
         with self._changed:
             self._state, self._ended = state, ended
             self._changed.notify_all()
 
     def _after(self, delay_s: float, call: Callable[[], object]) -> None:
-        """One timer serves: the pause, the greeting's deadline, the keep-alive or the close, whichever the state asks for."""
+        """Start the single timer; its meaning depends on the state: retry pause, handshake timeout, keep-alive or close."""
         self._cancel()
         self._timer = self._loop.later(delay_s, call)
 
@@ -304,21 +305,21 @@ class MqttTransport(Transport):
                 self._client.loop_read()
                 while (
                     self._socket and getattr(self._socket, "pending", int)()
-                ):  # TLS has read it: no event will come
+                ):  # data buffered by TLS causes no event
                     self._client.loop_read()
         except Exception as error:  # a packet that paho cannot parse
             log.debug("%s: from %s", self.client_id, self.endpoint, exc_info=True)
-            self._drop(f"a packet that is none ({type(error).__name__}: {error})")
+            self._abort(f"invalid packet ({type(error).__name__}: {error})")
         self._flush()
 
     def _flush(self) -> None:
-        """Writes what the socket takes, and asks to be called again for the rest."""
+        """Write as much as the socket accepts and watch for WRITE if data is left."""
         if self._socket and self._client.want_write():
             self._client.loop_write()
         events = READ | WRITE if self._client.want_write() else READ
         if self._socket and events != self._events:
             self._events = events
-            self._loop.assignment(self._socket, events, self._ready)
+            self._loop.set_events(self._socket, events, self._ready)
 
     def _unwatch(self) -> None:
         if self._socket:
@@ -337,14 +338,14 @@ class MqttTransport(Transport):
             self._flush()
 
     def _send_one(self, item: Publication | Filter) -> int | None:
-        """Hands the item to paho. Returns the message id of the answer to wait for, or None."""
+        """Pass the item to paho. Returns the message id to be acknowledged, or None."""
         if isinstance(item, Filter):
             if item.wanted:
                 return self._client.subscribe(item.pattern, qos=item.qos)[1]
             return self._client.unsubscribe(item.pattern)[1]
         if (packet := item.remaining()) is None:
             return None
-        try:  # it may have been queued before the broker said what it takes
+        try:  # it may have been queued before the broker's limit was known
             require_sendable(packet, self._max_packet_bytes)
         except ProtocolError as error:
             log.error("%s: %s", self.client_id, error)
@@ -353,34 +354,36 @@ class MqttTransport(Transport):
         info = self._client.publish(packet.topic, packet.payload, packet.qos, packet.retain, properties)
         return info.mid if packet.qos else None
 
-    def _on_publish(self, _: Client, __: Any, message_id: int, reason: ReasonCode, said: Said) -> None:
-        self._answered(message_id, reason)
+    def _on_publish(
+        self, _: Client, __: Any, message_id: int, reason: ReasonCode, properties: ReceivedProperties
+    ) -> None:
+        self._acknowledged(message_id, reason)
 
     def _on_subscribe(
-        self, _: Client, __: Any, message_id: int, reasons: list[ReasonCode], said: Said
+        self, _: Client, __: Any, message_id: int, reasons: list[ReasonCode], properties: ReceivedProperties
     ) -> None:
-        self._answered(message_id, reasons[0])
+        self._acknowledged(message_id, reasons[0])
 
-    def _answered(self, message_id: int, reason: ReasonCode) -> None:
-        if item := self._outgoing.answered(message_id):
+    def _acknowledged(self, message_id: int, reason: ReasonCode) -> None:
+        if item := self._outgoing.acknowledged(message_id):
             if reason.is_failure:
-                self.refused = {**self.refused, item.name: str(reason)}
-                log.warning("%s: the broker refused %s: %s; dropped", self.client_id, item.name, reason)
+                self.denied = {**self.denied, item.name: str(reason)}
+                log.warning("%s: the broker denied %s: %s; dropped", self.client_id, item.name, reason)
             self._send_soon()
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
-        said = message.properties
+        properties = message.properties
         self._emit(
             Packet(
                 topic=message.topic,
                 payload=bytes(message.payload),
                 retain=message.retain,
                 qos=message.qos,
-                content_type=getattr(said, "ContentType", ""),
-                expiry_s=getattr(said, "MessageExpiryInterval", None),
+                content_type=getattr(properties, "ContentType", ""),
+                expiry_s=getattr(properties, "MessageExpiryInterval", None),
             )
         )
 
     def _emit(self, event: Event) -> None:
         if not self._closed:
-            hand_over(event, self._deliver, self.client_id)
+            deliver_event(event, self._deliver, self.client_id)

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 from edge_fl.wire.mqtt.transport import Endpoint
-from edge_fl.wire.transport import Limits
+from edge_fl.wire.transport import TransportLimits
 
-FAST = Limits(max_retry_s=0.2, connect_timeout_s=1.0)
+FAST = TransportLimits(max_retry_s=0.2, connect_timeout_s=1.0)
 
 
 @contextlib.contextmanager

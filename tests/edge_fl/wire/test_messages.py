@@ -182,7 +182,7 @@ def test_a_number_that_is_none_is_refused(number: str, field: str) -> None:
 def test_a_number_that_is_none_is_not_sent(value: float) -> None:
     report = Report(id="a", kind="head", boot="b", samples=1, metrics={"loss": value})
     with pytest.raises(
-        ProtocolError, match=r"Report\.metrics\.loss: number (nan|-?inf), expected a finite one; not sent"
+        ProtocolError, match=r"Report\.metrics\.loss: (nan|-?inf), expected a finite number; not sent"
     ):
         encode(report)
 
@@ -206,7 +206,7 @@ def test_an_unknown_field_of_a_newer_minor_version_is_ignored() -> None:
     ],
 )
 def test_a_key_that_comes_twice_is_refused(extra: bytes) -> None:
-    with pytest.raises(ProtocolError, match="comes twice"):
+    with pytest.raises(ProtocolError, match="duplicate key"):
         decode(state(extra), ServerState)
 
 
@@ -245,7 +245,7 @@ def test_many_open_strings_do_not_take_long(part: bytes) -> None:
 @pytest.mark.timeout(20)
 def test_many_keys_with_the_last_one_twice_do_not_take_long() -> None:
     keys = b"".join(b', "%d": 0' % number for number in range(20_000))
-    with pytest.raises(ProtocolError, match="comes twice"):
+    with pytest.raises(ProtocolError, match="duplicate key"):
         decode(state(keys + b', "19999": 0'), ServerState)
 
 

@@ -20,7 +20,7 @@ from edge_fl.errors import ProtocolError
 from edge_fl.wire.tensors import (
     DTYPES,
     HEADER_BYTES,
-    Limits,
+    TensorLimits,
     check_like,
     pack,
     require_finite,
@@ -115,13 +115,13 @@ def test_what_cannot_travel_is_not_sent(wrong: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits(max_bytes=100), "at most 100"),
-        (Limits(max_tensors=4), "5 tensors, at most 4"),
-        (Limits(max_rank=2), "at most 2 dimensions"),
-        (Limits(max_elements=23), "and 23 elements"),
+        (TensorLimits(max_bytes=100), "at most 100"),
+        (TensorLimits(max_tensors=4), "5 tensors, at most 4"),
+        (TensorLimits(max_rank=2), "at most 2 dimensions"),
+        (TensorLimits(max_elements=23), "and 23 elements"),
     ],
 )
-def test_limits_hold_on_both_sides(limits: Limits, message: str) -> None:
+def test_limits_hold_on_both_sides(limits: TensorLimits, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
         pack(PARTS, limits)
     with pytest.raises(ProtocolError, match=message):
@@ -190,7 +190,7 @@ def test_limits_hold_on_both_sides(limits: Limits, message: str) -> None:
     ],
 )
 def test_a_header_that_lies_is_refused(header: Any, data: bytes) -> None:
-    with pytest.raises(ProtocolError, match=r"not read|refused"):
+    with pytest.raises(ProtocolError, match=r"; ignored$"):
         unpack(file(header, data))
 
 
@@ -221,7 +221,7 @@ def test_a_pickle_a_zip_and_an_npz_are_refused_by_their_first_bytes() -> None:
         array.getvalue(),
         b"\x80" * 64,
     ):
-        with pytest.raises(ProtocolError, match="not a safetensors file; not read"):
+        with pytest.raises(ProtocolError, match="not a safetensors file; ignored"):
             unpack(payload)
 
 

@@ -170,7 +170,7 @@ def test_a_large_packet_is_refused_before_it_is_sent(connect: Connect, topic: st
     client = connect()
     client.subscribe(topic)
     with pytest.raises(
-        ProtocolError, match=rf"{topic}: packet of \d+ bytes, the broker takes 300000; nothing was sent"
+        ProtocolError, match=rf"{topic}: packet of \d+ bytes, the broker accepts 300000; nothing was sent"
     ):
         client.transport.publish(Packet(topic, bytes(size)))
     client.transport.publish(Packet(topic, bytes(256 * 1024)))

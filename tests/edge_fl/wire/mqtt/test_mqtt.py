@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from broker.config import Limits as BrokerLimits
-from broker.config import Settings
+from broker.config import MosquittoLimits, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto, free_port
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, ProtocolError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
-from edge_fl.wire.transport import UNTYPED, Connected, Disconnected, Limits, Packet
+from edge_fl.wire.transport import UNTYPED, Connected, Disconnected, Packet, TransportLimits
 from tests.edge_fl.wire.brokers import FAST, broker_that
 
 MakeRecorder = Callable[[], Any]
@@ -166,7 +165,7 @@ def test_the_brokers_packet_size_is_respected(
     client.publish(Packet("a", bytes(small)))  # queued while nobody knows better; dropped later, and said so
     client.publish(Packet("a", b"small", retain=True))
     with Mosquitto(
-        Settings(tmp_path, port=port, limits=BrokerLimits(max_packet_bytes=small)), mosquitto_program
+        Settings(tmp_path, port=port, limits=MosquittoLimits(max_packet_bytes=small)), mosquitto_program
     ):
         heard.next(Connected)
         client.drain(5)
@@ -177,7 +176,7 @@ def test_the_brokers_packet_size_is_respected(
 
 
 def test_a_queue_has_an_end(recorder: MakeRecorder) -> None:
-    limits = Limits(max_queued_bytes=1000, max_retry_s=0.2)
+    limits = TransportLimits(max_queued_bytes=1000, max_retry_s=0.2)
     client = MqttTransport(Endpoint(port=free_port("127.0.0.1")), "sender", None, recorder(), limits=limits)
     client.publish(Packet("a", bytes(999)))
     with pytest.raises(ProtocolError, match="999 bytes already wait for the broker, at most 1000"):

@@ -17,7 +17,7 @@ import pytest
 from edge_fl.errors import ConnectError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
-from edge_fl.wire.transport import Connected, Disconnected, Limits, Packet
+from edge_fl.wire.transport import Connected, Disconnected, Packet, TransportLimits
 from tests.edge_fl.wire.brokers import FAST, broker_that
 
 MakeRecorder = Callable[[], Any]
@@ -148,7 +148,7 @@ def test_the_pause_grows_to_a_bound_and_is_jittered(recorder: MakeRecorder) -> N
 
     with broker_that(hang_up) as endpoint:
         client = MqttTransport(
-            endpoint, "retrying", None, recorder(), limits=Limits(min_retry_s=0.01, max_retry_s=0.05)
+            endpoint, "retrying", None, recorder(), limits=TransportLimits(min_retry_s=0.01, max_retry_s=0.05)
         )
         time.sleep(1.0)
         client.close()

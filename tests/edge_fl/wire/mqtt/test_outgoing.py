@@ -36,7 +36,7 @@ def test_a_window_bounds_what_is_under_way(outgoing: Outgoing) -> None:
     wire = Wire()
     outgoing.send(2, wire)
     assert wire.sent == ["a", "b"]
-    outgoing.answered(1)
+    outgoing.acknowledged(1)
     outgoing.send(2, wire)
     assert wire.sent == ["a", "b", "c"]
     assert outgoing.drain(0) == 3
@@ -59,7 +59,7 @@ def test_unconfirmed_subscriptions_are_repeated_in_a_session_that_lives_on(
     outgoing.filter("one", wanted=True)
     outgoing.filter("two", wanted=False)
     outgoing.send(1, Wire())
-    outgoing.answered(1)
+    outgoing.acknowledged(1)
     outgoing.filter("three", wanted=True)  # asked for while there was no connection
     outgoing.resume(session_present=present)
     outgoing.send(1, wire := Wire())
@@ -73,9 +73,9 @@ def test_what_is_under_way_stays_so_across_connections(outgoing: Outgoing) -> No
     outgoing.send(1, wire)
     assert wire.sent == ["a"], "the connection repeats it, not the queue"
     assert outgoing.drain(0) == 1
-    assert outgoing.answered(1)
+    assert outgoing.acknowledged(1)
     assert outgoing.drain(0) == 0
-    assert outgoing.answered(1) is None
+    assert outgoing.acknowledged(1) is None
 
 
 def test_drain_waits_for_what_was_there_and_for_no_more(outgoing: Outgoing) -> None:
@@ -86,7 +86,7 @@ def test_drain_waits_for_what_was_there_and_for_no_more(outgoing: Outgoing) -> N
     time.sleep(0.05)  # until it waits
     outgoing.publish(Packet("b", b""))
     outgoing.send(1, Wire())
-    outgoing.answered(1)
+    outgoing.acknowledged(1)
     drained.join(5)
     assert left == [0]
     assert outgoing.drain(0) == 1
@@ -102,10 +102,10 @@ def test_drain_waits_for_nothing_when_it_is_over(outgoing: Outgoing) -> None:
 def test_bytes_are_given_back_when_they_leave(outgoing: Outgoing) -> None:
     for _ in range(3):
         outgoing.publish(Packet("a", bytes(1000)))
-        with pytest.raises(ProtocolError, match="1000 bytes already wait"):
+        with pytest.raises(ProtocolError, match="1000 bytes are already queued"):
             outgoing.publish(Packet("a", bytes(1)))
         outgoing.send(1, wire := Wire())
-        outgoing.answered(1)
+        outgoing.acknowledged(1)
         outgoing.publish(Packet("b", bytes(1000), qos=0))
         outgoing.send(1, wire)
 

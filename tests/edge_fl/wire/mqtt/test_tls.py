@@ -105,7 +105,7 @@ def test_a_wrong_clock_lets_no_stranger_be_the_broker(port: int, tmp_path: Path)
 def test_a_broker_whose_certificate_has_run_out_by_then_is_refused(port: int, authority: Authority) -> None:
     """The clock went back, but the device remembers a time at which the broker's certificate is over."""
     (found,) = authority.bake({"pi-2": authority.home / "devices/pi-2"})
-    tls.saw(found.folder, datetime.now(UTC) + timedelta(days=9 * 365))
+    tls.record_time(found.folder, datetime.now(UTC) + timedelta(days=9 * 365))
     assert "the broker's certificate ended" in connect_at("-1h", port, found)
 
 
@@ -121,10 +121,10 @@ def test_whoever_is_turned_away_hears_about_its_certificate(port: int, pi: Ident
 
 def test_the_last_time_is_kept_once_a_day(pi: Identity) -> None:
     now, path = datetime.now(UTC), pi.folder / tls.SEEN_FILE
-    tls.saw(pi.folder, now)
-    tls.saw(pi.folder, now + timedelta(hours=2))
+    tls.record_time(pi.folder, now)
+    tls.record_time(pi.folder, now + timedelta(hours=2))
     assert path.read_text() == now.isoformat()
-    tls.saw(pi.folder, now + timedelta(days=2))
+    tls.record_time(pi.folder, now + timedelta(days=2))
     endpoint = pi.endpoint("127.0.0.1")
     assert tls.earliest(endpoint) == now + timedelta(days=2)
     path.write_text("spoilt")
