@@ -1,4 +1,4 @@
-"""The bundle: every file that goes into the folder `edge-fl` of a card, planned without touching a disk."""
+"""Plan the bundle, the files in the folder `edge-fl` of a card, without writing anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN, SECRET, SCRIPT = 0o644, 0o600, 0o755
 
 @dataclass(frozen=True)
 class File:
-    """A file by its path from the boot partition's root; a wheel stays on the disk until it is written."""
+    """A file with its path from the root of the boot partition; the content of wheels and pictures is read only when written."""
 
     path: str
     content: bytes | Path = field(repr=False)
@@ -32,24 +32,21 @@ class File:
 
     @property
     def size(self) -> int:
-        """In bytes."""
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
     @property
     def sha256(self) -> str:
-        """Of the content, in hexadecimal."""
         if isinstance(self.content, bytes):
             return hashlib.sha256(self.content).hexdigest()
         with self.content.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read(self) -> bytes:
-        """The content, in memory."""
         return self.content.read_bytes() if isinstance(self.content, Path) else self.content
 
 
-def plan(contents: CardContents) -> tuple[File, ...]:
-    """All files, the manifest last: whoever finds it there knows that the others are."""
+def bundle_files(contents: CardContents) -> tuple[File, ...]:
+    """Return all files, the manifest last: its presence shows that the bundle is complete."""
     host = contents.config.broker.host
     planned = [
         _text("install.sh", _script(data_folder(contents.config)), SCRIPT),
@@ -70,12 +67,12 @@ def plan(contents: CardContents) -> tuple[File, ...]:
 
 
 def manifest(planned: Iterable[File]) -> str:
-    """A line per file, as `sha256sum` writes them, from within the bundle's folder."""
+    """Return one line per file in the format of `sha256sum`, with paths relative to the bundle's folder."""
     return "".join(f"{file.sha256}  {file.path.removeprefix(f'{FOLDER}/')}\n" for file in planned)
 
 
-def listed(manifest: str) -> dict[str, str]:
-    """What a manifest lists: path from the boot partition's root -> hash."""
+def parse_manifest(manifest: str) -> dict[str, str]:
+    """Return the hash of each file by its path from the root of the boot partition."""
     lines = (line.partition("  ") for line in manifest.splitlines())
     return {f"{FOLDER}/{path}": digest for digest, _, path in lines}
 

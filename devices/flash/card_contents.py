@@ -1,4 +1,4 @@
-"""What a person wants on a card: one device's settings, its identity and what pip installs, and where all of it ends up on the Pi."""
+"""Contents of a card: one device's settings with the Pi's paths, its identity, wheels and pictures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 
 @dataclass(frozen=True)
 class CardContents:
-    """`config` holds the paths that are valid on the Pi. `identity` is never shown: keys are in it.
+    """`config` contains the paths on the Pi. `identity` contains private keys and is excluded from the repr.
 
-    `images` are (path below the device's data folder, file here).
+    `images` are pairs of path below the device's data folder and local file.
     """
 
     config: DeviceConfig
@@ -32,12 +32,12 @@ class CardContents:
     images: tuple[tuple[str, Path], ...] = ()
 
 
-def on_the_pi(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceConfig:
-    """The same settings with the paths of the Pi. Raises ConfigError for a data folder that the service cannot see."""
+def with_pi_paths(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceConfig:
+    """Replace the paths by those on the Pi. Raises ConfigError for a data folder that the service cannot read."""
     source = config.data.partition(":")[2] or config.data
     if source.startswith(HIDDEN):
         raise ConfigError(
-            f"data {config.data}: the service runs as its own user and sees no home or temporary folder; "
+            f"data {config.data}: the service runs as its own user and can read no home or temporary folder; "
             "expected a folder such as /srv/images"
         )
     broker = replace(config.broker, identity=IDENTITY if identified else "")
@@ -45,27 +45,27 @@ def on_the_pi(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceCo
 
 
 def read_images(folder: Path, config: DeviceConfig) -> tuple[tuple[str, Path], ...]:
-    """The pictures in a folder that go to where the device looks for its data, a folder per class. Raises ConfigError."""
+    """List the pictures to copy to the device's data folder, one folder per class. Raises ConfigError."""
     if not data_folder(config):
-        raise ConfigError(f"data {config.data}: --images goes into a folder such as folder:/srv/images")
-    found = tuple(
+        raise ConfigError(f"data {config.data}: --images needs a folder such as folder:/srv/images")
+    images = tuple(
         (path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file()
     )
-    if not found:
+    if not images:
         raise ConfigError(f"{folder}: holds no files; expected a folder of pictures per class")
-    return found
+    return images
 
 
 def data_folder(config: DeviceConfig) -> str:
-    """Where the device looks for pictures, "" when its data come from something else."""
+    """Return the folder with the device's pictures, "" when its data source is not a folder."""
     kind, colon, path = config.data.partition(":")
     folder = path if colon and kind == "folder" else "" if colon else config.data
     return folder if folder.startswith("/") else ""
 
 
 def read_identity(folder: Path, device: str) -> dict[str, bytes]:
-    """The device's identity, or its claim to one, as `edge-fl fleet enrol` made it: file name -> content. Raises ConfigError."""
-    found = identity.read(folder)
-    if found.device != device:
-        raise ConfigError(f"{folder}: is the identity of {found.device}, not of {device}")
+    """Read the device's identity or claim, written by `edge-fl fleet enrol`: contents by file name. Raises ConfigError."""
+    owner = identity.read(folder).device
+    if owner != device:
+        raise ConfigError(f"{folder}: is the identity of {owner}, not of {device}")
     return {name: (folder / name).read_bytes() for name in IDENTITY_FILES if (folder / name).exists()}

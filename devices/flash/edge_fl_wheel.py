@@ -1,7 +1,6 @@
-"""edge-fl's own wheel, packed from the installed packages: no network, no build tool, and the same bytes every time.
+"""Pack edge-fl's own wheel from the installed packages, reproducibly, without network or build tool.
 
-An editable install and a normal one hold the same three things: the import packages, the metadata and the entry points. A wheel
-is a zip of them with a list of hashes.
+A wheel is a zip of the import packages, the metadata and the entry points, with a list of hashes; editable installs have all of these.
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ NAME = "edge-fl"
 PACKAGES = ("broker", "devices", "edge_fl", "server")
 METADATA = ("METADATA", "entry_points.txt")
 WHEEL = "Wheel-Version: 1.0\nGenerator: edge-fl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment a zip knows
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip
 MODE = 0o644 << 16
 
 
 def pack() -> tuple[str, bytes]:
-    """(file name, wheel) of the edge-fl that runs here. Raises ConfigError when it is not installed."""
+    """Return (file name, wheel) of the running edge-fl. Raises ConfigError when it is not installed."""
     try:
-        found = metadata.distribution(NAME)
+        installed = metadata.distribution(NAME)
     except metadata.PackageNotFoundError as error:
-        raise ConfigError(f"{NAME} is not installed here, so there is nothing to put on a device") from error
-    stem = f"{NAME.replace('-', '_')}-{found.version}"
+        raise ConfigError(
+            f"{NAME} is not installed here; expected an installed package to put on the device"
+        ) from error
+    stem = f"{NAME.replace('-', '_')}-{installed.version}"
     files = dict(_sources()) | {
-        f"{stem}.dist-info/{name}": (found.read_text(name) or "").encode() for name in METADATA
+        f"{stem}.dist-info/{name}": (installed.read_text(name) or "").encode() for name in METADATA
     }
     return f"{stem}-py3-none-any.whl", _zip(files, f"{stem}.dist-info")
 
@@ -42,7 +43,7 @@ def _sources() -> Iterator[tuple[str, bytes]]:
     for package in PACKAGES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
-            raise ConfigError(f"the package {package} is not installed beside this one")
+            raise ConfigError(f"the package {package} is not installed")
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -1,7 +1,7 @@
-"""The edits that make a card run `edge-fl/install.sh` at its first boot, beside whatever Raspberry Pi Imager has set up on it.
+"""Edit the boot files of a card so that its first boot runs `edge-fl/install.sh`, in addition to Raspberry Pi Imager's set-up.
 
-On Trixie cloud-init runs what `user-data` lists. On Bookworm systemd runs a script that `cmdline.txt` names: Imager's own
-`firstrun.sh` where there is one, else ours. All are pure functions of the texts, and change nothing the second time.
+On Trixie cloud-init runs the commands in `user-data`. On Bookworm systemd runs the script named in `cmdline.txt`: Imager's
+`firstrun.sh`, or ours if there is none. All functions are pure and idempotent.
 """
 
 from __future__ import annotations
@@ -14,58 +14,62 @@ from ruamel.yaml.error import YAMLError
 
 from edge_fl.errors import ConfigError
 
-INSTALL = "/boot/firmware/edge-fl/install.sh"
-CALL = f"sh {INSTALL} --first-boot || true"
-SCRIPT = "/boot/firmware/firstrun.sh"
-WORDS = f" systemd.run={SCRIPT} systemd.run_success_action=reboot systemd.unit=kernel-command-line.target"
+INSTALL_SCRIPT = "/boot/firmware/edge-fl/install.sh"
+INSTALL_COMMAND = f"sh {INSTALL_SCRIPT} --first-boot || true"
+FIRSTRUN_PATH = "/boot/firmware/firstrun.sh"
+KERNEL_OPTIONS = (
+    f" systemd.run={FIRSTRUN_PATH} systemd.run_success_action=reboot systemd.unit=kernel-command-line.target"
+)
 FIRSTRUN = f"""#!/bin/sh
-# Runs once, at the first boot, and removes itself: systemd is told to by cmdline.txt.
-{CALL}
-rm -f {SCRIPT}
-sed -i 's|{WORDS.replace(".", "[.]")}||' /boot/firmware/cmdline.txt
+# Started by systemd (see cmdline.txt) at the first boot; removes itself.
+{INSTALL_COMMAND}
+rm -f {FIRSTRUN_PATH}
+sed -i 's|{KERNEL_OPTIONS.replace(".", "[.]")}||' /boot/firmware/cmdline.txt
 sync
 exit 0
 """
 USER_DATA, HEADER = "user-data", "#cloud-config"
 
 
-def edits(cmdline: str, firstrun: str | None, user_data: str | None, *, installed: bool) -> dict[str, str]:
-    """The files to change, with their new texts, `cmdline.txt` last. Raises ConfigError.
+def edit_boot_files(
+    cmdline: str, firstrun: str | None, user_data: str | None, *, installed: bool
+) -> dict[str, str]:
+    """Return the new texts by file name, `cmdline.txt` last. Raises ConfigError.
 
-    cloud-init heeds its `user-data` once in a card's life, so an `installed` card gets the script.
+    cloud-init reads `user-data` only at a card's first boot, so an `installed` card gets the script.
     """
     if user_data is not None and not installed:
-        return {USER_DATA: with_command(user_data)}
-    return {"firstrun.sh": with_call(firstrun), "cmdline.txt": with_words(cmdline)}
+        return {USER_DATA: add_runcmd(user_data)}
+    return {"firstrun.sh": add_install_call(firstrun), "cmdline.txt": add_kernel_options(cmdline)}
 
 
-def with_words(cmdline: str) -> str:
-    """The kernel's command line, in one line, with the words that let systemd run the script."""
+def add_kernel_options(cmdline: str) -> str:
+    """Add the options that make systemd run the script to the kernel command line, which stays one line."""
     line = " ".join(cmdline.split())
     runs = re.search(r"\bsystemd\.run=(\S+)", line)
     if runs and not runs[1].endswith("/firstrun.sh"):
         raise ConfigError(f"cmdline.txt: runs {runs[1]} already; expected firstrun.sh or nothing")
-    return f"{line if runs else line + WORDS}\n"
+    return f"{line if runs else line + KERNEL_OPTIONS}\n"
 
 
-def with_call(firstrun: str | None) -> str:
-    """The first boot's script with our call in it, before it removes itself."""
+def add_install_call(firstrun: str | None) -> str:
+    """Add the call of install.sh to the first-boot script, before the line with which it removes itself."""
     if firstrun is None:
         return FIRSTRUN
-    if INSTALL in firstrun:
+    if INSTALL_SCRIPT in firstrun:
         return firstrun
     lines = firstrun.splitlines()
     ends = [number for number, line in enumerate(lines) if re.search(r"\brm\b.*firstrun\.sh\s*$", line)]
     if not firstrun.startswith("#!") or not ends:
         raise ConfigError(
-            "firstrun.sh: is not what Raspberry Pi Imager writes (a script that removes itself at its end); "
-            "expected that or none"
+            "firstrun.sh: not written by Raspberry Pi Imager (a script that removes itself at its end); "
+            "expected Imager's or none"
         )
-    return "\n".join([*lines[: ends[0]], CALL, *lines[ends[0] :], ""])
+    return "\n".join([*lines[: ends[0]], INSTALL_COMMAND, *lines[ends[0] :], ""])
 
 
-def with_command(user_data: str) -> str:
-    """cloud-init's orders with our command at the end of `runcmd`; everything else, comments too, stays."""
+def add_runcmd(user_data: str) -> str:
+    """Append install.sh to `runcmd` of cloud-init's user data; everything else stays, including comments."""
     parser = YAML()
     try:
         tree = parser.load(user_data)
@@ -74,13 +78,13 @@ def with_command(user_data: str) -> str:
     if user_data.split("\n", 1)[0].rstrip() != HEADER or not isinstance(tree, dict | None):
         raise ConfigError(f"user-data: expected a mapping under the line {HEADER}")
     commands = (tree or {}).get("runcmd")
-    if INSTALL in str(commands):
+    if INSTALL_SCRIPT in str(commands):
         return user_data
     if commands is None:
-        return f"{user_data.rstrip()}\n\nruncmd:\n- [sh, {INSTALL}]\n"
+        return f"{user_data.rstrip()}\n\nruncmd:\n- [sh, {INSTALL_SCRIPT}]\n"
     if not isinstance(commands, list):
         raise ConfigError("user-data: runcmd is not a list")
-    commands.append(["sh", INSTALL])
+    commands.append(["sh", INSTALL_SCRIPT])
     text = io.StringIO()
     parser.dump(tree, text)
     return text.getvalue()

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the edge-fl agent from the folder that this script lies in, as root: at the first boot of a flashed card, or over ssh.
-# It may be run again at any time and may be cut off at any line: what is complete stays, the rest is done again.
-# With --first-boot there is no network yet: what needs one is left to edge-fl-install.service.
+# Install the edge-fl agent from the folder of this script, as root: at the first boot of a flashed card, or over ssh.
+# May be interrupted at any line and run again: completed steps are kept, the others are repeated.
+# With --first-boot there is no network yet; edge-fl-install.service then does the steps that need one.
 set -eu
 
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
@@ -12,7 +12,7 @@ var=/var/lib/edge-fl
 units=/etc/systemd/system
 images=@IMAGES@
 
-# Everything is said into the log, which lies on the card's FAT partition: any computer can read why a Pi does not come up.
+# All output goes to the log on the card's FAT partition, where any computer can read why a Pi does not start.
 if [ "${1:-}" != logged ]; then
   status=0
   sh "$0" logged "$@" >>"$log" 2>&1 || status=$?
@@ -42,11 +42,11 @@ python3 -c 'import ensurepip, venv' || fail "Python has no venv module; install 
 
 if [ "${2:-}" = --first-boot ] && ! grep -q '^--no-index' "$wanted"; then
   enable edge-fl-install.service
-  echo "edge-fl: the rest follows once there is a network"
+  echo "edge-fl: the installation continues once a network is available"
   exit 0
 fi
 
-# The environment is named after what is in it; `current` moves to it in one step, once it is complete.
+# The environment is named after the hash of its requirements; `current` is switched to it atomically once it is complete.
 venv="$opt/venv-$(sha256sum "$wanted" | cut -c 1-12)"
 if [ ! -f "$venv/complete" ]; then
   mkdir -p "$opt"
@@ -54,7 +54,7 @@ if [ ! -f "$venv/complete" ]; then
   [ "$free" -ge 600 ] || fail "$free MB are free in $opt; expected 600"
   rm -rf "$venv"
   python3 -m venv --without-pip "$venv"
-  pip=$(echo "$here"/wheels/pip-*.whl)/pip # it runs from its wheel
+  pip=$(echo "$here"/wheels/pip-*.whl)/pip # pip runs from its wheel
   (cd "$here" && "$venv/bin/python" "$pip" install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted")
   sync
   touch "$venv/complete"
@@ -69,8 +69,8 @@ install -d -m 0700 -o edge-fl -g edge-fl "$var" "$etc/identity"
 install -m 0644 "$here/config.toml" "$etc/config.toml"
 [ ! -f "$here/root.json" ] || install -m 0644 "$here/root.json" "$etc/root.json"
 
-# The identity moves off the FAT partition, which whoever holds the card can read. (Flash memory cannot be wiped reliably.)
-# One that came before is left alone: the device may have made itself a newer one of it since.
+# Move the identity off the FAT partition, which anyone with the card can read. (Flash memory cannot be wiped reliably.)
+# If the same identity was installed before, keep the installed one: the device may have renewed its certificate since.
 if [ -d "$here/identity" ]; then
   identity=$(sha256sum <"$here/identity/client.crt")
   if [ "$identity" != "$(cat "$opt/identity.sha256" 2>/dev/null)" ]; then
@@ -82,7 +82,7 @@ if [ -d "$here/identity" ]; then
   rm -rf "$here/identity"
 fi
 
-# So do the pictures that came along, to where the agent looks for them.
+# Move the pictures from the bundle to the agent's data folder.
 [ -z "$images" ] || install -d -m 0755 "$images"
 if [ -n "$images" ] && [ -d "$here/images" ]; then
   cp -R "$here/images/." "$images/"
@@ -91,7 +91,7 @@ if [ -n "$images" ] && [ -d "$here/images" ]; then
   rm -rf "$here/images"
 fi
 
-# `edge-fl` on the path, which looks where the agent keeps its model.
+# Command `edge-fl` on the path, with the agent's folder as its default.
 cat >/usr/local/bin/edge-fl <<END
 #!/bin/sh
 export EDGE_FL_DIR="\${EDGE_FL_DIR:-$var}"

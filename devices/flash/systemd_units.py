@@ -1,4 +1,4 @@
-"""The systemd unit: the agent as its own user, restarted whatever happens, seeing and reaching as little as it needs."""
+"""The systemd units: the agent as its own user, always restarted, with minimal file and network access; and the installer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ INSTALLER = "edge-fl-install.service"
 
 
 def service(host: str) -> str:
-    """The unit for a device whose broker is at `host`."""
+    """Return the agent's unit for a broker at `host`."""
     return _template(SERVICE).replace("@ADDRESSES@", _addresses(host))
 
 
 def installer() -> str:
-    """The unit that installs online, once there is a network."""
+    """Return the unit that runs the installation once a network is available."""
     return _template(INSTALLER)
 
 
 def _addresses(host: str) -> str:
-    """Only the broker may be talked to, where it is given as an address; a name has to be looked up first, anywhere."""
+    """Allow only the broker if it is given as an IP address; for a name no restriction is possible, it must be resolved first."""
     try:
         address = ip_address(host)
     except ValueError:
-        return f"# no IPAddressAllow: {host} is a name, and who answers for it is not known here"
+        return f"# no IPAddressAllow: {host} is a name whose address is not known here"
     return f"IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow={address}"
 
 

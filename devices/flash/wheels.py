@@ -1,7 +1,7 @@
-"""What pip installs on the Pi: the versions that are installed here, pinned and hashed, for linux on aarch64.
+"""Requirements that pip installs on the Pi: the versions installed here, pinned and hashed, for Linux on aarch64.
 
-Offline, the wheels themselves go onto the card; online, only their hashes do and pip fetches them at the first boot. Either way the
-requirements file is complete: `pip install -r`, in its folder, needs no option and accepts no other file.
+With `offline` the wheels are put on the card; otherwise only their hashes, and pip downloads them at the first boot. In both cases
+`pip install -r` in the requirements file's folder needs no option and accepts no other file.
 """
 
 from __future__ import annotations
@@ -27,19 +27,14 @@ DEADLINE_S = 1200
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """`files` lie beside `requirements`, by Python version; the same wheel may serve several versions."""
+    """Requirements file by Python version, and the wheel files for the folder `wheels` next to it."""
 
     requirements: dict[str, str]
     files: tuple[Path, ...]
 
-    @property
-    def bytes(self) -> int:
-        """What they take together."""
-        return sum(file.stat().st_size for file in self.files)
-
 
 def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhouse:
-    """The wheelhouse for these Pythons; what `cache` holds from before is not fetched again. Raises RunError, DeadlineError."""
+    """Collect the wheels for these Python versions; files in `cache` are not downloaded again. Raises RunError, DeadlineError."""
     name, content = pack()
     (cache / "own").mkdir(parents=True, exist_ok=True)
     own = cache / "own" / name
@@ -52,7 +47,7 @@ def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhous
         lines = _download(python, folder) if offline else _resolve(python, folder)
         head = ["--no-index"] if offline else []
         requirements[python] = "\n".join(
-            [*head, "--only-binary :all:", "--require-hashes", _beside(own), *lines, ""]
+            [*head, "--only-binary :all:", "--require-hashes", _requirement(own), *lines, ""]
         )
         if offline:
             files |= {path.name: path for path in sorted(folder.glob("*.whl"))}
@@ -60,30 +55,30 @@ def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhous
 
 
 def pins() -> list[str]:
-    """`name==version` of all that edge-fl needs without any extra, as installed here."""
-    found: dict[str, str] = {}
+    """Return `name==version` of all dependencies without extras, as installed here."""
+    versions: dict[str, str] = {}
     todo = [NAME]
     while todo:
         for requirement in metadata.distribution(todo.pop()).requires or ():
             name, extra = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0], "extra ==" in requirement
             name = re.sub(r"[-_.]+", "-", name).lower()
-            if extra or name in found:
+            if extra or name in versions:
                 continue
             try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:  # for another platform or Python
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:  # required only on another platform or Python
                 continue
             todo.append(name)
-    return sorted(f"{name}=={version}" for name, version in found.items())
+    return sorted(f"{name}=={version}" for name, version in versions.items())
 
 
 def pins_key() -> str:
-    """What the wheels of one set of versions are kept under."""
+    """Return the cache key of this set of versions."""
     return hashlib.sha256("\n".join(pins()).encode()).hexdigest()[:12]
 
 
 def _installer(cache: Path) -> Path:
-    """pip itself, which runs from its wheel: the same one everywhere, and none to be set up on the Pi first."""
+    """Return pip's own wheel, from which pip runs on the Pi without being installed."""
     version = metadata.version("pip")
     folder = cache / f"pip-{version}"
     if not any(folder.glob("pip-*.whl")):
@@ -92,40 +87,37 @@ def _installer(cache: Path) -> Path:
 
 
 def _download(python: str, folder: Path) -> list[str]:
-    """Requirement lines of the wheels in `folder`, which are fetched unless they are complete."""
+    """Return the requirement lines of the wheels in `folder`; download them if incomplete."""
     done = folder / "complete"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _pip("download", "--dest", str(folder), *_target(python), *pins())
         atomic.write(done, "")
-    return [_beside(wheel) for wheel in sorted(folder.glob("*.whl"))]
+    return [_requirement(wheel) for wheel in sorted(folder.glob("*.whl"))]
 
 
 def _resolve(python: str, folder: Path) -> list[str]:
-    """Requirement lines as the package index gives them, without fetching a wheel."""
-    known = folder.with_name(f"{folder.name}.txt")
-    if not known.exists():
-        with tempfile.TemporaryDirectory() as nowhere:
-            report = Path(nowhere) / "report.json"
+    """Return requirement lines resolved by the package index, without downloading wheels."""
+    cached = folder.with_name(f"{folder.name}.txt")
+    if not cached.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch) / "report.json"
             _pip(
-                *("install", "--dry-run", "--ignore-installed", "--quiet", "--target", nowhere),
+                *("install", "--dry-run", "--ignore-installed", "--quiet", "--target", scratch),
                 *("--report", str(report), *_target(python), *pins()),
             )
-            found = [
-                (item["metadata"], item["download_info"])
-                for item in json.loads(report.read_bytes())["install"]
-            ]
-        lines = [
-            f"{about['name']}=={about['version']} --hash=sha256:{where['archive_info']['hashes']['sha256']}"
-            for about, where in found
-        ]
-        known.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(known, "\n".join(sorted(lines)))
-    return known.read_text().splitlines()
+            packages = json.loads(report.read_bytes())["install"]
+        lines = []
+        for package in packages:
+            about, digests = package["metadata"], package["download_info"]["archive_info"]["hashes"]
+            lines.append(f"{about['name']}=={about['version']} --hash=sha256:{digests['sha256']}")
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(cached, "\n".join(sorted(lines)))
+    return cached.read_text().splitlines()
 
 
 def _target(python: str) -> list[str]:
-    """pip's options for that Python on linux, aarch64."""
+    """Return pip's options for this Python on Linux, aarch64."""
     platforms = [option for name in PLATFORMS for option in ("--platform", f"{name}_aarch64")]
     return ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
 
@@ -136,16 +128,17 @@ def _pip(*arguments: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise DeadlineError(
-            f"pip {arguments[0]}: not done after {DEADLINE_S} s; nothing was written"
+            f"pip {arguments[0]}: not done after {DEADLINE_S} s", consequence="nothing was written"
         ) from error
     if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
-            done.stderr.strip()
-        ]
-        raise RunError(f"pip {arguments[0]} for linux on aarch64: {' '.join(last)}; nothing was written")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = " ".join(errors) or done.stderr.strip()
+        raise RunError(
+            f"pip {arguments[0]} for Linux on aarch64: {reason}", consequence="nothing was written"
+        )
 
 
-def _beside(wheel: Path) -> str:
-    """The requirement line of a wheel that lies in the folder `wheels` beside the requirements file."""
+def _requirement(wheel: Path) -> str:
+    """Return the requirement line of a wheel in the folder `wheels` next to the requirements file."""
     with wheel.open("rb") as file:
         return f"./wheels/{wheel.name} --hash=sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

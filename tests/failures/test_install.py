@@ -18,8 +18,8 @@ import pip
 import pytest
 
 from devices.config import DeviceBroker, DeviceConfig
-from devices.flash.bundle import FOLDER, plan
-from devices.flash.card_contents import CardContents, on_the_pi
+from devices.flash.bundle import FOLDER, bundle_files
+from devices.flash.card_contents import CardContents, with_pi_paths
 from devices.flash.wheels import Wheelhouse
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -148,8 +148,8 @@ def write_bundle(folder: Path, site: Site, version: str = "1.0") -> Path:
     house = Wheelhouse({PYTHON: "\n".join([*lines, ""])}, (installer(wheels), tiny))
     config = DeviceConfig("pi-07", "folder:/srv/images", broker=DeviceBroker("192.168.1.10", 8883))
     identity = {name: name.encode() for name in ("ca.crt", "client.crt", "client.key")}
-    contents = CardContents(on_the_pi(config, identified=True, root=False), house, identity)
-    for file in plan(contents):
+    contents = CardContents(with_pi_paths(config, identified=True, root=False), house, identity)
+    for file in bundle_files(contents):
         path = folder / file.path.removeprefix(f"{FOLDER}/")
         path.parent.mkdir(parents=True, exist_ok=True)
         content = file.read()

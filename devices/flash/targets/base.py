@@ -1,39 +1,48 @@
-"""Where a bundle can go. A target says what it is, reads and writes files by their paths, and knows nothing of what is in them."""
+"""Interface of the targets to which a bundle can be written."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from devices.flash.bundle import File
+from edge_fl.errors import ConfigError
 
 
 class Target(ABC):
-    """`name` opens every message. `boots` says whether the first boot of a card has to be told about the bundle."""
+    """Reads and writes files by path. `name` starts every message; `is_boot_partition` requires edits of the boot files."""
 
     name: str
-    boots: bool = False
+    is_boot_partition: bool = False
 
     @abstractmethod
     def pythons(self) -> tuple[str, ...]:
-        """The versions of Python that may be on the device. Raises ConfigError when the bundle would not run there."""
+        """Check the target and return the Python versions it may have. Raises ConfigError when the bundle would not run there."""
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
-        """A file's content, None where there is none."""
+        """Return a file's content, None if it does not exist."""
 
     @abstractmethod
     def free_bytes(self) -> int:
-        """How much may be written."""
+        """Return the free space."""
 
     @abstractmethod
     def remove(self, paths: Collection[str]) -> None:
-        """Removes files; those that are not there are no error."""
+        """Remove files; missing ones are ignored."""
 
     @abstractmethod
     def write(self, files: Sequence[File]) -> None:
-        """Writes files in this order, and leaves only once they are on the disk."""
+        """Write files in this order; return once they are on the disk."""
 
-    def after(self) -> str:
-        """What happens, or has to, once the bundle is there."""
+    def next_step(self) -> str:
+        """Describe what to do or expect after the bundle is written."""
         return "put the card into the Pi and switch it on"
+
+
+def require_writable(path: Path) -> None:
+    """Raise ConfigError if the path is read-only."""
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"{path}: is read-only (a card's lock switch?)", consequence="nothing was written")

@@ -1,4 +1,4 @@
-"""Two targets that are folders: the mounted boot partition of a card, and a plain folder that a person carries over."""
+"""Folders as targets: the mounted boot partition of a card, and a plain folder to copy by hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import final
 
 from devices.flash.bundle import File
-from devices.flash.targets.boot_partition import recognise
-from devices.flash.targets.base import Target
+from devices.flash.targets.base import Target, require_writable
+from devices.flash.targets.boot_partition import supported_pythons
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import atomic
 
@@ -26,7 +26,9 @@ class _Folder(Target):
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise RunError(f"{self.name}: {path}: {error.strerror}; nothing was written") from error
+            raise RunError(
+                f"{self.name}: {path}: {error.strerror}", consequence="nothing was written"
+            ) from error
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self._folder).free
@@ -37,37 +39,38 @@ class _Folder(Target):
 
     def write(self, files: Sequence[File]) -> None:
         for file in files:
-            there = self._folder / file.path
+            path = self._folder / file.path
             try:
-                there.parent.mkdir(parents=True, exist_ok=True)
-                with atomic.writing(there) as out:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with atomic.writing(path) as out:
                     if os.name == "posix":
                         _restrict(out.fileno(), file.mode)
                     out.write(file.read())
             except OSError as error:
                 raise RunError(
-                    f"{self.name}: {file.path}: {error.strerror}; flash it again, it begins where this one ended"
+                    f"{self.name}: {file.path}: {error.strerror}",
+                    consequence="flash it again to continue from here",
                 ) from error
 
 
 @final
 class BootFolder(_Folder):
-    """The FAT partition of a card, as the desktop mounts it (`bootfs`)."""
+    """The mounted FAT partition of a card (`bootfs`)."""
 
-    boots = True
+    is_boot_partition = True
 
     def pythons(self) -> tuple[str, ...]:
         if not self._folder.is_dir():
             raise ConfigError(f"{self.name}: no such folder; expected a mounted boot partition")
         names = {path.name for path in self._folder.iterdir()}
-        card = recognise(names, self.read, self.name)
-        _check_writable(self._folder)
-        return card.pythons
+        pythons = supported_pythons(names, self.read, self.name)
+        require_writable(self._folder)
+        return pythons
 
 
 @final
 class OutFolder(_Folder):
-    """A folder on this computer; on the Pi, `sudo sh edge-fl/install.sh` in it does the rest."""
+    """A folder on this computer to copy to the Pi, where `sudo sh edge-fl/install.sh` installs it."""
 
     def __init__(self, folder: Path, pythons: tuple[str, ...]) -> None:
         super().__init__(folder)
@@ -76,7 +79,7 @@ class OutFolder(_Folder):
     def pythons(self) -> tuple[str, ...]:
         if self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(f"{self.name}: is a file; expected a folder")
-        _check_writable(self._existing)
+        require_writable(self._existing)
         return self._pythons
 
     def free_bytes(self) -> int:
@@ -88,21 +91,16 @@ class OutFolder(_Folder):
 
     @property
     def _existing(self) -> Path:
-        """The folder, or the nearest above it that is there."""
+        """The folder, or its nearest existing parent."""
         absolute = self._folder.absolute()
         return next(folder for folder in (absolute, *absolute.parents) if folder.is_dir())
 
-    def after(self) -> str:
+    def next_step(self) -> str:
         return f"on the Pi: sudo sh {self.name}/edge-fl/install.sh"
 
 
-def _check_writable(folder: Path) -> None:
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{folder}: is read-only (a card's lock switch?)")
-
-
 def _restrict(descriptor: int, mode: int) -> None:
-    """Sets the mode where the file system has modes; FAT has none."""
+    """Set the mode if the file system supports modes; FAT does not."""
     try:
         os.fchmod(descriptor, mode)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The boot partition inside an image file or on an unmounted card, reached through mtools: no mount, no root."""
+"""The boot partition in an image file or on an unmounted card as a target, accessed with mtools without mounting or root."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import final
 
 from devices.flash.bundle import File
-from devices.flash.targets.boot_partition import recognise
-from devices.flash.targets.base import Target
+from devices.flash.targets.base import Target, require_writable
+from devices.flash.targets.boot_partition import supported_pythons
 from edge_fl.errors import ConfigError, RunError
 
 SECTOR = 512
@@ -25,9 +25,9 @@ MOUNTS = Path("/proc/self/mounts")
 
 @final
 class Image(Target):
-    """An image as the operating system's makers publish it, or the whole block device of a card."""
+    """A published image of the operating system, or the block device of a card."""
 
-    boots = True
+    is_boot_partition = True
 
     def __init__(self, path: Path) -> None:
         self._path, self.name = path, str(path)
@@ -38,16 +38,13 @@ class Image(Target):
     def pythons(self) -> tuple[str, ...]:
         listing = self._run("mdir", "-b", "::/").decode("utf-8", "replace").splitlines()
         names = {line.removeprefix("::/") for line in listing}
-        card = recognise(names, self.read, self.name)
-        if not os.access(self._path, os.W_OK):
-            raise ConfigError(f"{self.name}: is read-only")
-        return card.pythons
+        pythons = supported_pythons(names, self.read, self.name)
+        require_writable(self._path)
+        return pythons
 
     def read(self, path: str) -> bytes | None:
         done = self._start("mtype", f"::/{path}")
-        if done.returncode:
-            return None
-        return done.stdout
+        return None if done.returncode else done.stdout
 
     def free_bytes(self) -> int:
         last = self._run("mdir", "::/").decode("utf-8", "replace")
@@ -60,7 +57,7 @@ class Image(Target):
 
     def write(self, files: Sequence[File]) -> None:
         for folder in sorted({str(parent) for file in files for parent in Path(file.path).parents} - {"."}):
-            self._start("mmd", "-D", "s", f"::/{folder}")  # fails where it is there already
+            self._start("mmd", "-D", "s", f"::/{folder}")  # fails if the folder exists
         for file in files:
             source = str(file.content) if isinstance(file.content, Path) else "-"
             content = b"" if isinstance(file.content, Path) else file.content
@@ -72,7 +69,7 @@ class Image(Target):
         done = self._start(program, *arguments, input=input)
         if done.returncode:
             why = " ".join(done.stderr.decode("utf-8", "replace").split())
-            raise RunError(f"{self.name}: {program} {arguments[-1]}: {why}; flash it again")
+            raise RunError(f"{self.name}: {program} {arguments[-1]}: {why}", consequence="flash it again")
         return done.stdout
 
     def _start(self, program: str, *arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -90,28 +87,28 @@ class Image(Target):
 
 
 def partition(path: Path) -> int:
-    """Where the first FAT partition begins, in bytes. Raises ConfigError for what is no image of a card."""
+    """Return the offset of the first FAT partition in bytes. Raises ConfigError if the file is not an image of a card."""
     try:
         with path.open("rb") as file:
             sector = file.read(SECTOR)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; expected an image or a card") from error
-    refusal = ConfigError(
+    not_an_image = ConfigError(
         f"{path}: not an image of a card (no partition table with a FAT partition in front); "
         "expected an unpacked .img of 64-bit Raspberry Pi OS"
     )
     if len(sector) < SECTOR or sector[510:] != b"\x55\xaa":
-        raise refusal
+        raise not_an_image
     if sector[82:87] == b"FAT32":
         return 0  # the partition itself, as in /dev/sda1
     kind, start = struct.unpack_from("<4xB3xI", sector, 446)
     if kind not in FAT_TYPES or not start:
-        raise refusal
+        raise not_an_image
     return int(start) * SECTOR
 
 
 def check_removable(path: Path, sys: Path = SYS, mounts: Path = MOUNTS) -> None:
-    """Raises ConfigError for a disk that does not come out of the computer, and for one that is in use."""
+    """Raise ConfigError for a fixed disk, and for one that is mounted."""
     number = path.stat().st_rdev
     device = (sys / f"{os.major(number)}:{os.minor(number)}").resolve()
     disk = device.parent if (device / "partition").exists() else device

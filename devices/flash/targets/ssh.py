@@ -1,4 +1,4 @@
-"""A Pi that runs already: the bundle goes over ssh into a folder that only its user can read, and is installed with sudo there."""
+"""A running Pi as a target: the bundle is sent over ssh into a private folder and installed with sudo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 OPTIONS = ("-o", "ConnectTimeout=15")
 DEADLINE_S = 1800
 HOME = ".edge-fl-flash"
-REFUSED = 255  # ssh's own status, when there was no command to have one
+SSH_FAILED = 255  # exit code of ssh itself
 INSTALLED = "/opt/edge-fl/bundle.sha256"
 PROBE = f"""
 echo "machine $(dpkg --print-architecture 2>/dev/null || uname -m)"
@@ -30,20 +30,20 @@ true
 
 @final
 class Ssh(Target):
-    """`where` is what ssh takes: user@host, or a name of its configuration."""
+    """`where` is an argument of ssh: user@host, or a host of its configuration."""
 
     def __init__(self, where: str) -> None:
         if where.startswith("-"):
             raise ConfigError(f"--ssh {where}: expected user@host")
         self._where, self.name = where, where
-        self._found: dict[str, str] = {}
+        self._facts: dict[str, str] = {}
         self._bundle = ""
 
     def pythons(self) -> tuple[str, ...]:
         lines = [line.partition(" ") for line in self._ssh(PROBE).splitlines()]
-        self._found = {key: value for key, _, value in lines if key != "bundle"}
+        self._facts = {key: value for key, _, value in lines if key != "bundle"}
         self._bundle = "".join(f"{value}\n" for key, _, value in lines if key == "bundle")
-        machine, python = self._found.get("machine", ""), self._found.get("python", "")
+        machine, python = self._facts.get("machine", ""), self._facts.get("python", "")
         if machine not in ("arm64", "aarch64"):
             raise ConfigError(
                 f"{self.name}: its system is {machine or 'unknown'}; expected 64-bit Raspberry Pi OS (arm64), because "
@@ -54,7 +54,7 @@ class Ssh(Target):
                 f"{self.name}: Python {python or 'is missing'}; expected {' or '.join(PYTHONS.values())} "
                 "(Raspberry Pi OS Bookworm or Trixie)"
             )
-        if "writable" not in self._found:
+        if "writable" not in self._facts:
             raise ConfigError(f"{self.name}: its home folder is read-only")
         return (python,)
 
@@ -62,18 +62,18 @@ class Ssh(Target):
         return self._bundle.encode() if path == MANIFEST and self._bundle else None
 
     def free_bytes(self) -> int:
-        return 1024 * int(self._found.get("free") or 0)
+        return 1024 * int(self._facts.get("free") or 0)
 
     def remove(self, paths: Collection[str]) -> None:
-        """Nothing: what was sent goes away after it was installed."""
+        """Do nothing: the sent files are removed after the installation."""
 
     def write(self, files: Sequence[File]) -> None:
         unpack = f"rm -rf {HOME} && mkdir -m 700 {HOME} && tar -x -f - -C {HOME}"
         self._ssh(unpack, files)
         self._ssh(f"sudo sh {HOME}/{FOLDER}/install.sh && sudo rm -rf {HOME}")
 
-    def after(self) -> str:
-        return "the agent runs"
+    def next_step(self) -> str:
+        return "the agent is running"
 
     def _ssh(self, script: str, files: Sequence[File] = ()) -> str:
         command = ["ssh", *OPTIONS, self._where, script]
@@ -91,10 +91,10 @@ class Ssh(Target):
         except subprocess.TimeoutExpired as error:
             raise DeadlineError(f"{self.name}: not done after {DEADLINE_S} s") from error
         why = " ".join((err or out).decode("utf-8", "replace").split()[-40:])
-        if process.returncode == REFUSED:
-            raise ConnectError(f"{self.name}: ssh: {why}; nothing was sent")
+        if process.returncode == SSH_FAILED:
+            raise ConnectError(f"{self.name}: ssh: {why}", consequence="nothing was sent")
         if process.returncode:
-            raise RunError(f"{self.name}: {why}; flash it again")
+            raise RunError(f"{self.name}: {why}", consequence="flash it again")
         return out.decode("utf-8", "replace")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from devices.config import DeviceBroker, DeviceConfig
-from devices.flash.card_contents import CardContents, on_the_pi, read_identity
+from devices.flash.card_contents import CardContents, read_identity, with_pi_paths
 from devices.flash.wheels import Wheelhouse, pins_key
 from tests.conftest import Issue
 
@@ -35,7 +35,7 @@ def contents(identity: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], Card
 
     def make(pythons: tuple[str, ...]) -> CardContents:
         house = Wheelhouse({python: f"# {python}\n" for python in pythons}, (wheel,))
-        return CardContents(on_the_pi(wanted, identified=True, root=False), house, found)
+        return CardContents(with_pi_paths(wanted, identified=True, root=False), house, found)
 
     return make
 

@@ -17,8 +17,8 @@ from broker.provision.authority import Authority
 from devices import config as settings
 from devices.config import DeviceConfig
 from devices.flash import edge_fl_wheel, systemd_units
-from devices.flash.bundle import MANIFEST, listed, plan
-from devices.flash.card_contents import IDENTITY, CardContents, on_the_pi, read_identity
+from devices.flash.bundle import MANIFEST, bundle_files, parse_manifest
+from devices.flash.card_contents import IDENTITY, CardContents, read_identity, with_pi_paths
 from devices.flash.wheels import PYTHONS, gather, pins
 from edge_fl.errors import ConfigError
 
@@ -26,7 +26,7 @@ MakeContents = Callable[[tuple[str, ...]], CardContents]
 
 
 def test_the_settings_on_the_pi_are_settings_that_the_agent_reads(contents: MakeContents) -> None:
-    files = {file.path: file for file in plan(contents(("3.11",)))}
+    files = {file.path: file for file in bundle_files(contents(("3.11",)))}
     tree = tomllib.loads(files["edge-fl/config.toml"].read().decode())
     config = settings.convert(tree, "config.toml")
     assert (config.id, config.data, config.folder) == ("pi-07", "folder:/srv/images", "/var/lib/edge-fl")
@@ -34,15 +34,15 @@ def test_the_settings_on_the_pi_are_settings_that_the_agent_reads(contents: Make
 
 
 def test_the_manifest_comes_last_and_lists_every_other_file(contents: MakeContents) -> None:
-    files = plan(contents(("3.11", "3.13")))
+    files = bundle_files(contents(("3.11", "3.13")))
     assert files[-1].path == MANIFEST
-    assert listed(files[-1].read().decode()) == {file.path: file.sha256 for file in files[:-1]}
+    assert parse_manifest(files[-1].read().decode()) == {file.path: file.sha256 for file in files[:-1]}
     assert {"edge-fl/requirements-3.11.txt", "edge-fl/requirements-3.13.txt"} < {file.path for file in files}
 
 
 def test_keys_are_for_their_owner_and_are_never_shown(contents: MakeContents) -> None:
     wanted = contents(("3.11",))
-    files = {file.path: file for file in plan(wanted)}
+    files = {file.path: file for file in bundle_files(wanted)}
     assert files["edge-fl/identity/client.key"].mode == 0o600
     assert b"PRIVATE KEY" in files["edge-fl/identity/client.key"].read()
     assert "PRIVATE KEY" not in f"{files} {wanted!r}"
@@ -65,7 +65,7 @@ def test_a_claim_is_taken_along_with_its_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["folder:/home/pi/images", "/root/x", "npz:/tmp/a.npz"])
 def test_data_where_the_service_sees_nothing_are_refused(data: str) -> None:
     with pytest.raises(ConfigError, match="no home or temporary folder"):
-        on_the_pi(DeviceConfig("pi-07", data), identified=False, root=False)
+        with_pi_paths(DeviceConfig("pi-07", data), identified=False, root=False)
 
 
 def test_our_wheel_is_the_same_each_time_and_pip_takes_it(tmp_path: Path) -> None:
@@ -94,10 +94,13 @@ def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:
 
 
 def test_a_unit_talks_to_the_brokers_address_only_and_to_anywhere_for_a_name() -> None:
-    assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in systemd_units.service(
-        "192.168.1.10"
+    assert (
+        "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n"
+        in systemd_units.service("192.168.1.10")
     )
     assert "IPAddressAllow=2001:db8::1\n" in systemd_units.service("2001:db8::1")
-    by_name = [line for line in systemd_units.service("broker.local").splitlines() if not line.startswith("#")]
+    by_name = [
+        line for line in systemd_units.service("broker.local").splitlines() if not line.startswith("#")
+    ]
     assert not any("IPAddress" in line for line in by_name)
     assert "~@resources" not in [line.partition("=")[2] for line in by_name]

@@ -6,15 +6,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from devices.flash.first_boot import (
-    CALL,
     FIRSTRUN,
-    INSTALL,
-    SCRIPT,
-    WORDS,
-    edits,
-    with_call,
-    with_command,
-    with_words,
+    FIRSTRUN_PATH,
+    INSTALL_COMMAND,
+    INSTALL_SCRIPT,
+    KERNEL_OPTIONS,
+    add_install_call,
+    add_kernel_options,
+    add_runcmd,
+    edit_boot_files,
 )
 from edge_fl.errors import ConfigError
 from tests.devices.flash.cards import CMDLINE
@@ -29,64 +29,64 @@ rm -f /boot/firstrun.sh
 sed -i 's| systemd.run.*||g' /boot/cmdline.txt
 exit 0
 """
-IMAGERS_WORDS = (
+IMAGERS_OPTIONS = (
     " systemd.run=/boot/firstrun.sh systemd.run_success_action=reboot systemd.unit=kernel-command-line.target"
 )
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\n\n", " \r\n"])
 def test_the_command_line_stays_one_line_and_is_edited_once(end: str) -> None:
-    edited = with_words(CMDLINE + end)
-    assert edited == f"{CMDLINE}{WORDS}\n"
-    assert with_words(edited) == edited
+    edited = add_kernel_options(CMDLINE + end)
+    assert edited == f"{CMDLINE}{KERNEL_OPTIONS}\n"
+    assert add_kernel_options(edited) == edited
 
 
 def test_words_that_imager_wrote_stay_as_they_are() -> None:
-    assert with_words(CMDLINE + IMAGERS_WORDS) == f"{CMDLINE}{IMAGERS_WORDS}\n"
+    assert add_kernel_options(CMDLINE + IMAGERS_OPTIONS) == f"{CMDLINE}{IMAGERS_OPTIONS}\n"
 
 
 def test_a_command_line_that_runs_something_else_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"runs /usr/local/bin/mine\.sh already"):
-        with_words(f"{CMDLINE} systemd.run=/usr/local/bin/mine.sh")
+        add_kernel_options(f"{CMDLINE} systemd.run=/usr/local/bin/mine.sh")
 
 
 def test_our_script_removes_itself_and_only_our_words() -> None:
     lines = FIRSTRUN.splitlines()
-    assert lines[0] == "#!/bin/sh" and lines.index(CALL) < lines.index(f"rm -f {SCRIPT}")
-    assert WORDS.replace(".", "[.]") in FIRSTRUN and "systemd\\." not in FIRSTRUN
+    assert lines[0] == "#!/bin/sh" and lines.index(INSTALL_COMMAND) < lines.index(f"rm -f {FIRSTRUN_PATH}")
+    assert KERNEL_OPTIONS.replace(".", "[.]") in FIRSTRUN and "systemd\\." not in FIRSTRUN
 
 
 def test_imagers_script_calls_ours_before_it_removes_itself() -> None:
-    edited = with_call(IMAGER)
-    assert edited.replace(f"{CALL}\n", "") == IMAGER
-    assert edited.index(INSTALL) < edited.index("rm -f /boot/firstrun.sh")
-    assert with_call(edited) == edited
+    edited = add_install_call(IMAGER)
+    assert edited.replace(f"{INSTALL_COMMAND}\n", "") == IMAGER
+    assert edited.index(INSTALL_SCRIPT) < edited.index("rm -f /boot/firstrun.sh")
+    assert add_install_call(edited) == edited
 
 
 @pytest.mark.parametrize("strange", ["echo hello\n", "#!/bin/sh\necho hello\n"])
 def test_a_script_that_imager_did_not_write_is_refused(strange: str) -> None:
-    with pytest.raises(ConfigError, match=r"firstrun\.sh: is not what Raspberry Pi Imager writes"):
-        with_call(strange)
+    with pytest.raises(ConfigError, match=r"firstrun\.sh: not written by Raspberry Pi Imager"):
+        add_install_call(strange)
 
 
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        ("#cloud-config\n", [["sh", INSTALL]]),
-        ("#cloud-config\n# only\n# comments\n", [["sh", INSTALL]]),
-        ("#cloud-config\nhostname: pi-07\nssh_pwauth: false # as it was\n", [["sh", INSTALL]]),
-        ("#cloud-config\nruncmd:\n- [ls, -l]\n# the end\n", [["ls", "-l"], ["sh", INSTALL]]),
-        ("#cloud-config\nruncmd: []\nhostname: pi-07\n", [["sh", INSTALL]]),
+        ("#cloud-config\n", [["sh", INSTALL_SCRIPT]]),
+        ("#cloud-config\n# only\n# comments\n", [["sh", INSTALL_SCRIPT]]),
+        ("#cloud-config\nhostname: pi-07\nssh_pwauth: false # as it was\n", [["sh", INSTALL_SCRIPT]]),
+        ("#cloud-config\nruncmd:\n- [ls, -l]\n# the end\n", [["ls", "-l"], ["sh", INSTALL_SCRIPT]]),
+        ("#cloud-config\nruncmd: []\nhostname: pi-07\n", [["sh", INSTALL_SCRIPT]]),
     ],
 )
 def test_cloud_init_gets_one_more_command_and_keeps_the_rest(before: str, expected: list[list[str]]) -> None:
-    edited = with_command(before)
+    edited = add_runcmd(before)
     tree = YAML(typ="safe").load(edited)
     assert tree.pop("runcmd") == expected
     assert tree == {k: v for k, v in (YAML(typ="safe").load(before) or {}).items() if k != "runcmd"}
     assert edited.startswith("#cloud-config\n")
     assert [line for line in before.splitlines() if "#" in line and line not in edited] == []
-    assert with_command(edited) == edited
+    assert add_runcmd(edited) == edited
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,13 @@ def test_cloud_init_gets_one_more_command_and_keeps_the_rest(before: str, expect
 )
 def test_orders_that_are_not_cloud_inits_are_refused(strange: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        with_command(strange)
+        add_runcmd(strange)
 
 
 def test_cloud_init_is_told_once_and_a_card_that_has_booted_gets_the_script() -> None:
-    assert list(edits(CMDLINE, None, "#cloud-config\n", installed=False)) == ["user-data"]
-    assert list(edits(CMDLINE, None, "#cloud-config\n", installed=True)) == ["firstrun.sh", "cmdline.txt"]
-    assert list(edits(CMDLINE, None, None, installed=False)) == ["firstrun.sh", "cmdline.txt"]
+    assert list(edit_boot_files(CMDLINE, None, "#cloud-config\n", installed=False)) == ["user-data"]
+    assert list(edit_boot_files(CMDLINE, None, "#cloud-config\n", installed=True)) == [
+        "firstrun.sh",
+        "cmdline.txt",
+    ]
+    assert list(edit_boot_files(CMDLINE, None, None, installed=False)) == ["firstrun.sh", "cmdline.txt"]

@@ -37,7 +37,7 @@ def test_a_dry_run_lists_what_would_be_written_and_writes_nothing(
     said = capsys.readouterr()
     assert "PRIVATE" not in said.out + said.err and "put the card into the Pi" in said.err
     assert main(arguments) == 0
-    assert "pi-07 is on it already; nothing was written" in capsys.readouterr().err
+    assert "pi-07 is installed already; nothing was written" in capsys.readouterr().err
 
 
 def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
@@ -73,7 +73,7 @@ def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
     [
         (["--device", "pi-07"], "expected one of --boot, --ssh and --out"),
         (["--device", "pi-07", "--out", "a", "--ssh", "b"], "expected one of --boot, --ssh and --out"),
-        (["--device", "pi-07", "--boot", "nowhere", *HOST], "nowhere: is not there"),
+        (["--device", "pi-07", "--boot", "nowhere", *HOST], "nowhere: does not exist"),
         (["--device", "pi-07", "--out", "o"], "--host is missing"),
         (["--device", "Pi_07", "--out", "o", *HOST], "id = 'Pi_07': expected"),
         (
@@ -90,7 +90,10 @@ def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
             "no home or temporary folder",
         ),
         (["--device", "pi-07", "--out", "o", *HOST, "--root", "none"], "none: No such file"),
-        (["--device", "pi-08", "--out", "o", *HOST], "'edge-fl fleet enrol pi-08' made one, or --insecure"),
+        (
+            ["--device", "pi-08", "--out", "o", *HOST],
+            "no identity; expected one made by 'edge-fl fleet enrol pi-08', or --insecure",
+        ),
     ],
 )
 def test_bad_input_ends_with_one_line(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from devices.flash.card_contents import CardContents
-from devices.flash.changes import apply, changes
+from devices.flash.changes import apply_changes, plan_changes
 from devices.flash.targets.ssh import Ssh
 from edge_fl.errors import ConfigError, ConnectError, RunError
 
@@ -62,15 +62,15 @@ def test_the_bundle_is_sent_installed_and_gone(
 ) -> None:
     home = pi()
     target = Ssh("pi@pi-07")
-    new, old = changes(target, contents)
+    new, old = plan_changes(target, contents)
     assert [file.path for file in new if "requirements" in file.path] == ["edge-fl/requirements-3.13.txt"]
-    apply(target, new, old)
+    apply_changes(target, new, old)
     assert list(home.iterdir()) == []
     seen = tmp_path / "seen"
     assert stat.S_IMODE(seen.stat().st_mode) == 0o700
     assert stat.S_IMODE((seen / "edge-fl/identity/client.key").stat().st_mode) == 0o600
     assert (seen / "edge-fl/wheels/tiny-1.0-py3-none-any.whl").read_bytes() == b"a wheel"
-    assert changes(target, contents) == ([], [])  # it is installed
+    assert plan_changes(target, contents) == ([], [])  # it is installed
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_pi_that_cannot_run_it_is_refused(
 ) -> None:
     pi(**says)
     with pytest.raises(ConfigError, match=why):
-        changes(Ssh("pi@pi-07"), contents)
+        plan_changes(Ssh("pi@pi-07"), contents)
 
 
 def test_a_pi_that_is_not_there_or_fails_to_install_is_named(
@@ -94,8 +94,8 @@ def test_a_pi_that_is_not_there_or_fails_to_install_is_named(
 ) -> None:
     pi(installs=False)
     with pytest.raises(ConnectError, match="gone: ssh: ssh: connect to host gone: No route to host"):
-        changes(Ssh("gone"), contents)
+        plan_changes(Ssh("gone"), contents)
     target = Ssh("pi@pi-07")
-    new, old = changes(target, contents)
+    new, old = plan_changes(target, contents)
     with pytest.raises(RunError, match="no space left; flash it again"):
-        apply(target, new, old)
+        apply_changes(target, new, old)

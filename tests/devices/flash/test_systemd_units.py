@@ -22,7 +22,10 @@ def analyse(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("host", ["192.168.1.10", "broker.local"])
 def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> None:
-    for name, text in ((systemd_units.SERVICE, systemd_units.service(host)), (systemd_units.INSTALLER, systemd_units.installer())):
+    for name, text in (
+        (systemd_units.SERVICE, systemd_units.service(host)),
+        (systemd_units.INSTALLER, systemd_units.installer()),
+    ):
         there = text.replace("/opt/edge-fl/current/bin/edge-fl", "/bin/true")  # it looks for the program
         (tmp_path / name).write_text(there)
         done = analyse("verify", "--man=no", str(tmp_path / name))
@@ -33,6 +36,10 @@ def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> Non
 def test_the_unit_exposes_little(tmp_path: Path) -> None:
     (tmp_path / systemd_units.SERVICE).write_text(systemd_units.service("192.168.1.10"))
     done = analyse(
-        "security", "--offline=yes", f"--threshold={EXPOSURE}", "--no-pager", str(tmp_path / systemd_units.SERVICE)
+        "security",
+        "--offline=yes",
+        f"--threshold={EXPOSURE}",
+        "--no-pager",
+        str(tmp_path / systemd_units.SERVICE),
     )
     assert done.returncode == 0, done.stdout[-2000:]

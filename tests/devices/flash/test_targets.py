@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash.first_boot import WORDS
 from devices.flash.bundle import LOG, MANIFEST
 from devices.flash.card_contents import CardContents
-from devices.flash.changes import apply, changes, described
+from devices.flash.changes import apply_changes, list_changes, plan_changes
+from devices.flash.first_boot import KERNEL_OPTIONS
+from devices.flash.targets.base import Target
 from devices.flash.targets.folder import BootFolder, OutFolder
 from devices.flash.targets.image import Image, check_removable
-from devices.flash.targets.base import Target
 from edge_fl.errors import ConfigError
 from tests.devices.flash import cards
 
@@ -35,9 +35,9 @@ def card(request: pytest.FixtureRequest, tmp_path: Path) -> MakeCard:
 
 
 def flash(target: Target, contents: MakeContents) -> list[str]:
-    new, old = changes(target, contents)
-    apply(target, new, old)
-    return [change.path for change in described(new, old)]
+    new, old = plan_changes(target, contents)
+    apply_changes(target, new, old)
+    return [change.path for change in list_changes(new, old)]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def flash(target: Target, contents: MakeContents) -> list[str]:
             "of 2023-05-03; expected Bookworm",
         ),
         (cards.BOOKWORM | {"issue.txt": b"Raspberry Pi"}, "of an unknown date"),
-        (cards.BOOKWORM | {"firstrun.sh": b"#!/bin/sh\n"}, "firstrun.sh: is not what"),
+        (cards.BOOKWORM | {"firstrun.sh": b"#!/bin/sh\n"}, "firstrun.sh: not written by"),
         (cards.TRIXIE | {"user-data": b"[1, 2"}, "user-data: not YAML"),
         (cards.BOOKWORM | {"cmdline.txt": b"\xff\xfe"}, "cmdline.txt: not UTF-8"),
     ],
@@ -60,7 +60,7 @@ def test_what_is_no_card_for_us_is_refused(
     card: MakeCard, contents: MakeContents, files: dict[str, bytes], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        changes(card(files), contents)
+        plan_changes(card(files), contents)
 
 
 def test_bookworm_is_told_by_its_command_line_and_trixie_by_cloud_init(
@@ -69,7 +69,7 @@ def test_bookworm_is_told_by_its_command_line_and_trixie_by_cloud_init(
     bookworm = card(cards.BOOKWORM)
     written = flash(bookworm, contents)
     assert written[-2:] == ["firstrun.sh", "cmdline.txt"] and "edge-fl/requirements-3.11.txt" in written
-    assert bookworm.read("cmdline.txt") == f"{cards.CMDLINE}{WORDS}\n".encode()
+    assert bookworm.read("cmdline.txt") == f"{cards.CMDLINE}{KERNEL_OPTIONS}\n".encode()
     assert bookworm.read("edge-fl/wheels/tiny-1.0-py3-none-any.whl") == b"a wheel"
 
 
@@ -94,8 +94,8 @@ def test_the_second_flash_changes_nothing(card: MakeCard, contents: MakeContents
 
 def test_a_flash_that_was_cut_off_is_done_again(card: MakeCard, contents: MakeContents) -> None:
     target = card(cards.BOOKWORM)
-    new, old = changes(target, contents)
-    apply(target, new[:4], old)
+    new, old = plan_changes(target, contents)
+    apply_changes(target, new[:4], old)
     assert len(flash(target, contents)) == len(new)
 
 
@@ -103,8 +103,8 @@ def test_a_card_that_has_booted_is_left_alone_until_something_is_new(
     card: MakeCard, contents: MakeContents
 ) -> None:
     target = card(cards.TRIXIE)
-    new, old = changes(target, contents)
-    apply(target, new, old)
+    new, old = plan_changes(target, contents)
+    apply_changes(target, new, old)
     log = type(new[0])(LOG, b"installed")
     target.write([log])
     target.remove(["edge-fl/identity/client.key"])  # which is on the Pi by now
@@ -125,7 +125,7 @@ def test_too_little_space_is_refused(contents: MakeContents, tmp_path: Path) -> 
     pytest.importorskip("shutil").which("mformat") or pytest.skip("no mtools here")
     files = cards.BOOKWORM | {"kernel8.img": bytes(35 << 20)}
     with pytest.raises(ConfigError, match=r"\d MB are free; expected \d+ MB"):
-        changes(Image(cards.image(tmp_path / "sd.img", files)), contents)
+        plan_changes(Image(cards.image(tmp_path / "sd.img", files)), contents)
 
 
 @pytest.mark.parametrize(
