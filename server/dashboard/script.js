@@ -1,4 +1,4 @@
-// Colour scheme of the page, remembered by the browser, and "/" as the shortcut to the search field.
+// Colour scheme, remembered by the browser; "/" as shortcut to the search field; focus kept on buttons that a table draws again.
 (() => {
   const signs = { auto: "◐", light: "○", dark: "●" };
   const themes = Object.keys(signs);
@@ -15,7 +15,15 @@
     button.setAttribute("aria-label", button.title);
   };
   show();
-  new MutationObserver(show).observe(root, { childList: true, subtree: true });
+  let focused = null;
+  document.addEventListener("focusin", (event) => (focused = event.target.dataset?.key ?? null));
+  document.addEventListener("pointerdown", () => (focused = null));
+  new MutationObserver(() => {
+    show();
+    if (focused && document.activeElement === document.body) {
+      document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    }
+  }).observe(root, { childList: true, subtree: true });
   document.addEventListener("click", (event) => {
     if (!event.target.closest("[data-theme-button]")) return;
     localStorage.edgeFlTheme = themes[(themes.indexOf(stored()) + 1) % themes.length];

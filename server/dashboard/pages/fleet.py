@@ -10,7 +10,17 @@ from msgspec.structs import replace
 from nicegui import ui
 
 from server.dashboard.live import Address, Board, update
-from server.dashboard.pages.parts import Column, bars, decimal, device_link, empty, heading, sigmas, word
+from server.dashboard.pages.parts import (
+    TOGGLE,
+    Column,
+    bars,
+    decimal,
+    device_link,
+    empty,
+    heading,
+    sigmas,
+    word,
+)
 from server.dashboard.queries import fleet
 from server.dashboard.queries.fleet import PER_PAGE, FleetPage, FleetQuery, FleetRow
 from server.report.formatting import NOTHING, ago, escape, number, positive, share, size
@@ -112,9 +122,9 @@ def build(board: Board, address: Address) -> None:
         search = ui.input(placeholder="Search  /", value=query.search)
         search.props('type=search dense outlined debounce=200 aria-label="Search devices"')
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
-        status = ui.toggle({query.status: ""}, value=query.status)
+        status = ui.toggle({query.status: ""}, value=query.status).props(TOGGLE)
         status.on_value_change(lambda event: change(status=event.value))
-        tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props("toggle-color=chosen")
+        tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
         tier.on_value_change(lambda event: change(tier=event.value))
     board.html(find, note)
     table = board.table(find, COLUMNS, lambda page: page.rows, per_page=PER_PAGE)

@@ -7,7 +7,7 @@ from typing import Any
 from nicegui import ui
 
 from server.dashboard.live import Address, Board
-from server.dashboard.pages.parts import Column, device_link, empty, heading, run_link, word
+from server.dashboard.pages.parts import TOGGLE, Column, device_link, empty, heading, run_link, word
 from server.dashboard.queries import log
 from server.dashboard.queries.log import LEVELS, Event
 from server.report.formatting import clock, escape
@@ -15,6 +15,10 @@ from server.report.formatting import clock, escape
 DEVICES = frozenset({"rejected", "request", "quarantine"})
 RUNS = frozenset({"run", "round"})
 """Kinds of events whose subject is a device or a run; of all others it is a release."""
+
+
+def _text(text: str) -> str:
+    return escape(text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back"))
 
 
 def _subject(event: Event) -> str:
@@ -30,7 +34,7 @@ COLUMNS = (
     Column("Level", "level", word),
     Column("Kind", "kind"),
     Column("Subject", "subject", cell=_subject),
-    Column("Text", "text", lambda text: escape(text.strip(": ").replace("_", " "))),
+    Column("Text", "text", _text),
 )
 NOTE = empty("No events", "Runs, rounds, releases, rejections and failures are listed here.")
 
@@ -54,6 +58,6 @@ def build(board: Board, address: Address) -> None:
             {"": "all"} | {name: name for name in LEVELS},
             value=level if level in LEVELS else "",
             on_change=choose,
-        ).props("toggle-color=chosen")
+        ).props(TOGGLE)
     board.html(find, lambda events: "" if events else NOTE)
     board.table(find, COLUMNS, lambda events: events)

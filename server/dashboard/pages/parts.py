@@ -32,6 +32,8 @@ def decimal(value: float | None) -> str:
 
 NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal})
 """Formats of columns that are aligned right."""
+TOGGLE = "toggle-color=chosen toggle-text-color=chosen"
+"""Properties of toggles whose look comes from the style sheet."""
 WRAPPED = frozenset({"Reason", "Detail", "Error", "Text"})
 """Labels of columns that wrap."""
 
@@ -84,7 +86,7 @@ def heading(title: str, rest: str = "") -> str:
 def button(action: str, target: object, label: str, look: str = "") -> str:
     """A button that starts an action after confirmation; `action` and `target` are its key."""
     act = escape(f"{action}:{target}")
-    return f'<button class="{look}" data-act="{act}">{escape(label)}</button>'
+    return f'<button class="{look}" data-act="{act}" data-key="{act}">{escape(label)}</button>'
 
 
 def empty(title: str, text: str, command: str = "") -> str:

@@ -68,7 +68,7 @@ def current(page: ReleasesPage) -> str:
         result = (
             f"Last roll-out: release {last.release}, {word(last.state)}" if last else "There was none yet."
         )
-        reason = f' <span class="quiet">{escape(last.reason)}</span>' if last else ""
+        reason = f'<span class="quiet">: {escape(last.reason)}</span>' if last and last.reason else ""
         return f'<h2>No current roll-out</h2><p class="quiet">{result}{reason}</p>'
     shares = _shares(record)
     row = page.releases.get(record.release)

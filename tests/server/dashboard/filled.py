@@ -131,4 +131,4 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
         number = rollouts.begin(db, "main", release, previous=release - 1, plan={"stages": [0.05, 0.25, 1.0]})
         record = rollouts.get(db, number)
         assert record is not None
-        rollouts.advance(db, record, state="completed", stage=2, reason="18 of 18 devices made it")
+        rollouts.advance(db, record, state="completed", stage=2, reason="18 of 18 devices succeeded")
