@@ -21,7 +21,7 @@ from devices.features.local_loader import LocalFeatureLoader
 from devices.install.fetch import FetchLimits
 from devices.runtime.device import Device, start
 from devices.runtime.runner import Runner
-from devices.simulated.chaos.faulty_transport import NONE, Faults, FaultyTransport
+from devices.simulated.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport
 from devices.simulated.chaos.injector import FaultInjector
 from devices.simulated.chaos.profile import Chaos, Devices, Restarts
 from devices.storage.store import Store
@@ -156,7 +156,7 @@ class Stage:
         make = partial(InMemoryTransport, self.broker)
         if not client_id.startswith("server"):
             return make(client_id, *arguments, **options)
-        link = FaultyTransport(make, NONE, 0, self.loop, client_id, *arguments, **options)
+        link = FaultyTransport(make, NO_FAULTS, 0, self.loop, client_id, *arguments, **options)
         self._links.append(link)
         return link
 

@@ -38,7 +38,7 @@ from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
 from server.mqtt.updates.inbox import Inbox
 from server.mqtt.updates.round_request import RoundRequest
-from server.mqtt.updates.validation import Expected, Terms
+from server.mqtt.updates.validation import Expected, Terms, Validator
 from tests.fuzz.spoil import spoilt_text, spoilt_trees, to_json
 from tests.fuzz.valid import structs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -151,7 +151,7 @@ def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.Simple
         )
         connection.open()
         expected = Expected({}, frozenset(), frozenset(), 4096)
-        inbox.open(RoundRequest("t-1-0", "t", 1, "train", ["d1"], expected), Terms(SPEC, {}, 0.0))
+        inbox.open(RoundRequest("t-1-0", "t", 1, "train", ["d1"], Validator(expected)), Terms(SPEC, {}, 0.0))
         yield connection, InMemoryTransport(broker, "d1", None, lambda event: None), lines
         connection.close()
     broker.close()
@@ -195,4 +195,4 @@ def test_a_device_that_was_heard_is_known(
     connection, device, lines = server
     device.publish(Packet(UP["state"], encode(DeviceState("ready", "b1"))))
     device.publish(Packet(UP["log"], encode(Log("info", "hello"))))
-    assert lines.get(timeout=10) == "hello" and not connection.refused
+    assert lines.get(timeout=10) == "hello" and not connection.malformed

@@ -15,7 +15,7 @@ from edge_fl.errors import ArtefactError, ProtocolError
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.tensors import DTYPES, HEADER_BYTES
-from server.mqtt.updates.validation import Expected, RefusedError, parts_of
+from server.mqtt.updates.validation import Expected, RejectedError, parts_of
 from tests.fuzz.spoil import NO_JSON, spoilt_text, spoilt_trees, to_json
 
 NAMES = st.sampled_from(["extractor", "head", "own_1", "a.b"])
@@ -89,8 +89,8 @@ def test_a_tensor_file_with_something_wrong_counts_only_if_finite_and_of_the_rig
 ) -> None:
     try:
         parts = parts_of(payload, EXPECTED)
-    except RefusedError as refusal:
-        assert refusal.reason in ("tensors", "parts")
+    except RejectedError as rejection:
+        assert rejection.reason in ("tensors", "parts")
         return
     assert parts.keys() <= {"extractor", "head"}
     for params in parts.values():

@@ -1,1 +1,1 @@
-"""Chaos for a simulated fleet: what links and machines do to it, from one seed, through the code that real devices run."""
+"""Faults of network connections and machines for a simulated fleet, reproducible from one seed."""

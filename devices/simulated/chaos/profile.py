@@ -1,6 +1,6 @@
-"""What goes wrong in a simulated fleet, as a TOML file: `edge-fl fleet up --chaos FILE`, or the name of a profile that comes along.
+"""Chaos profile: the faults of a simulated fleet, as a TOML file or a built-in profile (`edge-fl fleet up --chaos FILE`).
 
-The same profile and seed give the same faults again: which devices crash and when, and what happens to the n-th packet of a kind.
+The same profile and seed give the same faults: which devices crash and when, and the fault of the n-th packet of a kind.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
-from devices.simulated.chaos.faulty_transport import NONE, Chance, Faults
+from devices.simulated.chaos.faulty_transport import NO_FAULTS, Chance, Faults
 from edge_fl import config
 from edge_fl.errors import ConfigError, nearest
 
@@ -20,9 +19,9 @@ Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class Devices(Struct, frozen=True, forbid_unknown_fields=True):
-    """What devices do, as shares of the fleet: `crash` and come back after `away_s` (from, to), `leave` for good, have their link `cut`.
+    """Fractions of the fleet that `crash`, have their connection `cut` (both for `away_s`: from, to), or `leave` permanently.
 
-    `clock_skew_s` is the most by which a device's wall clock is off, to either side.
+    `clock_skew_s` is the maximum error of a device's wall clock in either direction.
     """
 
     crash: Chance = 0.0
@@ -37,9 +36,9 @@ class Devices(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Restarts(Struct, frozen=True, forbid_unknown_fields=True):
-    """How often a machine goes down, for how long, and the commands that do it (program and arguments; no shell, 30 s at most each).
+    """Number and duration of a machine's outages, and the commands for them (program and arguments, no shell, at most 30 s each).
 
-    Without commands a broker's restart is what devices see of one: all links are cut at once. A server's needs them.
+    Without commands a broker outage cuts all connections at once; server outages require commands.
     """
 
     restarts: Annotated[int, Meta(ge=0, le=100)] = 0
@@ -49,12 +48,12 @@ class Restarts(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Chaos(Struct, frozen=True, forbid_unknown_fields=True):
-    """One profile. What machines do falls between `after_s` and `until_s`, counted from the fleet's start."""
+    """A chaos profile. Outages begin between `after_s` and `until_s` after the fleet's start."""
 
     seed: Annotated[int, Meta(ge=0, le=2**62)] = 0
     after_s: Seconds = 1.0
     until_s: Seconds = 30.0
-    link: Faults = NONE
+    link: Faults = NO_FAULTS
     devices: Devices = Devices()
     broker: Restarts = Restarts()
     server: Restarts = Restarts()
@@ -65,14 +64,9 @@ class Chaos(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(name: str) -> Chaos:
-    """A profile from a TOML file, or by name. Raises ConfigError."""
+    """Read a profile from a TOML file, or by name. Raises ConfigError."""
     known = {file.stem: file for file in PROFILES.glob("*.toml")}
     path = known.get(name, Path(name))
     if path.suffix != ".toml":
         raise ConfigError(f"chaos profile {name!r}: neither a TOML file nor known{nearest(name, known)}")
     return config.checked(config.read(path), Chaos, str(path))
-
-
-def dump(chaos: Chaos) -> str:
-    """The profile as TOML, every value written out."""
-    return msgspec.toml.encode(chaos).decode()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from devices.simulated.chaos.faulty_transport import NONE, FaultyTransport
+from devices.simulated.chaos.faulty_transport import NO_FAULTS, FaultyTransport
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport
@@ -97,7 +97,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Transport]]:
         return
     broker, loop = InMemoryBroker(), MqttLoop()
     memory = partial(InMemoryTransport, broker)
-    yield memory if request.param == "memory" else partial(FaultyTransport, memory, NONE, 0, loop)
+    yield memory if request.param == "memory" else partial(FaultyTransport, memory, NO_FAULTS, 0, loop)
     loop.close()
     broker.close()
 

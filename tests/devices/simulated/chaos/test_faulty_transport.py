@@ -1,4 +1,4 @@
-"""A bad link does what its profile says, and the same again from the same seed; what is cut comes back."""
+"""A faulty transport injects the faults of its profile reproducibly, and recovers after a cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from devices.simulated.chaos.faulty_transport import NONE, Faults, FaultyTransport, fate_of, spoil
+from devices.simulated.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport, corrupt, draw_fault
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
@@ -21,29 +21,29 @@ WILD = Faults(drop=0.2, duplicate=0.2, reorder=0.2, corrupt=0.2, delay_s=0.02, r
 
 
 class Pair:
-    """A client behind a link, and one with a good connection, who writes down what comes through; "end" ends what is sent."""
+    """A client with a faulty connection, and one with a good connection that records what arrives."""
 
     def __init__(self, broker: InMemoryBroker, loop: MqttLoop, faults: Faults, seed: int = 1) -> None:
         self.events: list[Event] = []
         self.arrived: list[bytes] = []
         connect = partial(InMemoryTransport, broker)
-        self.good = connect("good", None, self._hear)
+        self.good = connect("good", None, self._receive)
         self.good.subscribe("up/#")
-        self.link = FaultyTransport(
+        self.bad = FaultyTransport(
             connect, faults, seed, loop, "bad", Packet("will", b"bye"), self.events.append
         )
-        self.link.wait_connected(5)
+        self.bad.wait_connected(5)
 
-    def _hear(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
         if isinstance(event, Packet):
             self.arrived.append(event.payload)
 
     def send(self, count: int) -> list[bytes]:
-        """Sends so many, and says what had arrived once all that will has."""
+        """Publish numbered packets and wait until all that will arrive has arrived; return the payloads."""
         sent = [b"%04d" % number for number in range(count)]
         for payload in sent:
-            self.link.publish(Packet("up/x", payload))
-        self.link.drain(10)
+            self.bad.publish(Packet("up/x", payload))
+        self.bad.drain(10)
         self.good.drain(10)
         return sent
 
@@ -69,9 +69,9 @@ def until(claim, deadline_s: float = 5.0) -> None:  # type: ignore[no-untyped-de
         time.sleep(0.005)
 
 
-def test_a_fate_follows_from_the_seed_and_is_each_packets_own() -> None:
-    fates = [fate_of(WILD, 1, "d1", "up", "rpt", number) for number in range(2000)]
-    assert fates == [fate_of(WILD, 1, "d1", "up", "rpt", number) for number in range(2000)]
+def test_the_fault_of_each_packet_depends_only_on_the_seed() -> None:
+    faults = [draw_fault(WILD, 1, "d1", "up", "rpt", number) for number in range(2000)]
+    assert faults == [draw_fault(WILD, 1, "d1", "up", "rpt", number) for number in range(2000)]
     others = [
         (2, "d1", "up", "rpt"),
         (1, "d2", "up", "rpt"),
@@ -79,17 +79,17 @@ def test_a_fate_follows_from_the_seed_and_is_each_packets_own() -> None:
         (1, "d1", "up", "assignment"),
     ]
     for seed, client, direction, kind in others:
-        assert fates != [fate_of(WILD, seed, client, direction, kind, n) for n in range(2000)]  # type: ignore[arg-type]
-    copies = Counter(fate.copies for fate in fates)
+        assert faults != [draw_fault(WILD, seed, client, direction, kind, n) for n in range(2000)]  # type: ignore[arg-type]
+    copies = Counter(fault.copies for fault in faults)
     assert 300 < copies[0] < 500 and 250 < copies[2] < 400
-    assert 300 < sum(fate.spoilt is not None for fate in fates) < 500
-    assert all(0 <= fate.delay_s <= WILD.delay_s for fate in fates)
+    assert 300 < sum(fault.corrupt_at is not None for fault in faults) < 500
+    assert all(0 <= fault.delay_s <= WILD.delay_s for fault in faults)
 
 
 @pytest.mark.parametrize(
     ("faults", "claim"),
     [
-        (NONE, lambda sent, got: got == sent),
+        (NO_FAULTS, lambda sent, got: got == sent),
         (Faults(drop=0.5), lambda sent, got: 10 < len(got) < 50 and got == sorted(got)),
         (Faults(duplicate=0.5), lambda sent, got: set(got) == set(sent) and 70 < len(got) < 110),
         (Faults(delay_s=0.05), lambda sent, got: got == sent),
@@ -111,13 +111,13 @@ def test_the_same_seed_gives_the_same_faults(broker: InMemoryBroker, loop: MqttL
         pair = Pair(broker, loop, faults, seed)
         pair.send(80)
         runs.append(pair.arrived)
-        pair.link.close(), pair.good.close()
+        pair.bad.close(), pair.good.close()
     assert runs[0] == runs[1] != runs[2]
 
 
 def test_faults_hit_what_comes_down_too(broker: InMemoryBroker, loop: MqttLoop) -> None:
     pair = Pair(broker, loop, Faults(drop=0.5))
-    pair.link.subscribe("down/#")
+    pair.bad.subscribe("down/#")
     pair.send(1)  # the subscription stands
     for number in range(60):
         pair.good.publish(Packet("down/x", b"%d" % number))
@@ -126,41 +126,41 @@ def test_faults_hit_what_comes_down_too(broker: InMemoryBroker, loop: MqttLoop) 
     assert 10 < sum(isinstance(event, Packet) for event in pair.events) < 50
 
 
-def test_a_slow_link_takes_its_time(broker: InMemoryBroker, loop: MqttLoop) -> None:
+def test_a_slow_connection_delays_packets(broker: InMemoryBroker, loop: MqttLoop) -> None:
     pair = Pair(broker, loop, Faults(bytes_per_s=10_000))
     began_s = time.monotonic()
     for _ in range(3):
-        pair.link.publish(Packet("up/x", b"x" * 1000))
+        pair.bad.publish(Packet("up/x", b"x" * 1000))
     until(lambda: len(pair.arrived) == 3)
     assert time.monotonic() - began_s >= 0.3
 
 
-def test_a_cut_link_publishes_the_will_and_comes_back_with_what_was_said_meanwhile(
+def test_a_cut_connection_publishes_the_will_and_returns_with_packets_published_meanwhile(
     broker: InMemoryBroker, loop: MqttLoop
 ) -> None:
-    pair = Pair(broker, loop, NONE)
+    pair = Pair(broker, loop, NO_FAULTS)
     pair.good.subscribe("will")
     until(lambda: any(isinstance(event, Connected) for event in pair.events))
-    pair.link.cut(0.3)
+    pair.bad.cut(0.3)
     until(lambda: any(isinstance(event, Disconnected) and not event.final for event in pair.events))
     until(lambda: b"bye" in pair.arrived)
-    pair.link.publish(Packet("up/x", b"meanwhile"))
+    pair.bad.publish(Packet("up/x", b"meanwhile"))
     until(lambda: b"meanwhile" in pair.arrived)
     until(lambda: [event for event in pair.events if isinstance(event, Connected)] == [BORN, BACK])
-    pair.link.close()
+    pair.bad.close()
 
 
-def test_a_link_that_is_cut_for_good_says_so_and_waits_for_nothing(
+def test_a_permanently_cut_connection_is_reported_and_drain_does_not_wait(
     broker: InMemoryBroker, loop: MqttLoop
 ) -> None:
-    pair = Pair(broker, loop, NONE)
-    pair.link.cut(float("inf"))
+    pair = Pair(broker, loop, NO_FAULTS)
+    pair.bad.cut(float("inf"))
     until(lambda: any(isinstance(event, Disconnected) and event.final for event in pair.events))
-    with pytest.raises(DeadlineError, match="bad link"):
-        pair.link.drain(3600)
+    with pytest.raises(DeadlineError, match="bad connection"):
+        pair.bad.drain(3600)
 
 
-def test_one_byte_is_spoilt_and_no_more() -> None:
+def test_exactly_one_byte_is_corrupted() -> None:
     packet = Packet("t", bytes(100))
-    assert spoil(packet, 0.5).payload == bytes(50) + b"\x55" + bytes(49)
-    assert spoil(Packet("t", b""), 0.5).payload == b""
+    assert corrupt(packet, 0.5).payload == bytes(50) + b"\x55" + bytes(49)
+    assert corrupt(Packet("t", b""), 0.5).payload == b""

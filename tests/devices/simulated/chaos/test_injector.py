@@ -1,4 +1,4 @@
-"""A fleet in a storm: devices crash and come back as new processes on their own folders, leave for good, or lose their links together."""
+"""A fleet with faults: devices crash and restart on their own folders, leave permanently, or lose their connections together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def broker() -> Iterator[InMemoryBroker]:
 
 
 class Fleet:
-    """A head-only fleet under a profile, in a thread, and a server that hears it."""
+    """A head-only fleet with a profile, in a thread, and a scripted server."""
 
     def __init__(self, broker: InMemoryBroker, folder: Path, chaos: Chaos, **options: Any) -> None:
         connect = partial(InMemoryTransport, broker)
@@ -51,7 +51,7 @@ class Fleet:
         self._thread.start()
 
     def boots(self, device: str) -> list[str]:
-        """A device's boots that got ready, in order."""
+        """Boot ids of a device that became ready, in order."""
         states = self.server.messages(device, "state")
         return list(dict.fromkeys(state.boot for state in states if state.status == "ready"))
 

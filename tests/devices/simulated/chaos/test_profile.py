@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.simulated.chaos.faulty_transport import NONE
+from devices.simulated.chaos.faulty_transport import NO_FAULTS
 from devices.simulated.chaos.injector import FaultInjector
 from devices.simulated.chaos.profile import PROFILES, Chaos, Devices, Restarts, load
 from devices.simulated.chaos.timeline import skew_s, timeline
@@ -20,7 +20,7 @@ IDS = [f"sim-{number:03d}" for number in range(400)]
 @pytest.mark.parametrize("name", sorted(file.stem for file in PROFILES.glob("*.toml")))
 def test_a_profile_that_comes_along_is_read_by_its_name(name: str) -> None:
     chaos = load(name)
-    assert chaos.link != NONE or chaos.devices != Devices() or chaos.broker != Restarts()
+    assert chaos.link != NO_FAULTS or chaos.devices != Devices() or chaos.broker != Restarts()
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_the_timeline_follows_from_the_seed() -> None:
     )
     assert [outage.at_s for outage in first] == sorted(outage.at_s for outage in first)
     assert all(1.0 <= outage.at_s <= 20.0 for outage in first)
-    by_what = {what: [m for m in first if m.what == what] for what in ("crash", "cut", "broker", "server")}
-    assert 90 < len([m for m in by_what["crash"] if math.isfinite(m.for_s)]) < 150
-    assert 20 < len([m for m in by_what["crash"] if math.isinf(m.for_s)]) < 65
-    assert 50 < len(by_what["cut"]) < 110
-    assert len(by_what["broker"]) == 2 and not by_what["server"]
-    assert all(0.5 <= m.for_s <= 3.0 for m in by_what["cut"])
+    by_kind = {what: [m for m in first if m.kind == what] for what in ("crash", "cut", "broker", "server")}
+    assert 90 < len([m for m in by_kind["crash"] if math.isfinite(m.duration_s)]) < 150
+    assert 20 < len([m for m in by_kind["crash"] if math.isinf(m.duration_s)]) < 65
+    assert 50 < len(by_kind["cut"]) < 110
+    assert len(by_kind["broker"]) == 2 and not by_kind["server"]
+    assert all(0.5 <= m.duration_s <= 3.0 for m in by_kind["cut"])
 
 
 def test_a_devices_fate_does_not_depend_on_the_others() -> None:
     chaos = Chaos(3, devices=Devices(crash=0.5, cut=0.5))
     alone = timeline(chaos, IDS[7:8])
-    assert alone == [outage for outage in timeline(chaos, IDS) if outage.who == IDS[7]]
+    assert alone == [outage for outage in timeline(chaos, IDS) if outage.target == IDS[7]]
 
 
 def test_clocks_are_off_to_both_sides_and_no_further_than_allowed() -> None:
