@@ -33,8 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: venv ## broker, server and 12 devices learn on real digits, in under two minutes
 	$(BIN)/edge-fl demo $(ARGS)
 
-demo-secure: venv ## the same over mTLS, every device with a certificate of its own; beside the plain one, both timed
-	$(BIN)/edge-fl demo --secure --beside $(ARGS)
+demo-secure: venv ## the same over mTLS, every device with its own certificate; also timed in plaintext
+	$(BIN)/edge-fl demo --secure --compare-plaintext $(ARGS)
 
 test: venv ## every test but those marked slow, gpu, arm64 or browser (ARGS='-k topics' for some)
 	$(TEST) -n 2 -m 'not slow and not gpu and not arm64 and not browser' $(ARGS)

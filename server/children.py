@@ -1,4 +1,4 @@
-"""Commands of edge-fl as child processes: started, listened to, and ended by their own process id, whatever happens in between."""
+"""Commands of edge-fl as child processes: start them, read their output, and always end them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from edge_fl.errors import DeadlineError, RunError
 
 GOODBYE_S = 20.0
 POLL_S = 0.2
-KEPT_LINES = 5
 
 
 class Child:
-    """One `edge-fl` command; `tell` hears every line that it writes to stderr, `printed` is what it wrote to stdout by its end."""
+    """A running `edge-fl` command. `on_line` receives every line of its stderr; `printed` is its stdout so far."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], tell: Callable[[str], None], variables: Mapping[str, str]
+        self,
+        name: str,
+        arguments: Sequence[str],
+        on_line: Callable[[str], None],
+        variables: Mapping[str, str],
     ) -> None:
         self.name = name
-        self.last: deque[str] = deque(maxlen=KEPT_LINES)
+        self.last_line = ""
         self._printed: list[str] = []
         self._process = subprocess.Popen(
             [sys.executable, "-m", "edge_fl", *arguments],
@@ -37,20 +40,16 @@ class Child:
             text=True,
             errors="replace",
             env={**os.environ, **variables},
-            start_new_session=True,  # Ctrl-C on the terminal reaches the parent alone, which then ends its children in order
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then ends its children in order
         )
-        self._readers = [
-            threading.Thread(target=self._read, args=(self._process.stderr, tell), daemon=True),
-            threading.Thread(
-                target=self._read, args=(self._process.stdout, self._printed.append), daemon=True
-            ),
-        ]
+        outputs = ((self._process.stderr, on_line), (self._process.stdout, self._printed.append))
+        self._readers = [threading.Thread(target=self._read, args=output, daemon=True) for output in outputs]
         for reader in self._readers:
             reader.start()
 
     @property
     def code(self) -> int | None:
-        """The exit code, None while it runs."""
+        """The exit code; None while the command runs."""
         return self._process.poll()
 
     @property
@@ -62,7 +61,7 @@ class Child:
         return "\n".join(self._printed)
 
     def end(self) -> None:
-        """Asks it to end, waits, and kills it if it does not."""
+        """Terminate the command, and kill it if that takes too long."""
         if self.code is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -73,46 +72,52 @@ class Child:
         self.drain()
 
     def drain(self) -> None:
-        """Waits until all that it wrote has been heard."""
+        """Wait until all output has been read."""
         for reader in self._readers:
             reader.join(GOODBYE_S)
         for stream in (self._process.stdout, self._process.stderr):
             if stream:
                 stream.close()
 
-    def _read(self, stream: object, take: Callable[[str], object]) -> None:
-        for line in stream:  # type: ignore[attr-defined]
+    def failure(self) -> RunError:
+        """The error of a command that ended unexpectedly, with its last line of output."""
+        self.drain()
+        reason = self.last_line.removeprefix("edge-fl: ") or "no output"
+        return RunError(f"{self.name} ended with exit code {self.code}: {reason}")
+
+    def _read(self, stream: IO[str], on_line: Callable[[str], object]) -> None:
+        for line in stream:
             if text := line.rstrip():
-                self.last.append(text)
-                take(text)
+                self.last_line = text
+                on_line(text)
 
 
 class Children:
-    """The children of one block; those still there at its end are ended, the last started first."""
+    """The child processes of one block; at its end the running ones are ended, the last started first."""
 
-    def __init__(self, tell: Callable[[str, str], None], variables: Mapping[str, str]) -> None:
-        self._tell, self._variables = tell, variables
+    def __init__(self, on_line: Callable[[str, str], None], variables: Mapping[str, str]) -> None:
+        self._on_line, self._variables = on_line, variables
         self._children: list[Child] = []
 
     def start(self, name: str, *arguments: str) -> Child:
-        """Starts `edge-fl ARGUMENTS`."""
-        child = Child(name, arguments, lambda line: self._tell(name, line), self._variables)
+        """Start `edge-fl ARGUMENTS`."""
+        child = Child(name, arguments, partial(self._on_line, name), self._variables)
         self._children.append(child)
         return child
 
     def wait(self, child: Child, deadline_s: float) -> str:
-        """What the child printed, once it has ended well. Raises RunError when any child ended badly, DeadlineError."""
+        """Wait for the child's success and return its stdout. Raises RunError if any child ends before it, or fails; DeadlineError."""
         until = time.monotonic() + deadline_s
         while child.code is None:
             for other in self._children:
                 if other is not child and other.code is not None:
-                    raise _ended(other)
+                    raise other.failure()
             if time.monotonic() > until:
                 raise DeadlineError(f"{child.name}: still running after {deadline_s:g} s; ended")
             time.sleep(POLL_S)
         child.drain()
         if child.code:
-            raise _ended(child)
+            raise child.failure()
         return child.printed
 
     def __enter__(self) -> Self:
@@ -123,9 +128,3 @@ class Children:
     ) -> None:
         for child in reversed(self._children):
             child.end()
-
-
-def _ended(child: Child) -> RunError:
-    child.drain()
-    said = child.last[-1].removeprefix("edge-fl: ") if child.last else "it said nothing"
-    return RunError(f"{child.name} ended with exit code {child.code}: {said}")

@@ -1,6 +1,6 @@
-"""Datasets fetched through torchvision and put into the data folder as .npz, where everything else finds them without torchvision.
+"""Download datasets with torchvision and store them as .npz files, which need no torchvision to read.
 
-Without a network, a dataset's original files can be put into the folder by hand; torchvision then only unpacks and checks them.
+Without a network, the original files can be put into the folder by hand; torchvision then only checks and unpacks them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ NETWORK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a dataset comes from: its torchvision class, that class's further arguments, and the folder it looks for files in."""
+    """Source of a dataset: its torchvision class, the folder where the class expects the files, and its further arguments."""
 
     torchvision: str
     folder: str
     arguments: tuple[tuple[str, str], ...] = ()
-    turned: bool = False  # EMNIST's files hold every image transposed
+    transposed: bool = False  # the files hold every image transposed
 
 
 ORIGINS: dict[str, Origin] = {
     "mnist": Origin("MNIST", "MNIST/raw"),
     "fashion-mnist": Origin("FashionMNIST", "FashionMNIST/raw"),
-    "emnist": Origin("EMNIST", "EMNIST/raw", (("split", "balanced"),), turned=True),
+    "emnist": Origin("EMNIST", "EMNIST/raw", (("split", "balanced"),), transposed=True),
     "cifar10": Origin("CIFAR10", "."),
     "cifar100": Origin("CIFAR100", "."),
 }
 
 
 def download(name: str, data_dir: Path) -> Path:
-    """Fetches a dataset and writes `<data_dir>/<name>.npz`, whose path it returns; a file already there is kept.
+    """Download a dataset to `<data_dir>/<name>.npz` and return that path; an existing file is kept.
 
-    Raises DataError for an unknown name, and when the files are neither there nor to be had. CIFAR's original files are pickles:
-    torchvision opens them only when their checksums are the published ones.
+    Raises DataError for an unknown name and for a failed download. CIFAR's original files are pickles; torchvision opens them only if their
+    checksums match.
     """
     origin = ORIGINS.get(name)
     if origin is None:
@@ -55,27 +55,27 @@ def download(name: str, data_dir: Path) -> Path:
         return target
     data_dir.mkdir(parents=True, exist_ok=True)
     train, test = (_fetch(name, origin, data_dir, train=train) for train in (True, False))
-    found = {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
-    npz.write(target, found, compress=False)
+    contents = {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
+    npz.write(target, contents, compress=False)
     return target
 
 
 def _fetch(name: str, origin: Origin, data_dir: Path, *, train: bool) -> tuple[Array, Array]:
-    import torchvision.datasets  # seconds to import, and only this function needs it
+    import torchvision.datasets  # takes seconds to import
 
-    make: Callable[..., Any] = getattr(torchvision.datasets, origin.torchvision)
+    dataset_class: Callable[..., Any] = getattr(torchvision.datasets, origin.torchvision)
     try:
         with _bounded_network():
-            dataset = make(str(data_dir), train=train, download=True, **dict(origin.arguments))
+            dataset = dataset_class(str(data_dir), train=train, download=True, **dict(origin.arguments))
     except (OSError, RuntimeError, ValueError, EOFError, zlib.error) as error:
-        # no network, or files that are damaged
+        # no network, or damaged files
         raise DataError(
             f"dataset {name!r}: could not be downloaded ({_first_line(error)}); put its original files into"
             f" {(data_dir / origin.folder).resolve()}, or a {name}.npz into {data_dir.resolve()}"
         ) from error
     where = f"{name} from torchvision"
     x = arrays.pixels(np.asarray(dataset.data), where)
-    return x.transpose(0, 1, 3, 2) if origin.turned else x, arrays.class_ids(
+    return x.transpose(0, 1, 3, 2) if origin.transposed else x, arrays.class_ids(
         np.asarray(dataset.targets), where
     )
 

@@ -1,7 +1,6 @@
-"""The demo: a broker, a server and a fleet of simulated devices, started as anybody would start them, and what came of it.
+"""The demo: a broker, a server and a fleet of simulated devices, each the real command in a process of its own.
 
-The three are the real commands in processes of their own. Meanwhile this process computes what the fleet is to be compared with, on the
-same split, the same clients and the same test sets: Local, FedAvg+FT, and a head on raw pixels.
+Meanwhile this process computes baselines on the same split, clients and test sets: Local, FedAvg+FT, and a head on raw pixels.
 """
 
 from __future__ import annotations
@@ -35,26 +34,23 @@ from server.training.study import Study
 
 DEADLINE_S = 900.0
 SAMPLES_PER_DEVICE = 250
-# three processes share this machine: one thread each is faster than many that fight
-QUIET_THREADS = {"OMP_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # faster for processes that share the cores of one machine
 
 DEVICE_COLUMNS = {name: totals.COLUMNS[name] for name in totals.COLUMNS if name not in ("release", "machine")}
+STATISTICS = ("clients", "mean", "std", "bottom_decile")
 COMPARISON_COLUMNS = {
-    "what": "personal test accuracy",
-    "clients": "clients",
-    "mean": "mean",
-    "std": "std",
-    "bottom_decile": "bottom decile",
+    "model": "personal test accuracy",
+    **{name: name.replace("_", " ") for name in STATISTICS},
 }
 IDENTITIES = "identities"
 PLAINTEXT: dict[str, list[str]] = {"broker": ["--insecure"], "fleet": [], "server": []}
-RIVALS = {"Local": "local", "FedAvg+FT": "fedavg+ft"}
+BASELINES = {"Local": "local", "FedAvg+FT": "fedavg+ft"}
 PIXEL_HEAD = "logistic"
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What was asked for; None where the recipe decides."""
+    """The command's options; None: as in the recipe."""
 
     dataset: str = "digits"
     data_dir: Path = Path(".data")
@@ -69,7 +65,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the command prints."""
+    """The command's output."""
 
     histogram: str
     devices: Sequence[Mapping[str, object]]
@@ -80,27 +76,28 @@ class DemoResult:
 
 
 def run(options: DemoOptions) -> DemoResult:
-    """Runs it. Raises what the commands raise, DataError before anything is started."""
-    begin_s = time.monotonic()
+    """Run the demo. Raises the commands' errors, DataError before anything starts."""
+    start_s = time.monotonic()
     recipe = recipe_of(options)
     study = studies.prepare(recipe)
-    with _folder(options) as folder, Children(_tell, QUIET_THREADS) as children:
+    with _folder(options) as folder, Children(_print_line, ONE_THREAD) as children:
         if options.secure:
             _enrol(options, folder)
         for name, arguments in commands(options, recipe, folder).items():
             server = children.start(name, *arguments)
-        rivals = baselines(study)
+        accuracies = baselines(study)
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
     rows = read_devices(path)
-    seconds = time.monotonic() - begin_s
-    return DemoResult(study.histogram(), rows, compare(rows, rivals), _note(options, recipe), path, seconds)
+    seconds = time.monotonic() - start_s
+    note = _note(options, recipe)
+    return DemoResult(study.histogram(), rows, compare(rows, accuracies), note, path, seconds)
 
 
 def recipe_of(options: DemoOptions) -> Recipe:
-    """The recipe "demo" with what was asked for; of a large dataset a part, so that it stays a demo. Raises ConfigError, DataError."""
+    """Apply the options to the recipe "demo"; of a large dataset only a part is used. Raises ConfigError, DataError."""
     if not 0 < options.full < options.devices:
         raise ConfigError(
-            f"{options.full} full devices of {options.devices}: expected one at least, and a head-only one beside them"
+            f"{options.full} full devices of {options.devices}: expected at least one, and at least one head-only device"
         )
     samples = len(datasets.load(options.dataset, options.data_dir).samples)
     settings = {
@@ -117,7 +114,7 @@ def recipe_of(options: DemoOptions) -> Recipe:
 
 
 def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
-    """The three commands by name; they find one another in whatever order they start."""
+    """The three commands by name; they may start in any order."""
     data, port = recipe.data, recipe.broker.port
     file = folder / "recipe.toml"
     file.write_text(config.dump(recipe))
@@ -130,37 +127,28 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     }
     split = {name: getattr(data, name) for name in ("dataset", "data_dir", "partition", "beta", "fraction")}
     trust = _trust(folder / IDENTITIES) if options.secure else PLAINTEXT
+    outputs = _options(runs=options.runs, home=folder / "releases")
     return {
         "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
         "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices, **split)],
-        "server": [
-            "server",
-            "run",
-            str(file),
-            *trust["server"],
-            *_options(runs=options.runs, home=folder / "releases"),
-        ],
+        "server": ["server", "run", str(file), *trust["server"], *outputs],
     }
 
 
 def _enrol(options: DemoOptions, folder: Path) -> None:
-    """Ends before the others start, which need what it makes."""
-    with Children(_tell, QUIET_THREADS) as children:
+    """Must finish before the commands start: they use the certificates."""
+    with Children(_print_line, ONE_THREAD) as children:
         children.wait(children.start("enrol", *enrolment(options, folder)), DEADLINE_S)
 
 
 def enrolment(options: DemoOptions, folder: Path) -> list[str]:
-    """What makes the certificates of broker, server and devices."""
-    return [
-        "fleet",
-        "enrol",
-        "--baked",
-        *_options(count=options.devices, prefix="sim-", home=folder / IDENTITIES),
-    ]
+    """The command that creates the certificates of broker, server and devices."""
+    settings = _options(count=options.devices, prefix="sim-", home=folder / IDENTITIES)
+    return ["fleet", "enrol", "--baked", *settings]
 
 
 def _trust(home: Path) -> dict[str, list[str]]:
-    """The options by which each command finds its identity."""
+    """The options for each command's identity."""
     return {
         "broker": _options(home=home),
         "fleet": _options(identities=home / "devices"),
@@ -169,58 +157,57 @@ def _trust(home: Path) -> dict[str, list[str]]:
 
 
 def baselines(study: Study) -> dict[str, dict[str, float]]:
-    """Personal test accuracy by client, for each rival: simulated here, where every client trains."""
+    """Personal test accuracy by client for each baseline; simulated, with every client training."""
     torch.set_num_threads(1)
-    ours, found = study.recipe.method, {}
+    config, accuracies = study.recipe.method, {}
     quick = Study(replace(study.recipe, evaluate_every=0), study.dataset, study.split)
-    for title, name in RIVALS.items():
-        method = MethodConfig(name, ours.epochs, ours.batch_size, ours.optimiser)
+    for title, name in BASELINES.items():
+        method = MethodConfig(name, config.epochs, config.batch_size, config.optimiser)
         final = simulate(quick.with_method(method)).final
-        found[title] = {client: report[metrics.PERSONAL_AFTER] for client, report in final.items()}
-        _tell("here", f"{title} simulated on the same split")
+        accuracies[title] = {client: report[metrics.PERSONAL_AFTER] for client, report in final.items()}
+        _print_line("demo", f"{title} simulated on the same split")
     classes = len(study.dataset.classes)
-    found[f"{PIXEL_HEAD} head on raw pixels"] = {
-        id: raw_pixels(data, classes) for id, data in study.data().items()
+    accuracies[f"{PIXEL_HEAD} head on raw pixels"] = {
+        client: raw_pixels(data, classes) for client, data in study.data().items()
     }
-    return found
+    return accuracies
 
 
 def raw_pixels(data: ClientData, classes: int) -> float:
-    """Test accuracy of a head without any extractor, on a client's flattened 0..1 pixels."""
+    """Test accuracy of a head on a client's flattened pixels in 0..1, without an extractor."""
     head = heads.fit(PIXEL_HEAD, _flat(data.train), data.train.y, classes, unit_norm=False)
     return metrics.accuracy(head.predict(_flat(data.test)), data.test.y)
 
 
 def read_devices(path: Path) -> list[dict[str, object]]:
-    """devices.csv of a run, its numbers as numbers."""
+    """Read a run's devices.csv, with numbers converted."""
     with (path / "devices.csv").open(newline="") as file:
         return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def compare(
-    rows: Sequence[Mapping[str, object]], rivals: Mapping[str, Mapping[str, float]]
+    rows: Sequence[Mapping[str, object]], baselines: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, object]]:
-    """The fleet beside its rivals: over all clients, and over those whose device is head-only. Device i has client i's data."""
-    after = [row["after"] if isinstance(row["after"], float) else float("nan") for row in rows]
+    """Compare the fleet with the baselines, over all clients and over head-only ones. Device i has client i's data."""
     is_head = [row["tier"] == "head" for row in rows]
-    lines = []
-    for what, values in {
-        "this fleet": after,
-        **{title: [found[c] for c in sorted(found)] for title, found in rivals.items()},
-    }.items():
-        for whose, chosen in (
-            ("all", values),
-            ("head-only", [v for v, head in zip(values, is_head, strict=True) if head]),
-        ):
+    after = [row["after"] if isinstance(row["after"], float) else float("nan") for row in rows]
+    accuracies = {"this fleet": after}
+    accuracies |= {
+        title: [values[client] for client in sorted(values)] for title, values in baselines.items()
+    }
+    lines: list[dict[str, object]] = []
+    for title, values in accuracies.items():
+        head_only = [value for value, head in zip(values, is_head, strict=True) if head]
+        for group, chosen in (("all", values), ("head-only", head_only)):
             summary = summarise(chosen)
-            numbers = {name: getattr(summary, name) for name in ("clients", "mean", "std", "bottom_decile")}
-            lines.append({"what": f"{what}, {whose}", **numbers})
+            statistics = {name: getattr(summary, name) for name in STATISTICS}
+            lines.append({"model": f"{title}, {group}", **statistics})
     return lines
 
 
 @contextmanager
 def _folder(options: DemoOptions) -> Iterator[Path]:
-    """Where broker, devices and signing keys live for the time of the demo."""
+    """A temporary folder for the broker, the devices and the signing keys."""
     options.runs.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="demo-", dir=options.runs)).absolute()
     try:
@@ -236,12 +223,12 @@ def _note(options: DemoOptions, recipe: Recipe) -> str:
     return (
         f"{recipe.method.name} trained its extractor on the {options.full} full devices alone, over MQTT;"
         f" the {options.devices - options.full} head-only devices fitted heads on it.\n"
-        f"Local and FedAvg+FT are simulated, with all {options.devices} clients training. All are measured on the same test sets."
+        f"Local and FedAvg+FT are simulated, with all {options.devices} clients training. All use the same test sets."
     )
 
 
 def _options(**values: object) -> list[str]:
-    """["--data-dir", ".data", ...] of data_dir=".data", ..."""
+    """Format options: data_dir=".data" -> ["--data-dir", ".data"]."""
     return [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
@@ -251,7 +238,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _tell(name: str, line: str) -> None:
+def _print_line(name: str, line: str) -> None:
     print_status(f"{name:<6} | {line}")
 
 

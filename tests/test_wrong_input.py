@@ -1,4 +1,4 @@
-"""What a person types wrong is told in one line that says what came and what was expected, with exit code 4, and nothing is started."""
+"""Invalid input gives one line with the value and what was expected, exit code 4, and starts nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from edge_fl.cli import main
 
-# What is typed, and words of the line that comes back.
+# command line -> part of the error message
 WRONG = {
     "simulate --scale 0": "--scale",
     "simulate --model os:path": "model 'os:path': a module, expected a function or a class",
@@ -27,7 +27,7 @@ WRONG = {
     "device run --data there": "device run: id: missing, expected a value",
     "device run --id pi-1 --data there --head nosuch": "svm); 'auto' chooses among them",
     "device run --id pi-1 --data there --dir file --port 1": "file: File exists; expected a writable folder",
-    "compare --out file --methods local": "file: no folder; expected one for the cells",
+    "compare --out file --methods local": "file: not a folder; expected one for the cells",
     "server dashboard --port 0 --cert file --key file": "expected a certificate and its key (PEM)",
 }
 
@@ -47,8 +47,6 @@ def test_it_is_one_line(
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").glob("*/state.json"))
 
 
-def test_runs_that_are_not_there_are_said_to_be_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_list_reports_a_folder_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "list", "--runs", str(tmp_path / "mistyped")]) == 0
-    assert f"{tmp_path / 'mistyped'}: no runs there" in capsys.readouterr().err
+    assert f"{tmp_path / 'mistyped'}: no runs" in capsys.readouterr().err

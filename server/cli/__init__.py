@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_fl.cli import App
-from server.cli import compare, demo, fleet, release, report, research, server
+from server.cli import compare, data, demo, fleet, methods, recipes, release, report, runs, server, simulate
 
 
 def register(app: App) -> None:
@@ -12,6 +12,10 @@ def register(app: App) -> None:
     fleet.register(app)
     app.root.command()(demo.demo)
     release.register(app)
-    research.register(app)
+    app.root.command()(simulate.simulate)
+    runs.register(app)
+    methods.register(app)
+    recipes.register(app)
+    data.register(app)
     app.root.command()(compare.compare)
     report.register(app)

@@ -1,4 +1,4 @@
-"""What the server's commands share: connecting to a broker, and ending on SIGTERM as on Ctrl-C."""
+"""Connect a command to the broker, and end it on SIGTERM as on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server.mqtt.retained import Connect
+    from server.mqtt.reader import ServerConnect
 
 
-def connect_to(host: str, port: int, identity: Path | str | None) -> Connect:
-    """Return a function that opens a connection to the broker; the MQTT client is imported only now."""
+def connect_to(host: str, port: int | None, identity: Path | str | None) -> ServerConnect:
+    """Return a function that opens connections to the broker; the MQTT client is imported only now."""
     from server.mqtt.connector import connector
 
-    return connector(host, port, identity)
+    return connector(host, port or 0, identity)
 
 
 def interrupt_on_sigterm() -> None:

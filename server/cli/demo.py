@@ -9,52 +9,49 @@ import typer
 
 from edge_fl.console.output import show_table
 from server.cli.connection import interrupt_on_sigterm
-from server.cli.options import (
-    RunsOption,
-)
+from server.cli.options import RUNS, RunsOption
 
 
 def demo(
     dataset: Annotated[str, typer.Option(help="A dataset by name; digits needs no file.")] = "digits",
-    data_dir: Annotated[Path, typer.Option(help="Where datasets are.")] = Path(".data"),
-    devices: Annotated[int, typer.Option(min=2, help="How many simulated devices.")] = 12,
+    data_dir: Annotated[Path, typer.Option(help="Folder of the datasets' .npz files.")] = Path(".data"),
+    devices: Annotated[int, typer.Option(min=2, help="Number of simulated devices.")] = 12,
     full: Annotated[int, typer.Option(min=1, help="How many of them train; the others fit heads.")] = 4,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds, instead of the recipe's.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds [the recipe's].")] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The broker's port; a free one by default.")
+        int | None, typer.Option(min=1, max=65535, help="The broker's port [a free one].")
     ] = None,
-    runs: RunsOption = Path("runs"),
+    runs: RunsOption = RUNS,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the devices' and the broker's folders too.")
+        bool, typer.Option("--keep", help="Also keep the folders of the devices and the broker.")
     ] = False,
     secure: Annotated[
         bool,
+        typer.Option("--secure", help="Use mTLS: the broker, the server and each device get a certificate."),
+    ] = False,
+    compare_plaintext: Annotated[
+        bool,
         typer.Option(
-            "--secure", help="Over mTLS, with a certificate for the broker, the server and each device."
+            "--compare-plaintext",
+            help="With --secure: run the demo in plaintext first, and print the ratio of the durations.",
         ),
     ] = False,
-    beside: Annotated[
-        bool,
-        typer.Option("--beside", help="With --secure: first run it in plaintext, to see what TLS costs."),
-    ] = False,
 ) -> None:
-    """See it work: a broker, a server and simulated devices learn together on this machine; takes about a minute."""
+    """Run a broker, a server and simulated devices that learn together on this machine; takes about a minute."""
     from dataclasses import replace
 
     from server import demo as demos
 
     interrupt_on_sigterm()
-    asked = demos.DemoOptions(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
-    plain_s = demos.run(replace(asked, secure=False)).seconds if beside else None
-    found = demos.run(asked)
-    print(found.histogram, end="\n\n")
-    show_table([*found.devices], demos.DEVICE_COLUMNS)
+    options = demos.DemoOptions(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
+    plaintext_s = demos.run(replace(options, secure=False)).seconds if compare_plaintext else None
+    result = demos.run(options)
+    print(result.histogram, end="\n\n")
+    show_table(result.devices, demos.DEVICE_COLUMNS)
     print()
-    show_table([*found.comparison], demos.COMPARISON_COLUMNS)
-    print(f"\n{found.note}\nThe results are in {found.path}")
-    print(
-        f"It took {found.seconds:.1f} s" + (" over mTLS" if secure else ""),
-        end="\n" if plain_s is None else ", ",
-    )
-    if plain_s is not None:
-        print(f"{plain_s:.1f} s in plaintext: {found.seconds / plain_s:.2f} times as long")
+    show_table(result.comparison, demos.COMPARISON_COLUMNS)
+    print(f"\n{result.note}\nResults: {result.path}")
+    duration = f"Duration: {result.seconds:.1f} s" + (" over mTLS" if secure else "")
+    if plaintext_s is not None:
+        duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"
+    print(duration)

@@ -1,4 +1,4 @@
-"""`edge-fl fleet list` and `edge-fl fleet admit`: the devices of a fleet and their quarantine."""
+"""`edge-fl fleet list` and `edge-fl fleet admit`: the devices of a fleet, and their quarantine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from server.cli.options import (
 
 def register(app: App) -> None:
     """Add the server's part of the group `fleet`."""
-    group = app.group("fleet", help="The devices that exist.")
+    group = app.group("fleet", help="The devices of a fleet.")
     group.command("list")(list_devices)
     group.command()(admit)
 
@@ -37,21 +37,19 @@ def list_devices(
     home: HomeOption = HOME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the devices that the broker knows of, with what each said about itself last, and when a server heard of it."""
+    """List the devices known to the broker: last reported state and capability, and when a server last received a message."""
     from server.mqtt.devices import device_list
     from server.registry import Database, devices
     from server.registry.database import location
 
-    heard: dict[str, str] = {}
+    last_seen: dict[str, str] = {}
     if database or Path(location(database, home)).exists():
         with closing(Database.open(location(database, home))) as db:
-            heard = {record.device: record.seen_at for record in devices.listed(db, fleet)}
-    found = device_list.devices(connect_to(host, port or 0, identity), fleet, heard)
-    show_table(found.rows, device_list.COLUMNS, format)
-    if not found.online:
-        print_status(
-            f"fleet {fleet!r}: no server is online, so nobody has asked whether these devices are still there"
-        )
+            last_seen = {record.device: record.seen_at for record in devices.listed(db, fleet)}
+    known = device_list.devices(connect_to(host, port, identity), fleet, last_seen)
+    show_table(known.rows, device_list.COLUMNS, format)
+    if not known.online:
+        print_status(f"fleet {fleet!r}: no server is online, so these states may be out of date")
 
 
 def admit(
@@ -60,7 +58,7 @@ def admit(
     database: DatabaseOption = "",
     home: HomeOption = HOME,
 ) -> None:
-    """End the quarantine of a device: its reports count again, and its refused ones are counted from 0."""
+    """End the quarantine of a device: its reports count again, and its count of rejected reports restarts at 0."""
     from edge_fl.errors import InputError, nearest
     from server.registry import Database, devices
     from server.registry.database import location
@@ -70,7 +68,5 @@ def admit(
     if device not in known:
         raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
     devices.readmit(db, fleet, device)
-    was = known[device].quarantine
-    print_status(
-        f"{device}: was in quarantine ({was}), counts again" if was else f"{device}: was in no quarantine"
-    )
+    reason = known[device].quarantine
+    print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")

@@ -1,7 +1,9 @@
-"""The options that several of the server's commands share; nothing heavy is imported here."""
+"""Options that several of the server's commands share; nothing heavy is imported here."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,26 +11,38 @@ import typer
 
 from edge_fl.cli import fleet_name
 
-RunsOption = Annotated[Path, typer.Option("--runs", help="The folder of all results.")]
-HomeOption = Annotated[
-    Path, typer.Option("--home", help="Where the keys and the metadata of releases are kept.")
-]
 HOME = Path("runs/releases")
+RUNS = Path("runs")
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of all results.")]
+HomeOption = Annotated[Path, typer.Option("--home", help="Folder of the release keys and metadata.")]
 DatabaseOption = Annotated[
     str,
     typer.Option(
         "--database",
         envvar="EDGE_FL_DATABASE",
-        help="The registry: a file, or postgresql://user@host/name; by default server/registry.sqlite beside --home.",
+        help="Registry: a file, or postgresql://user@host/name; by default server/registry.sqlite next to --home.",
     ),
 ]
-HostOption = Annotated[str, typer.Option("--host", help="Where the broker is.")]
+HostOption = Annotated[str, typer.Option("--host", help="The broker's host.")]
 PortOption = Annotated[
     int | None,
     typer.Option("--port", min=1, max=65535, help="The broker's port [8883 with an identity, else 1883]."),
 ]
-FleetOption = Annotated[
-    str, typer.Option("--fleet", help="The fleet's name in every topic.", callback=fleet_name)
+FleetOption = Annotated[str, typer.Option("--fleet", help="Name of the fleet.", callback=fleet_name)]
+
+RecipeOption = Annotated[
+    str, typer.Option("--recipe", help="A recipe by name or path, see 'edge-fl recipes list'.")
+]
+DataDirOption = Annotated[str, typer.Option("--data-dir", help="Folder of the datasets' .npz files.")]
+ClientsOption = Annotated[
+    int | None, typer.Option("--clients", min=1, help="Number of clients that the data are split over.")
+]
+ModelOption = Annotated[str, typer.Option("--model", help="A model by name, or package.module:Class.")]
+RoundsOption = Annotated[int | None, typer.Option("--rounds", min=0, help="Communication rounds.")]
+EpochsOption = Annotated[int | None, typer.Option("--epochs", min=0, help="Local epochs per round.")]
+ScaleOption = Annotated[
+    float, typer.Option("--scale", min=1e-6, max=1, help="Share of the data and of the rounds to use.")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -40,6 +54,20 @@ SetOption = Annotated[
 TrackOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Also write every round for a viewer into the run's folder: tensorboard or mlflow; may be repeated."
+        "--track",
+        help="Also record every round in the run's folder for a viewer: tensorboard or mlflow; may be repeated.",
     ),
 ]
+RunArgument = Annotated[str, typer.Argument(help="A run of 'edge-fl runs list', or its folder.")]
+BETA_HELP = "Dirichlet concentration; smaller values make clients more different."
+
+
+def settings(values: Mapping[str, object]) -> list[str]:
+    """Format the options that were given as settings of a recipe, "key=value"."""
+    given = {key: value for key, value in values.items() if value not in ("", None)}
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
+
+
+def run_folder(run: str, runs: Path) -> Path:
+    """The folder of a run given by name or path."""
+    return Path(run) if Path(run).is_dir() else runs / run

@@ -1,10 +1,9 @@
-"""`edge-fl release list | rollout | pause | abort | rollback`, and the keys that sign releases. Nothing heavy before a command runs."""
+"""`edge-fl release list | rollout | pause | abort | rollback | export`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,44 +12,29 @@ import typer
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import ConfigError, ConnectError
+from server.cli import release_keys
+from server.cli.connection import connect_to
 from server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+from server.cli.release_keys import open_repository
 
 if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
-    from server.release.repository import Repository
-    from server.release.rollout.control import ReleaseControl
+    from server.release.rollout.commands import ReleaseCommands
 
-Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for its end.")]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the end of the roll-out.")]
 WAIT_S = 3600.0
-With = Annotated[list[Path] | None, typer.Option("--with", help="A folder with keys that were taken out.")]
 Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see 'release list'.")]
 
 
-class Role(StrEnum):
-    """What a key signs."""
-
-    ROOT = "root"
-    TARGETS = "targets"
-    SNAPSHOT = "snapshot"
-    TIMESTAMP = "timestamp"
-
-
-RoleArgument = Annotated[Role, typer.Argument(help="What the key signs.")]
-
-
 def register(app: App) -> None:
-    """Adds the group `release`."""
+    """Add the group `release`."""
     release = app.group(
         "release", help="Releases of the extractor: roll out in stages, pause, roll back, export, keys."
     )
     release.command("list")(list_releases)
     for command in (rollout, pause, abort, rollback, export):
         release.command()(command)
-    keys = typer.Typer(help="The keys that sign releases; change them while no server is online.")
-    release.add_typer(keys, name="keys")
-    keys.command("list")(list_keys)
-    for change in (rotate, take_out, add):
-        keys.command()(change)
+    release_keys.register(release)
 
 
 def list_releases(
@@ -59,24 +43,26 @@ def list_releases(
     database: DatabaseOption = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the kept releases, the newest first, and how the last roll-out of each stands."""
+    """List the kept releases, newest first, with the state of the last roll-out of each."""
     import msgspec
 
-    from server.release.rollout import control
+    from server.release.rollout import commands
 
-    with _control(home, fleet, database) as releases:
-        show_table([msgspec.to_builtins(row) for row in releases.rows()], control.COLUMNS, format)
+    with _commands(home, fleet, database) as releases:
+        show_table([msgspec.to_builtins(row) for row in releases.rows()], commands.COLUMNS, format)
 
 
 def rollout(
     release: Number = None,
-    stages: Annotated[str, typer.Option(help="Growing shares of the fleet; the last is 1.")] = "0.05,0.25,1",
-    success: Annotated[float, typer.Option(help="The share of a stage that must succeed.")] = 0.9,
+    stages: Annotated[
+        str, typer.Option(help="Growing shares of the fleet, comma-separated; the last is 1.")
+    ] = "0.05,0.25,1",
+    success: Annotated[float, typer.Option(help="Share of the devices of a stage that must succeed.")] = 0.9,
     false_abort: Annotated[
-        float, typer.Option(help="Largest chance to abort though nothing is wrong.")
+        float, typer.Option(help="Largest probability of aborting a faultless release.")
     ] = 0.02,
     stage_wait_s: Annotated[
-        float, typer.Option("--stage-wait", help="Seconds that a stage has to answer.")
+        float, typer.Option("--stage-wait", help="Seconds until the devices of a stage must have reported.")
     ] = 600.0,
     wait_s: Wait = WAIT_S,
     home: HomeOption = HOME,
@@ -86,9 +72,9 @@ def rollout(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Roll out a kept release (by default the last), stage after stage, or resume a paused roll-out."""
+    """Roll out a kept release (default: the last) in stages, or resume a paused roll-out."""
     plan = _plan(stages, success, false_abort, stage_wait_s)
-    with _control(home, fleet, database, host, port, identity) as releases:
+    with _commands(home, fleet, database, host, port, identity) as releases:
         _carry_out(releases, releases.roll_out(release, plan), wait_s)
 
 
@@ -102,7 +88,7 @@ def pause(
     identity: IdentityOption = None,
 ) -> None:
     """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
-    with _control(home, fleet, database, host, port, identity) as releases:
+    with _commands(home, fleet, database, host, port, identity) as releases:
         _carry_out(releases, releases.steer("paused"), wait_s)
 
 
@@ -115,8 +101,8 @@ def abort(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Abort the roll-out: devices that have the release go back to the one before."""
-    with _control(home, fleet, database, host, port, identity) as releases:
+    """Abort the roll-out: devices with the new release return to the previous one."""
+    with _commands(home, fleet, database, host, port, identity) as releases:
         _carry_out(releases, releases.steer("aborted"), wait_s)
 
 
@@ -130,106 +116,51 @@ def rollback(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Roll the whole fleet back at once: to the release before, or to a kept one."""
-    with _control(home, fleet, database, host, port, identity) as releases:
+    """Roll the whole fleet back at once, to the previous release or a kept one."""
+    with _commands(home, fleet, database, host, port, identity) as releases:
         _carry_out(releases, releases.roll_back(release), wait_s)
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="What a web server serves: metadata/ and targets/.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for a web server to serve: metadata/ and targets/.")],
     keep: Annotated[
         bool | None,
         typer.Option(
             "--keep/--no-keep",
-            help="Whether releases, roll-outs and roll-backs go there too from now on [as it was].",
+            help="Whether to keep the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
         ),
     ] = None,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
 ) -> None:
-    """Write the signed repository as static files, for devices and auditors that fetch over HTTP; prints those that are new."""
+    """Write the signed repository as static files for devices and auditors that use HTTP; prints the new ones."""
     from server.release import website
 
-    repository = _repository(home, fleet, None)
+    repository = open_repository(home, fleet)
     for path in website.export(repository, folder):
         print(path)
     if keep is not None:
         website.keep(repository, folder if keep else None)
 
 
-def list_keys(
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    elsewhere: With = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
-    """List which key signs what, when that expires, and where the key is."""
-    import msgspec
-
-    rows = [msgspec.to_builtins(row) for row in _repository(home, fleet, elsewhere).key_rows()]
-    show_table(rows, {name: name for name in ("role", "key", "threshold", "expires", "place")}, format)
-
-
-def rotate(
-    role: RoleArgument, home: HomeOption = HOME, fleet: FleetOption = "main", elsewhere: With = None
-) -> None:
-    """Replace a role's key; devices refuse the old one as soon as they see the new root."""
-    for name, _ in _repository(home, fleet, elsewhere).rotate(role):
-        print(name)
-
-
-def take_out(
-    role: RoleArgument,
-    to: Annotated[Path, typer.Option(help="The folder that takes the key: not one of this machine.")],
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-) -> None:
-    """Move a role's key off the server: of root, which is needed for rotations only, or of targets, to sign releases elsewhere."""
-    for key in _repository(home, fleet, None).take_out(role, to):
-        print(to / f"{key}.pem")
-
-
-def add(
-    role: RoleArgument,
-    threshold: Annotated[int, typer.Option(min=1, help="How many of the role's keys must sign.")],
-    to: Annotated[Path, typer.Option(help="The folder that takes the new key.")],
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    elsewhere: With = None,
-) -> None:
-    """Add a key to a role, so that one stolen key is not enough."""
-    for name, _ in _repository(home, fleet, elsewhere).add_key(role, threshold, to):
-        print(name)
-
-
-def _repository(home: Path, fleet: str, elsewhere: list[Path] | None) -> Repository:
-    from edge_fl.errors import InputError
-    from server.release.repository import Repository
-
-    if not (home / fleet / "metadata").is_dir():
-        raise InputError(f"{home / fleet}: no releases in it; expected --home of a server that released")
-    return Repository(home / fleet, elsewhere=elsewhere or ())
-
-
 @contextmanager
-def _control(
+def _commands(
     home: Path,
     fleet: str,
     database: str,
     host: str = "127.0.0.1",
     port: int | None = None,
     identity: Path | None = None,
-) -> Iterator[ReleaseControl]:
-    from server.mqtt.connector import connector
+) -> Iterator[ReleaseCommands]:
     from server.registry import Database
     from server.registry.database import location
-    from server.release.rollout.control import ReleaseControl
+    from server.release.rollout.commands import ReleaseCommands
 
     with closing(Database.open(location(database, home))) as db:
-        yield ReleaseControl(connector(host, port or 0, identity), fleet, home, db)
+        yield ReleaseCommands(connect_to(host, port, identity), fleet, home, db)
 
 
-def _carry_out(releases: ReleaseControl, number: int, wait_s: float) -> None:
+def _carry_out(releases: ReleaseCommands, number: int, wait_s: float) -> None:
     from edge_fl.console.progress import Progress
 
     with Progress() as progress:
@@ -237,7 +168,8 @@ def _carry_out(releases: ReleaseControl, number: int, wait_s: float) -> None:
             record = releases.carry_out(number, progress.print, wait_s, progress)
         except ConnectError as error:
             raise ConnectError(
-                f"{error}; the roll-out stays wanted as it was asked for: the next server, or the same command again, carries it out"
+                error.message,
+                consequence="the roll-out stays requested: the next server, or the same command again, carries it out",
             ) from error
     print(record.state)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +13,11 @@ from edge_fl.cli import App, IdentityOption, fleet_name
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.logs import LogFormat
-from server.cli import user_imports
+from server.cli import options, user_imports
 from server.cli.connection import connect_to, interrupt_on_sigterm
 from server.cli.options import (
     HOME,
+    RUNS,
     DatabaseOption,
     FleetOption,
     HomeOption,
@@ -31,9 +31,7 @@ from server.cli.options import (
 
 def register(app: App) -> None:
     """Add the group `server`."""
-    group = app.group(
-        "server", help="The server: train over MQTT, release extractors, collect what devices report."
-    )
+    group = app.group("server", help="The server: train over MQTT, release extractors, collect reports.")
     group.command()(run)
     group.command()(worker)
 
@@ -42,34 +40,32 @@ def run(
     recipe: Annotated[
         str, typer.Argument(help="A recipe: a TOML file, or a name of 'edge-fl recipes list'.")
     ] = "",
-    host: Annotated[str | None, typer.Option(help="Where the broker is; instead of the recipe's.")] = None,
+    host: Annotated[str | None, typer.Option(help="The broker's host [the recipe's].")] = None,
     port: PortOption = None,
     fleet: Annotated[
-        str | None, typer.Option(help="The fleet's name; instead of the recipe's.", callback=fleet_name)
+        str | None, typer.Option(help="Name of the fleet [the recipe's].", callback=fleet_name)
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where torch computes: auto, cpu, cuda.")] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device: auto, cpu or cuda.")] = None,
     settings: SetOption = None,
     takeover: Annotated[bool, typer.Option("--takeover", help="Replace a server that is online.")] = False,
     resume: Annotated[
-        Path | None, typer.Option(help="The folder of a run to go on with, instead of a recipe.")
+        Path | None, typer.Option(help="Folder of an interrupted run to resume, instead of a recipe.")
     ] = None,
     database: DatabaseOption = "",
     workers: Annotated[
-        bool, typer.Option("--workers", help="Reports are taken by 'edge-fl server worker' processes.")
+        bool, typer.Option("--workers", help="Leave validation to 'edge-fl server worker' processes.")
     ] = False,
     track: TrackOption = None,
-    runs: RunsOption = Path("runs"),
+    runs: RunsOption = RUNS,
     home: HomeOption = HOME,
     identity: IdentityOption = None,
     dashboard: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve the dashboard beside the run, on this loopback port."),
+        typer.Option(min=0, max=65535, help="Also serve the dashboard, on this loopback port."),
     ] = None,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="Lines on stderr for people, or JSON.")
-    ] = LogFormat.TEXT,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log on stderr.")] = LogFormat.TEXT,
 ) -> None:
-    """Train over MQTT, release the extractor, collect what heads report; prints the folder of the results."""
+    """Train over MQTT, release the extractor, collect head reports; prints the folder of the results."""
     from edge_fl import config
     from server import recipes
     from server.runs import tracking
@@ -85,18 +81,17 @@ def run(
         "broker.identity": str(identity) if identity else None,
         "device": device,
     }
-    replaced = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    chosen = config.with_settings(chosen, [*replaced, *(settings or [])])
-
+    chosen = config.with_settings(chosen, [*options.settings(given), *(settings or [])])
     trackers = tracking.find(track or [])
     connect = connect_to(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
+    # These import torch: invalid settings are reported before.
     from server.dashboard import child
     from server.orchestrate import run as orchestrator
-    from server.orchestrate import setup  # torch comes with it: wrong settings are told before
+    from server.orchestrate import setup
     from server.report import page as report
 
-    user_imports.from_here()
+    user_imports.allow()
     logs.configure(log_format)
     interrupt_on_sigterm()
     request = setup.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
@@ -109,25 +104,25 @@ def run(
 
 
 def worker(
-    database: Annotated[
-        str, typer.Option(envvar="EDGE_FL_DATABASE", help="The registry that the server runs on, too.")
-    ],
+    database: Annotated[str, typer.Option(envvar="EDGE_FL_DATABASE", help="The server's registry.")],
     host: HostOption = "127.0.0.1",
     port: PortOption = None,
     fleet: FleetOption = "main",
-    quarantine_after: Annotated[int, typer.Option(min=0, help="As in the recipe's [validation].")] = 3,
+    quarantine_after: Annotated[
+        int, typer.Option(min=0, help="Rejected reports until quarantine, as in the recipe's [validation].")
+    ] = 3,
     identity: IdentityOption = None,
 ) -> None:
-    """Receive and judge reports for a server that runs with --workers, beside other workers, until Ctrl-C."""
+    """Receive and validate reports for a server that runs with --workers, until Ctrl-C; several may run."""
     from server.mqtt.journal import Journal
     from server.mqtt.updates.workers import UpdateWorker
     from server.registry import Database
 
     interrupt_on_sigterm()
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
-    with journal, UpdateWorker(connect_to(host, port or 0, identity), journal) as taking:
-        print_status(f"worker of fleet {fleet}: takes reports")
+    with journal, UpdateWorker(connect_to(host, port, identity), journal) as worker:
+        print_status(f"worker of fleet {fleet}: receiving reports")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
-            print_status(f"{taking.taken} reports taken")
+            print_status(f"{worker.received} reports received")

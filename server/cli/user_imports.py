@@ -1,6 +1,6 @@
-"""A person's own modules (`--model mine:Wide`): looked for in the folder that a command is started in, too, as `python -m` does.
+"""Import a user's own modules (`--model mine:Wide`) from the working directory, as `python -m` does.
 
-For commands that a person starts only. A device, which builds what a server names, keeps to what is installed on it.
+Only for commands started by a person. A device builds what a server names, so it imports installed packages only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 
-def from_here() -> None:
-    """From now on, here and in the children of this process; what is installed goes first."""
+def allow() -> None:
+    """Add the working directory to the import path of this process and its children, after the installed packages."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)

@@ -1,5 +1,5 @@
-"""Methods compared honestly: the same clients, the same seeds, every number by its name, and beside the paper's where there is one.
+"""Comparison of methods on the same clients and seeds, optionally with the papers' figures.
 
-`grid` says which runs a comparison is made of, `cell` runs one and keeps it in a file, `jobs` runs many in child processes, `table` sums
-them up, `paper` puts the papers' figures beside them, `render` writes text, CSV, Markdown and LaTeX.
+`grid` lists the runs of a comparison, `cell` executes one and stores its result, `jobs` executes many in child processes, `summary`
+averages over seeds, `tables` lays out the tables, `paper` adds the papers' figures, `comparison` runs all of this and writes the files.
 """

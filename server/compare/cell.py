@@ -1,7 +1,7 @@
-"""One cell of a comparison: run, measured, and kept in one file, so that a comparison that was broken off goes on where it stopped.
+"""One cell of a comparison: run it, measure it, and store the result, so that an interrupted comparison can be resumed.
 
-FOLDER/cells/<key>.json    what it measured, or why it failed
-FOLDER/cells/<key>.npz     features of test images, for the pictures
+FOLDER/cells/<key>.json    the result, or the reason of the failure
+FOLDER/cells/<key>.npz     features of test images, for plots
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # c
 from edge_fl.config import Recipe
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.data import datasets, npz, partition
-from edge_fl.data.samples import Array, Dataset
+from edge_fl.data.samples import Dataset
 from edge_fl.errors import EdgeFLError, InputError, RunError
 from edge_fl.files import atomic
 from edge_fl.metrics import Summary, summarise_reports
 from server.compare.grid import Cell
-from server.orchestrate.execute import RunResult, simulate
+from server.orchestrate.execute import simulate
 from server.orchestrate.setup import torch_device
 from server.training.engines.processes import threads
 from server.training.features import Probe, probe
@@ -33,7 +33,7 @@ from server.training.study import Study
 
 
 class Point(Struct, frozen=True, forbid_unknown_fields=True):
-    """One round: seconds, tensor bytes of the whole cohort, clients in it, and the means over clients of what was evaluated."""
+    """One round: duration, tensor bytes and size of the cohort, means over clients of the metrics evaluated."""
 
     round: int
     seconds: float
@@ -43,11 +43,11 @@ class Point(Struct, frozen=True, forbid_unknown_fields=True):
     means: dict[str, float] = {}
 
 
-class Measured(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one cell gave; with a `failure`, nothing but that.
+class CellResult(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of one cell; after a `failure` there are no numbers.
 
-    `last` is over all clients after the last round and the closing step, `participants` over those that took part in any round, `best`
-    over all clients after `best_round`, the best by validation (0: none). `clients` holds each client's own numbers.
+    `last` is over all clients after the last round and the final personalisation, `participants` over those that took part in any round,
+    `best` over all clients after `best_round`, the best by validation (0: none). `clients` holds the metrics by client.
     """
 
     key: str
@@ -65,64 +65,59 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     clients: dict[str, dict[str, float]] = {}
 
 
-def run(cell: Cell, folder: Path, commit: str = "", watch: Watch = unwatched) -> Measured:
-    """Runs a cell in one thread and writes its file. An error of the run is a result too; only the keyboard and the disk get through."""
-    started = time.monotonic()
+def run(cell: Cell, folder: Path, commit: str = "", watch: Watch = unwatched) -> CellResult:
+    """Run a cell in one thread and store its result. A failed run is a result too; only a failed write raises RunError."""
+    start_s = time.monotonic()
     try:
-        # sums depend on the number of threads, and a table should not depend on how many cells ran at a time
+        # Sums depend on the number of threads, and a table must not depend on the number of concurrent cells.
         with threads(1), threadpool_limits(1):
-            measured = _measure(cell, folder, commit, watch)
-    except EdgeFLError as error:
-        measured = Measured(cell.key, cell.label, cell.recipe, commit, failure=str(error))
+            result = _run(cell, folder, commit, watch)
     except Exception as error:
-        measured = Measured(
-            cell.key, cell.label, cell.recipe, commit, failure=f"{type(error).__name__}: {error}"
-        )
-    measured = msgspec.structs.replace(measured, seconds=time.monotonic() - started)
-    write(measured, folder)
-    return measured
+        reason = str(error) if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
+        result = CellResult(cell.key, cell.label, cell.recipe, commit, failure=reason)
+    result = msgspec.structs.replace(result, seconds=time.monotonic() - start_s)
+    write(result, folder)
+    return result
 
 
-def write(measured: Measured, folder: Path) -> None:
-    """Keeps a cell. Raises RunError when the disk does not take it."""
+def write(result: CellResult, folder: Path) -> None:
+    """Store a result. Raises RunError if it cannot be written."""
+    path = _path(folder, result.key, "json")
     try:
-        path = _path(folder, measured.key, "json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, msgspec.json.format(msgspec.json.encode(measured)))
+        atomic.write(path, msgspec.json.format(msgspec.json.encode(result)))
     except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written to ({error.strerror}); the comparison ends here"
-        ) from error
+        raise RunError(f"{path}: cannot be written ({error.strerror}); the comparison stops") from error
 
 
-def read(cell: Cell, folder: Path) -> Measured | None:
-    """What is kept of a cell; None when it was never run to its end. Raises InputError for a damaged file."""
+def read(cell: Cell, folder: Path) -> CellResult | None:
+    """Read a stored result; None if the cell has not been run to its end. Raises InputError for a damaged file."""
     path = _path(folder, cell.key, "json")
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=Measured)
+        result = msgspec.json.decode(path.read_bytes(), type=CellResult)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise InputError(f"{folder}: no folder; expected one for the cells of a comparison") from error
+        raise InputError(f"{folder}: not a folder; expected one for the cells of a comparison") from error
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); remove it to run that cell again") from error
-    return msgspec.structs.replace(kept, label=cell.label)
+    return msgspec.structs.replace(result, label=cell.label)
 
 
 def read_probe(key: str, folder: Path) -> Probe | None:
-    """The features kept with a cell, if any."""
+    """Read the features stored with a cell, if any."""
     path = _path(folder, key, "npz")
     if not path.is_file():
         return None
-    found = npz.read(path)
-    clients = tuple(map(str, found["clients"]))
-    return Probe(found["z"], found["y"], found["client"], clients, found.get("projected"))
+    stored = npz.read(path)
+    clients = tuple(map(str, stored["clients"]))
+    return Probe(stored["z"], stored["y"], stored["client"], clients, stored.get("projected"))
 
 
-def _measure(cell: Cell, folder: Path, commit: str, watch: Watch) -> Measured:
+def _run(cell: Cell, folder: Path, commit: str, watch: Watch) -> CellResult:
     recipe, device = cell.recipe, torch_device(cell.recipe.device)
     if recipe.engine == "auto" and device == "cpu":
-        # cells run side by side already, and so give the same bits however many
+        # Cells already run in parallel, and one engine for all gives the same bits for any number of jobs.
         recipe = msgspec.structs.replace(recipe, engine="sequential")
     dataset = _dataset(recipe.data.dataset, Path(recipe.data.data_dir))
     study = Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
@@ -130,7 +125,22 @@ def _measure(cell: Cell, folder: Path, commit: str, watch: Watch) -> Measured:
     outcome = simulate(study, recorder, watch)
     if outcome.exhausted:  # a cell with fewer rounds than the others is not comparable
         raise outcome.exhausted
-    return _summed_up(cell, outcome, recorder.curve, recorder.participants, commit, _fingerprint(dataset))
+    reports, best = outcome.reports(), outcome.best_by_validation()
+    return CellResult(
+        cell.key,
+        cell.label,
+        cell.recipe,
+        commit,
+        _fingerprint(dataset),
+        curve=recorder.curve,
+        last=outcome.last(),
+        participants=summarise_reports(
+            [report for id, report in reports.items() if id in recorder.participants]
+        ),
+        best_round=best[0] if best else 0,
+        best=best[1] if best else {},
+        clients={id: dict(report) for id, report in {**reports, **outcome.unseen}.items()},
+    )
 
 
 class _CellRecorder(RunHooks):
@@ -157,43 +167,14 @@ class _CellRecorder(RunHooks):
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         personal, data = fleet.personal_state(), self._study.data()
-        found = probe(result.method, result.shared, personal, data, self._device)
-        _write_probe(found, self._key, self._folder)
+        features = probe(result.method, result.shared, personal, data, self._device)
+        _write_probe(features, self._key, self._folder)
 
 
-def _summed_up(
-    cell: Cell,
-    outcome: RunResult,
-    curve: list[Point],
-    took_part: set[str],
-    commit: str,
-    data_hash: str,
-) -> Measured:
-    reports, best = outcome.reports(), outcome.best_by_validation()
-    return Measured(
-        cell.key,
-        cell.label,
-        cell.recipe,
-        commit,
-        data_hash,
-        curve=curve,
-        last=outcome.last(),
-        participants=summarise_reports([report for id, report in reports.items() if id in took_part]),
-        best_round=best[0] if best else 0,
-        best=best[1] if best else {},
-        clients={id: dict(report) for id, report in {**reports, **outcome.unseen}.items()},
-    )
-
-
-def _write_probe(seen: Probe, key: str, folder: Path) -> None:
-    arrays: dict[str, Array] = {
-        "z": seen.z,
-        "y": seen.y,
-        "client": seen.client,
-        "clients": np.array(seen.clients),
-    }
-    if seen.projected is not None:
-        arrays["projected"] = seen.projected
+def _write_probe(probe: Probe, key: str, folder: Path) -> None:
+    arrays = {"z": probe.z, "y": probe.y, "client": probe.client, "clients": np.array(probe.clients)}
+    if probe.projected is not None:
+        arrays["projected"] = probe.projected
     path = _path(folder, key, "npz")
     path.parent.mkdir(parents=True, exist_ok=True)
     npz.write(path, arrays)
@@ -205,7 +186,7 @@ def _path(folder: Path, key: str, ending: str) -> Path:
 
 @lru_cache(maxsize=1)
 def _dataset(name: str, data_dir: Path) -> Dataset:
-    """The last dataset stays in memory: the cells of one follow each other."""
+    """Load a dataset, keeping the last one: cells are ordered by dataset."""
     return datasets.load(name, data_dir)
 
 

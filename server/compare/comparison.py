@@ -1,8 +1,8 @@
-"""A comparison from its grid to its files: run what is missing, sum up, save in every form.
+"""Run a comparison: execute the missing cells, then write the tables.
 
-FOLDER/cells/           one file per cell, see `cell`
+FOLDER/cells/                                one file per cell, see `cell`
 FOLDER/table.txt, .md, .tex, .csv, .json
-FOLDER/paper.txt, .md, .tex, .csv            beside the paper's figures, when asked for
+FOLDER/paper.txt, .md, .tex, .csv            comparison with the paper's figures, on request
 """
 
 from __future__ import annotations
@@ -13,75 +13,78 @@ from pathlib import Path
 import msgspec
 
 import edge_fl
+from edge_fl.console import tables as renderers
+from edge_fl.console.tables import Table
 from edge_fl.errors import RunError
 from edge_fl.files import atomic
 from server.compare import cell as cells_of
 from server.compare import jobs as pool
-from server.compare import render
-from server.compare.cell import Measured
+from server.compare.cell import CellResult
 from server.compare.grid import Cell, blocks
 from server.compare.progress import Progress
-from server.compare.render import TextTable
 from server.compare.summary import Row
-from server.compare.tables import record
 from server.runs.provenance import commit
 from server.training import study as studies
 
 
-def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = False) -> dict[str, Measured]:
-    """Every cell by its key: kept from before, or run now. `retry` runs again what had failed. Raises DataError before anything ran."""
+def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = False) -> dict[str, CellResult]:
+    """Return every cell's result by key, stored or new; `retry` runs failed cells again. Raises DataError before anything runs."""
     unique = {cell.key: cell for cell in cells}
-    kept = {key: one for key, cell in unique.items() if (one := cells_of.read(cell, folder))}
-    found = {key: one for key, one in kept.items() if not (retry and one.failure)}
-    todo = [cell for key, cell in unique.items() if key not in found]
-    for _, inside in blocks(todo):
-        studies.prepare(inside[0].recipe)
-    with Progress(todo, len(found), jobs) as progress:
+    stored = {key: result for key, cell in unique.items() if (result := cells_of.read(cell, folder))}
+    results = {key: result for key, result in stored.items() if not (retry and result.failure)}
+    todo = [cell for key, cell in unique.items() if key not in results]
+    for _, block in blocks(todo):
+        studies.prepare(block[0].recipe)
+    with Progress(todo, len(results), jobs) as progress:
 
-        def done(measured: Measured) -> None:
-            found[measured.key] = measured
-            progress.done(measured)
+        def done(result: CellResult) -> None:
+            results[result.key] = result
+            progress.done(result)
 
         pool.run(todo, folder, jobs, _commit(), done, progress.watch)
-    return found
+    return results
 
 
-def save(
-    folder: Path, name: str, tables: Sequence[TextTable], records: Sequence[Mapping[str, object]]
-) -> list[Path]:
-    """Writes `name`.txt, .md, .tex and .csv. Raises RunError when the disk does not take them."""
-    contents = {ending: render.together(tables, ending) for ending in render.FORMATS}
-    contents["csv"] = render.comma_separated(records)
-    return [_write(folder / f"{name}.{ending}", content) for ending, content in contents.items()]
+def text(tables: Sequence[Table], ending: str = "txt") -> str:
+    """Format several tables as one file."""
+    return "\n".join(renderers.RENDERERS[ending](table) for table in tables)
+
+
+def save(folder: Path, name: str, tables: Sequence[Table], records: Sequence[Mapping[str, object]]) -> None:
+    """Write `name`.txt, .md and .tex from the tables, and .csv from the records. Raises RunError if they cannot be written."""
+    for ending in renderers.RENDERERS:
+        _write(folder / f"{name}.{ending}", text(tables, ending))
+    _write(folder / f"{name}.csv", renderers.csv_text(records))
 
 
 def save_rows(
-    folder: Path, rows: Sequence[Row], cells: Sequence[Cell], found: Mapping[str, Measured]
+    folder: Path, rows: Sequence[Row], cells: Sequence[Cell], results: Mapping[str, CellResult]
 ) -> Path:
-    """Writes table.json: every number of every row, and every cell's full recipe, commit and data hash."""
+    """Write table.json: every number of every row, and every cell's full recipe, commit and data hash."""
     runs = [
-        {"method": cell.label, "key": cell.key, "commit": one.commit, "data_hash": one.data_hash, "recipe": one.recipe}
+        {
+            "method": cell.label,
+            "key": cell.key,
+            "commit": result.commit,
+            "data_hash": result.data_hash,
+            "recipe": result.recipe,
+        }
         for cell in cells
-        if (one := found.get(cell.key))
-    ]  # fmt: skip
+        if (result := results.get(cell.key))
+    ]
     tree = {"rows": rows, "cells": runs}
     return _write(folder / "table.json", msgspec.json.format(msgspec.json.encode(tree)).decode())
 
 
-def table_records(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """What the CSV of a table holds."""
-    return [record(row) for row in rows]
-
-
-def by_heading(table: TextTable) -> list[dict[str, object]]:
-    """A table's cells by heading."""
+def records(table: Table) -> list[dict[str, object]]:
+    """A table's rows as dicts by heading."""
     return [dict(zip(table.headings, row, strict=True)) for row in table.rows]
 
 
-def commits(found: Mapping[str, Measured]) -> list[str]:
-    """A note when cells were run by different states of this code, so that nobody compares them by mistake."""
-    seen = sorted({one.commit[:12] for one in found.values() if one.commit})
-    return [f"Cells come from different commits: {', '.join(seen)}."] if len(seen) > 1 else []
+def commits(results: Mapping[str, CellResult]) -> list[str]:
+    """A note if cells were run by different commits, and so may not be comparable."""
+    seen = sorted({result.commit[:12] for result in results.values() if result.commit})
+    return [f"cells come from different commits: {', '.join(seen)}"] if len(seen) > 1 else []
 
 
 def _write(path: Path, content: str) -> Path:
@@ -94,5 +97,5 @@ def _write(path: Path, content: str) -> Path:
 
 
 def _commit() -> str:
-    found = commit(Path(edge_fl.__file__).parent)
-    return f"{found.sha}{'+' * found.dirty}" if found else ""
+    state = commit(Path(edge_fl.__file__).parent)
+    return f"{state.sha}{'+' * state.dirty}" if state else ""

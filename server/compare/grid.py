@@ -1,4 +1,4 @@
-"""The grid of a comparison: methods x datasets x partitions x seeds, one cell each, known by a hash of all that decides its numbers."""
+"""The grid of a comparison: methods x datasets x partitions x seeds. A cell's key is a hash of everything that determines its numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_fl.methods.finetuned import FineTuned
 from server.recipes.changes import with_method
 
 ALWAYS = ("local", "fedavg", "fedavg+ft")
-"""What every comparison holds, so that nobody has to ask what sharing and personalising are worth at all."""
+"""Part of every comparison, as the references for sharing and for personalisation."""
 
 PARTITIONS: dict[str, tuple[str, ...]] = {
     "dirichlet": ("beta",),
@@ -26,27 +26,27 @@ PARTITIONS: dict[str, tuple[str, ...]] = {
     "domain": (),
     "iid": (),
 }
-"""Kinds of partition, and the key of [data] that a number behind ":" is for."""
+"""Kinds of partition, and the key of [data] set by the number after ":"."""
 
-TRAVELS = ("compression.", "privacy.")
-"""Tables of a recipe that one method of a comparison may have for itself."""
+METHOD_SETTINGS = ("compression.", "privacy.")
+"""Tables of a recipe that a single method of a comparison may set."""
 
 IRRELEVANT = ("name", "compare", "methods", "release", "broker", "engine")  # for the numbers of one cell
 
 
 class Cell(Struct, frozen=True):
-    """One run: a method as it was chosen (`label`), on one dataset, partition and seed; `recipe` is all of it."""
+    """One run of a comparison: the method as given (`label`), and the full recipe."""
 
     label: str
     recipe: Recipe
 
     @property
     def key(self) -> str:
-        """Equal for equal recipes, whatever they are called and whatever else is compared with them."""
+        """Equal for recipes that give the same numbers: names, other methods of the comparison and paths do not count."""
         tree: dict[str, Any] = msgspec.to_builtins(self.recipe)
-        decisive = {name: value for name, value in tree.items() if name not in IRRELEVANT}
-        decisive["data"] = {name: value for name, value in tree["data"].items() if name != "data_dir"}
-        return hashlib.blake2b(msgspec.json.encode(decisive, order="sorted"), digest_size=12).hexdigest()
+        relevant = {name: value for name, value in tree.items() if name not in IRRELEVANT}
+        relevant["data"] = {name: value for name, value in tree["data"].items() if name != "data_dir"}
+        return hashlib.blake2b(msgspec.json.encode(relevant, order="sorted"), digest_size=12).hexdigest()
 
     @property
     def block(self) -> tuple[str, str]:
@@ -64,39 +64,39 @@ def cells(
     partitions: Sequence[str] = (),
     seeds: int = 1,
 ) -> list[Cell]:
-    """Every cell, one seed of all methods after the other; without datasets or partitions, the recipe's own.
+    """List all cells, seed by seed; default dataset and partition: the recipe's.
 
-    A method is a name with options behind it, "fedcrc:tau=0.9:kl=reverse", and with settings of how its updates travel,
+    A method is a name, followed by options, "fedcrc:tau=0.9:kl=reverse", and by settings of compression and privacy,
     "fedcrc:compression.kind=int8". Raises MethodError and InputError.
     """
     chosen = [(label, *parse_method(label)) for label in dict.fromkeys([*ALWAYS, *methods])]
     splits = [parse_partition(partition) for partition in partitions] or [[]]
-    found = []
+    cells = []
     for dataset, split, seed in product(datasets or [base.data.dataset], splits, range(seeds)):
         setting = with_settings(base, [f'data.dataset="{dataset}"', *split, f"seed={base.seed + seed}"])
         for label, name, options in chosen:
             own = with_settings(setting, parse_settings(label))
-            found.append(Cell(label, with_method(own, name, options)))
-    return found
+            cells.append(Cell(label, with_method(own, name, options)))
+    return cells
 
 
 def parse_method(label: str) -> tuple[str, dict[str, Option]]:
-    """(name, options). Raises MethodError for a name or an option that does not exist, or a value out of range."""
+    """Split a label -> (name, options). Raises MethodError for an unknown name or option, or a value out of range."""
     name, *pairs = label.split(":")
     method = known_methods.find(name)
-    options = dict(_pair(label, pair) for pair in pairs if not pair.startswith(TRAVELS))
+    options = dict(_pair(label, pair) for pair in pairs if not pair.startswith(METHOD_SETTINGS))
     tuning = hyper.hypers(FineTuned) if name.endswith("+ft") else {}
     hyper.check(name, options, hyper.hypers(method) | tuning)
     return name, options
 
 
 def parse_settings(label: str) -> list[str]:
-    """The settings of how its updates travel that a method has for itself."""
-    return [pair for pair in label.split(":")[1:] if pair.startswith(TRAVELS)]
+    """The settings of compression and privacy in a label."""
+    return [pair for pair in label.split(":")[1:] if pair.startswith(METHOD_SETTINGS)]
 
 
 def parse_partition(text: str) -> list[str]:
-    """The settings behind "dirichlet:0.1", "pathological:2", "domain" or "iid". Raises InputError."""
+    """Translate "dirichlet:0.1", "pathological:2", "domain" or "iid" to settings. Raises InputError."""
     kind, colon, number = text.partition(":")
     if kind not in PARTITIONS:
         raise InputError(f"partition {text!r}: unknown{nearest(kind, PARTITIONS)}")
@@ -108,17 +108,17 @@ def parse_partition(text: str) -> list[str]:
 
 
 def partition_label(data: DataConfig) -> str:
-    """Such as "dirichlet 0.1"."""
+    """Format a partition, such as "dirichlet 0.1"."""
     return " ".join([data.partition, *(f"{getattr(data, key):g}" for key in PARTITIONS[data.partition])])
 
 
 def split_list(text: str) -> list[str]:
-    """The items of a list with commas."""
+    """Split a comma-separated list."""
     return [item for item in (part.strip() for part in text.split(",")) if item]
 
 
 def blocks(cells: Iterable[Cell]) -> Iterator[tuple[tuple[str, str], list[Cell]]]:
-    """The cells of each dataset and partition."""
+    """Group cells by dataset and partition."""
     grouped: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         grouped.setdefault(cell.block, []).append(cell)

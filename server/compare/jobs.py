@@ -1,7 +1,7 @@
-"""Many cells, some at a time, each in a child process with one thread. A child that dies costs its own cell and no other.
+"""Run cells in child processes with one thread each. A child that dies fails only its own cell.
 
-Children tell how far their rounds are through one pipe. It needs no lock, which a child that dies could take with it: what one tells is
-short enough to be written at once.
+Children send their progress through one shared pipe. It needs no lock, which a dying child could leave locked: each message is short
+enough to be written atomically.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import msgspec
 
 from edge_fl.console.progress import Count, Watch, unwatched
 from server.compare import cell as cells
-from server.compare.cell import Measured
+from server.compare.cell import CellResult
 from server.compare.grid import Cell
 from server.training.engines.processes import one_thread_each
 
-Done = Callable[[Measured], None]
-DIED = "its process died (out of memory?); it is run again next time"
-MAX_STAGE = 300  # characters: any POSIX system writes 512 bytes at once
+Done = Callable[[CellResult], None]
+DIED = "process died (out of memory?); the next call runs this cell again"
+MAX_STAGE = 300  # characters: POSIX systems write up to 512 bytes atomically
 
-_parent: Any = None  # in a child, the pipe to the process that started it
+_parent: Any = None  # in a child: the pipe to its parent
 
 
 def run(
     todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch = unwatched
 ) -> None:
-    """Runs every cell, `jobs` at a time, and tells `done` of each as it ends. One at a time needs no child process.
+    """Run all cells, `jobs` at a time, and pass each result to `done`; a single job needs no child process.
 
-    `watch` is told of the rounds and clients inside a cell; of several at a time, of the rounds of each.
+    `watch` receives the progress of rounds and clients of a cell; with several jobs, the rounds of each cell.
     """
     if jobs == 1:
         for cell in todo:
@@ -46,57 +46,57 @@ def run(
     waiting = list(todo)
     while waiting:
         left = _run_pool(waiting, folder, jobs, commit, done, watch)
-        # The pool broke: whoever broke it was among the first `jobs` cells that were left. Alone, each shows whether it was the one.
+        # The pool is broken: the cell that broke it is among the first `jobs` unfinished ones. Running each alone identifies it.
         for suspect in left[:jobs]:
             if _run_pool([suspect], folder, 1, commit, done, watch):
-                watch(_over(suspect))
-                done(Measured(suspect.key, suspect.label, suspect.recipe, commit, failure=DIED))
+                watch(_finished(suspect))
+                done(CellResult(suspect.key, suspect.label, suspect.recipe, commit, failure=DIED))
         waiting = left[jobs:]
 
 
 def _run_pool(
     todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch
 ) -> list[Cell]:
-    """The cells that were left, in order, when a child died; empty when all went well."""
-    finished: set[str] = set()
-    with one_thread_each(), _told(watch) as pipe, _pool(min(jobs, len(todo)), pipe) as pool:
+    """Run cells in a pool; returns the unfinished ones, in order, if a child died."""
+    done_keys: set[str] = set()
+    with one_thread_each(), _progress_pipe(watch) as pipe, _pool(min(jobs, len(todo)), pipe) as pool:
         futures = [pool.submit(_run_here, cell, folder, commit) for cell in todo]
         try:
             for future in as_completed(futures):
-                measured = future.result()
-                finished.add(measured.key)
-                done(measured)
+                result = future.result()
+                done_keys.add(result.key)
+                done(result)
         except BrokenProcessPool:
             pass
-    return [cell for cell in todo if cell.key not in finished]
+    return [cell for cell in todo if cell.key not in done_keys]
 
 
 @contextmanager
-def _told(watch: Watch) -> Iterator[Connection]:
-    """The end of a pipe that children tell into; `watch` hears it, on a thread of its own, until the block ends."""
-    heard, pipe = multiprocessing.Pipe(duplex=False)
+def _progress_pipe(watch: Watch) -> Iterator[Connection]:
+    """A pipe whose messages a thread passes to `watch`."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
 
     def listen() -> None:
-        while payload := heard.recv_bytes():
+        while payload := receiver.recv_bytes():
             watch(msgspec.json.decode(payload, type=Count))
 
     thread = threading.Thread(target=listen, name="edge-fl-cells", daemon=True)
     thread.start()
     try:
-        yield pipe
+        yield sender
     finally:
-        pipe.send_bytes(b"")
+        sender.send_bytes(b"")
         thread.join()
-        heard.close()
-        pipe.close()
+        receiver.close()
+        sender.close()
 
 
 @contextmanager
 def _pool(workers: int, pipe: Connection) -> Iterator[ProcessPoolExecutor]:
-    """A pool of spawned processes that is gone when the block ends, however it ends."""
+    """A pool of spawned processes, all terminated at the end of the block."""
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(pipe,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise, initargs=(pipe,))
     try:
         yield pool
         pool.shutdown()
@@ -106,20 +106,20 @@ def _pool(workers: int, pipe: Connection) -> Iterator[ProcessPoolExecutor]:
             child.terminate()
 
 
-def _begin(pipe: Connection) -> None:
-    """The first thing that a new child does."""
+def _initialise(pipe: Connection) -> None:
+    """Initialise a child."""
     global _parent
     _parent = pipe
 
 
-def _run_here(cell: Cell, folder: Path, commit: str) -> Measured:
+def _run_here(cell: Cell, folder: Path, commit: str) -> CellResult:
     try:
-        return cells.run(cell, folder, commit, partial(_tell, _stage(cell)))
+        return cells.run(cell, folder, commit, partial(_send_progress, _stage(cell)))
     finally:
-        _parent.send_bytes(msgspec.json.encode(_over(cell)))  # also of one that failed half-way
+        _parent.send_bytes(msgspec.json.encode(_finished(cell)))  # also after a failure
 
 
-def _tell(stage: str, count: Count) -> None:
+def _send_progress(stage: str, count: Count) -> None:
     if count.stage == "rounds":
         _parent.send_bytes(msgspec.json.encode(count._replace(stage=stage)))
 
@@ -128,5 +128,5 @@ def _stage(cell: Cell) -> str:
     return str(cell)[:MAX_STAGE]
 
 
-def _over(cell: Cell) -> Count:
+def _finished(cell: Cell) -> Count:
     return Count(_stage(cell), 1, 1)

@@ -1,6 +1,6 @@
-"""Our numbers beside the papers': the figures of `server/recipes/papers.toml`, the difference, both ranks, and what was run otherwise.
+"""Comparison of our numbers with the papers' (`server/recipes/papers.toml`): differences, ranks, and deviations from the paper's setup.
 
-A difference is not yet an error: a scaled run, one seed, a "best" round and a doubtful cell all make one. So each of them is said.
+A scaled run, a single seed, a "best" round or a doubtful cell also cause differences; the notes state each of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from edge_fl import config, metrics
 from edge_fl.config import Recipe
+from edge_fl.console.tables import Table
 from edge_fl.errors import InputError, nearest
 from server import recipes
-from server.compare.cell import Measured
+from server.compare.cell import CellResult
 from server.compare.grid import Cell, parse_method
-from server.compare.render import TextTable
 from server.compare.summary import MeanStd, mean_std
 from server.compare.tables import percent
 from server.recipes.changes import differences, with_method
@@ -33,8 +33,8 @@ CELL = re.compile(r"(?P<value>\d+(?:\.\d+)?)(?:±(?P<spread>\d+(?:\.\d+)?))?(?P<
 NONE = "-"
 
 
-class Table(Struct, frozen=True, forbid_unknown_fields=True):
-    """One printed table, as `papers.toml` holds it; its head says what the strings mean."""
+class PaperTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """One printed table; the head of `papers.toml` explains the format."""
 
     title: str
     columns: list[str]
@@ -44,7 +44,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Figure(Struct, frozen=True):
-    """One printed cell, in per cent: of a method, by the name of the number it is comparable with, on all clients or on one."""
+    """One printed cell, in per cent: a method, the name of our comparable number, and one client ("": all clients)."""
 
     recipe: str
     table: str
@@ -58,29 +58,31 @@ class Figure(Struct, frozen=True):
 
 
 @cache
-def tables() -> tuple[Table, ...]:
-    """Every table of the papers. Raises ConfigError for a damaged file."""
+def tables() -> tuple[PaperTable, ...]:
+    """Read all tables of the papers. Raises ConfigError for a damaged file."""
     tree = config.read(recipes.PAPERS)
-    return tuple(msgspec.convert(tree["table"], list[Table]))
+    return tuple(msgspec.convert(tree["table"], list[PaperTable]))
 
 
 def figures(recipe: str) -> list[Figure]:
-    """What the papers print for a recipe, each number once. Raises InputError for a recipe that is of no table."""
-    found: dict[tuple[str, str, str], Figure] = {}
+    """The papers' figures for a recipe, each number once. Raises InputError for a recipe that is in no table."""
+    known: dict[tuple[str, str, str], Figure] = {}
     for figure in _all_figures():
         if figure.recipe == recipe:
-            found.setdefault((figure.method, figure.number, figure.client), figure)
-    if not found:
-        known = sorted({figure.recipe for figure in _all_figures()})
-        raise InputError(f"recipe {recipe!r}: no paper's table has it{nearest(recipe, known)}")
-    return list(found.values())
+            known.setdefault((figure.method, figure.number, figure.client), figure)
+    if not known:
+        recipes = {figure.recipe for figure in _all_figures()}
+        raise InputError(f"recipe {recipe!r}: no paper's table has it{nearest(recipe, recipes)}")
+    return list(known.values())
 
 
-def against(recipe: str, cells: Sequence[Cell], found: Mapping[str, Measured]) -> TextTable:
-    """Our figures beside the paper's for every method that both have, with the difference in percentage points and both ranks."""
+def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Table:
+    """Compare our numbers with the paper's, for every method that both have: difference in percentage points and both ranks."""
     printed = figures(recipe)
     pairs = [
-        (figure, ours) for figure in printed if (ours := _ours(figure, _runs(figure.method, cells, found)))
+        (figure, ours)
+        for figure in printed
+        if (ours := _ours(figure, _complete(figure.method, cells, results)))
     ]
     seeds = max((ours.count for _, ours in pairs), default=0)
     body = [
@@ -95,13 +97,12 @@ def against(recipe: str, cells: Sequence[Cell], found: Mapping[str, Measured]) -
         for figure, ours in pairs
     ]
     headings = ["method", "ours", "paper", "difference", "our rank", "paper's rank", "table"]
-    return TextTable(
-        f"{recipe} beside the paper", headings, body, list(_notes(recipe, cells, printed, pairs))
-    )
+    notes = list(_notes(recipe, cells, printed, pairs))
+    return Table(headings, body, f"{recipe} compared with the paper", notes, headings[1:-1])
 
 
 def methods_of(recipe: Recipe) -> list[str]:
-    """The methods that a recipe compares: those of its table, or its own."""
+    """The methods that a recipe compares: those of its table, else its own."""
     return recipe.compare.methods or [recipe.method.name]
 
 
@@ -126,22 +127,22 @@ def _all_figures() -> Iterator[Figure]:
                     )
 
 
-def _runs(method: str, cells: Sequence[Cell], found: Mapping[str, Measured]) -> list[Measured]:
-    kept = [found[cell.key] for cell in cells if cell.label == method and cell.key in found]
-    return [measured for measured in kept if not measured.failure]
+def _complete(method: str, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[CellResult]:
+    known = [results[cell.key] for cell in cells if cell.label == method and cell.key in results]
+    return [result for result in known if not result.failure]
 
 
-def _ours(figure: Figure, runs: Sequence[Measured]) -> MeanStd | None:
+def _ours(figure: Figure, results: Sequence[CellResult]) -> MeanStd | None:
     if figure.client:
-        values = [run.clients.get(figure.client, {}).get(figure.number) for run in runs]
+        values = [result.clients.get(figure.client, {}).get(figure.number) for result in results]
     else:
-        values = [run.last[figure.number].mean if figure.number in run.last else None for run in runs]
+        values = [r.last[figure.number].mean if figure.number in r.last else None for r in results]
     known = [value for value in values if value is not None]
     return mean_std(known) if known else None
 
 
 def _ranks(figure: Figure, pairs: Sequence[tuple[Figure, MeanStd]]) -> tuple[str, str]:
-    """Places among all figures of the same client, best first; equals share the better place."""
+    """Ranks among all figures of the same client, best first; equal values share the better rank."""
     rivals = [(theirs, ours) for theirs, ours in pairs if theirs.client == figure.client]
     mine = next(ours for theirs, ours in rivals if theirs == figure)
     ours = 1 + sum(other.mean > mine.mean for _, other in rivals)
@@ -152,7 +153,7 @@ def _notes(
     recipe: str, cells: Sequence[Cell], printed: Sequence[Figure], pairs: Sequence[tuple[Figure, MeanStd]]
 ) -> Iterator[str]:
     changed = list(dict.fromkeys(change for cell in cells for change in _changes(recipe, cell)))
-    yield f"Run otherwise than in the paper: {'; '.join(changed) or 'nothing'}."
+    yield f"Different from the paper's setup: {'; '.join(changed) or 'nothing'}."
     share = cells[0].recipe.data.validation_fraction
     if share:
         yield f"{share:.0%} of the training images are held out to choose the best round; the papers train on them."
@@ -164,7 +165,7 @@ def _notes(
         if table.note and table.title in {figure.table for figure in printed}:
             yield f"{table.title}: {table.note}."
     if missing := dict.fromkeys(_name(f) for f in printed if f not in [figure for figure, _ in pairs]):
-        yield f"In the paper, but not here: {', '.join(missing)}."
+        yield f"In the paper only: {', '.join(missing)}."
     if disagreement := _disagreement(pairs):
         yield disagreement
 
@@ -175,16 +176,14 @@ def _changes(recipe: str, cell: Cell) -> list[str]:
 
 
 def _disagreement(pairs: Sequence[tuple[Figure, MeanStd]]) -> str:
-    """How many pairs of methods stand in another order than in the paper."""
+    """Count the pairs of methods whose order differs from the paper's."""
     whole = [(figure.value, ours.mean) for figure, ours in pairs if not figure.client]
     if len(whole) < 2:
         return ""
     theirs, ours = (np.array(column) for column in zip(*whole, strict=True))
     first, second = np.triu_indices(len(whole), 1)
-    apart = np.sign(theirs[first] - theirs[second]) * np.sign(ours[first] - ours[second])
-    return (
-        f"{int((apart < 0).sum())} of {len(apart)} pairs of methods stand in another order than in the paper."
-    )
+    agreement = np.sign(theirs[first] - theirs[second]) * np.sign(ours[first] - ours[second])
+    return f"{int((agreement < 0).sum())} of {len(agreement)} pairs of methods are ordered differently in the paper."
 
 
 def _name(figure: Figure) -> str:

@@ -1,20 +1,21 @@
-"""How far a comparison is: a line per finished cell with what is left of the time, beside the bars of `edge_fl.console.progress`."""
+"""Progress of a comparison: a line per finished cell with the estimated time left, and the bars of `edge_fl.console.progress`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from types import TracebackType
 from typing import Self
 
 from edge_fl import metrics
 from edge_fl.console import progress, units
 from edge_fl.console.progress import Count
-from server.compare.cell import Measured
+from server.compare.cell import CellResult
 from server.compare.grid import Cell
 
 
 class Progress:
-    """Of a comparison whose `todo` is run `jobs` cells at a time, after `kept` others were found already run."""
+    """Show the progress of the cells in `todo`, run `jobs` at a time; `kept` cells have stored results."""
 
     def __init__(self, todo: Sequence[Cell], kept: int, jobs: int) -> None:
         self._todo = {cell.key: cell for cell in todo}
@@ -24,7 +25,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self.watch.__enter__()
-        self.watch.print(f"{self._total} cells to run, {self._kept} kept from before")
+        self.watch.print(f"{self._total} cells to run, {self._kept} already done")
         self.watch(Count("cells", 0, self._total))
         return self
 
@@ -33,34 +34,35 @@ class Progress:
     ) -> None:
         self.watch.__exit__(kind, error, trace)
 
-    def done(self, measured: Measured) -> None:
-        """One cell has ended, well or not."""
-        cell = self._todo.pop(measured.key)
-        if not measured.failure:
-            self._seconds.setdefault(cell.label, []).append(measured.seconds)
+    def done(self, result: CellResult) -> None:
+        """Report a finished or failed cell."""
+        cell = self._todo.pop(result.key)
+        if not result.failure:
+            self._seconds.setdefault(cell.label, []).append(result.seconds)
         ended = self._total - len(self._todo)
-        left = f"; {in_words(self.seconds_left())} left" if self._todo else ""
-        self.watch.print(f"[{ended}/{self._total}] {cell}: {_result(measured)}{left}")
+        left = f"; {about(self.seconds_left())} left" if self._todo else ""
+        self.watch.print(f"[{ended}/{self._total}] {cell}: {_result(result)}{left}")
         self.watch(Count("cells", ended, self._total))
 
     def seconds_left(self) -> float:
-        """What the remaining cells take: each as long as its method took so far, or as long as the others did."""
-        known = [seconds for every in self._seconds.values() for seconds in every]
+        """Estimate the remaining time from the mean duration of each method, or of all methods for one without a finished cell."""
+        known = [seconds for of_method in self._seconds.values() for seconds in of_method]
         if not known:
             return float("nan")
-        usual = sum(known) / len(known)
-        each = (self._seconds.get(cell.label, [usual]) for cell in self._todo.values())
-        return sum(sum(seconds) / len(seconds) for seconds in each) / min(self._jobs, max(len(self._todo), 1))
+        estimates = (fmean(self._seconds.get(cell.label, known)) for cell in self._todo.values())
+        return sum(estimates) / min(self._jobs, max(len(self._todo), 1))
 
 
-def in_words(seconds: float) -> str:
-    """A duration as a person says it: "about 40 s", "about 12 min", "about 3.5 h"."""
+def about(seconds: float) -> str:
+    """Format an estimated duration: "about 40 s", "about 12 min", "about 3.5 h"."""
     return "unknown time" if seconds != seconds else f"about {units.seconds(seconds, 0)}"
 
 
-def _result(measured: Measured) -> str:
-    if measured.failure:
-        return f"FAILED, {measured.failure}"
-    known = next((n for n in (metrics.PERSONAL_AFTER, metrics.GLOBAL_TEST) if n in measured.last), None)
-    accuracy = f"{known} {measured.last[known].mean:.3f}" if known else "no accuracy"
-    return f"{accuracy} in {measured.seconds:.1f} s"
+def _result(result: CellResult) -> str:
+    if result.failure:
+        return f"FAILED, {result.failure}"
+    metric = next(
+        (name for name in (metrics.PERSONAL_AFTER, metrics.GLOBAL_TEST) if name in result.last), None
+    )
+    accuracy = f"{metric} {result.last[metric].mean:.3f}" if metric else "no accuracy"
+    return f"{accuracy} in {result.seconds:.1f} s"

@@ -1,7 +1,7 @@
-"""A comparison summed up: one row per method, dataset and partition, every number as mean and std over the seeds.
+"""Summary of a comparison: one row per method, dataset and partition, every number as mean and standard deviation over seeds.
 
-A number's name is its metric's; behind it ".weighted_mean", ".std" and ".bottom_decile" say how clients were summed up (nothing: the
-plain mean), ".participants" that only clients that took part count, ".best_by_validation" that it is not of the last round.
+A number is named after its metric. A suffix states the statistic over clients (".weighted_mean", ".std", ".bottom_decile"; none: the plain
+mean), ".participants" restricts it to clients that took part, ".best_by_validation" is the best round instead of the last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
-from server.compare.cell import Measured, Point
+from server.compare.cell import CellResult, Point
 from server.compare.grid import Cell, blocks
 
 METRICS = (
@@ -31,7 +31,7 @@ SECONDS, BEST_ROUND = "seconds", "best_round"
 
 
 class MeanStd(Struct, frozen=True):
-    """Mean and std (population, as np.std) of a number over the `count` seeds that have it."""
+    """Mean and population standard deviation over the `count` seeds that have the number."""
 
     mean: float
     std: float
@@ -39,7 +39,7 @@ class MeanStd(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """A method on one dataset and partition. `failures` names the seeds that gave no number, and why."""
+    """A method on one dataset and partition. `failures` maps failed seeds to the reason."""
 
     method: str
     dataset: str
@@ -50,64 +50,63 @@ class Row(Struct, frozen=True):
     keys: list[str]
 
 
-def rows(cells: Sequence[Cell], found: Mapping[str, Measured], target: float | None = None) -> list[Row]:
-    """One row per method and block, in the order of `cells`; cells that are not in `found` are left out."""
+def rows(cells: Sequence[Cell], results: Mapping[str, CellResult], target: float | None = None) -> list[Row]:
+    """Build one row per method and block, in the order of `cells`; cells without a result are left out."""
     table = []
-    for (dataset, partition), inside in blocks(cells):
-        alone = {cell.recipe.seed: _local(found.get(cell.key)) for cell in inside if cell.label == "local"}
-        for label in dict.fromkeys(cell.label for cell in inside):
-            measured = [found[c.key] for c in inside if c.label == label and c.key in found]
-            if measured:
-                table.append(_row(label, dataset, partition, measured, alone, target))
+    for (dataset, partition), block in blocks(cells):
+        local = {cell.recipe.seed: _local(results.get(cell.key)) for cell in block if cell.label == "local"}
+        for label in dict.fromkeys(cell.label for cell in block):
+            of_method = [results[c.key] for c in block if c.label == label and c.key in results]
+            if of_method:
+                table.append(_row(label, dataset, partition, of_method, local, target))
     return table
 
 
-def numbers(measured: Measured, target: float | None = None) -> dict[str, float]:
-    """Every number of one cell by its name."""
+def numbers(result: CellResult, target: float | None = None) -> dict[str, float]:
+    """All numbers of one cell by name."""
     found: dict[str, float] = {}
     for name in METRICS:
-        if summary := measured.last.get(name):
+        if summary := result.last.get(name):
             found |= dict(_statistics(name, summary))
-        if summary := measured.participants.get(name):
+        if summary := result.participants.get(name):
             found[f"{name}.{metrics.PARTICIPANTS}"] = summary.mean
-        if summary := measured.best.get(name):
+        if summary := result.best.get(name):
             found |= dict(_statistics(metrics.at_best_round(name), summary))
-    if measured.best_round:
-        found[BEST_ROUND] = measured.best_round
-    return {**found, **_traffic(measured, target), SECONDS: measured.seconds}
+    if result.best_round:
+        found[BEST_ROUND] = result.best_round
+    return {**found, **_traffic(result, target), SECONDS: result.seconds}
 
 
 def mean_std(values: Iterable[float]) -> MeanStd:
-    """Mean and std over seeds."""
-    every = np.array([value for value in values if math.isfinite(value)], np.float64)
-    return (
-        MeanStd(float(every.mean()), float(every.std()), len(every))
-        if len(every)
-        else MeanStd(math.nan, math.nan, 0)
-    )
+    """Mean and standard deviation of the finite values."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return MeanStd(math.nan, math.nan, 0)
+    return MeanStd(float(np.mean(finite)), float(np.std(finite)), len(finite))
 
 
 def _row(
     label: str,
     dataset: str,
     partition: str,
-    measured: Sequence[Measured],
-    alone: Mapping[int, float],
+    results: Sequence[CellResult],
+    local: Mapping[int, float],
     target: float | None,
 ) -> Row:
-    whole = [one for one in measured if not one.failure]
-    each = [
-        {**numbers(one, target), metrics.LOCAL_ONLY: alone.get(one.recipe.seed, math.nan)} for one in whole
+    complete = [result for result in results if not result.failure]
+    by_seed = [
+        {**numbers(result, target), metrics.LOCAL_ONLY: local.get(result.recipe.seed, math.nan)}
+        for result in complete
     ]
-    names = dict.fromkeys(name for found in each for name in found)
+    names = dict.fromkeys(name for each in by_seed for name in each)
     return Row(
         label,
         dataset,
         partition,
-        [one.recipe.seed for one in whole],
-        {name: mean_std(found[name] for found in each if name in found) for name in names},
-        {one.recipe.seed: one.failure for one in measured if one.failure},
-        [one.key for one in whole],
+        seeds=[result.recipe.seed for result in complete],
+        numbers={name: mean_std(each[name] for each in by_seed if name in each) for name in names},
+        failures={result.recipe.seed: result.failure for result in results if result.failure},
+        keys=[result.key for result in complete],
     )
 
 
@@ -117,38 +116,38 @@ def _statistics(name: str, summary: Summary) -> Iterator[tuple[str, float]]:
         yield f"{name}.{statistic}", getattr(summary, statistic)
 
 
-def _local(measured: Measured | None) -> float:
-    """What the clients reach alone, from the cell of Local."""
-    if measured is None or metrics.PERSONAL_AFTER not in measured.last:
+def _local(result: CellResult | None) -> float:
+    """Accuracy of the clients without any sharing."""
+    if result is None or metrics.PERSONAL_AFTER not in result.last:
         return math.nan
-    return measured.last[metrics.PERSONAL_AFTER].mean
+    return result.last[metrics.PERSONAL_AFTER].mean
 
 
-def _traffic(measured: Measured, target: float | None) -> dict[str, float]:
-    curve = measured.curve
+def _traffic(result: CellResult, target: float | None) -> dict[str, float]:
+    curve = result.curve
     if not curve:
         return {}
     found: dict[str, float] = {
         BYTES_DOWN: sum(point.bytes_down for point in curve) / len(curve),
         BYTES_UP: sum(point.bytes_up for point in curve) / len(curve),
     }
-    if target is not None and (rounds := _until(measured, target)):
+    if target is not None and (rounds := _until(result, target)):
         sent = [point.bytes_down + point.bytes_up for point in curve[:rounds]]
         per_client = [total / max(point.clients, 1) for total, point in zip(sent, curve, strict=False)]
         found |= {UNTIL_ROUNDS: rounds, UNTIL_BYTES: sum(sent), f"{UNTIL_BYTES}.per_client": sum(per_client)}
     return found
 
 
-def _until(measured: Measured, target: float) -> int:
-    """The first round whose models reach the target on average over clients, by what each method predicts with; 0: none did.
+def _until(result: CellResult, target: float) -> int:
+    """The first round whose models reach the target on average over clients; 0: none.
 
-    What only the closing step brings has cost every round.
+    A target reached only by the final personalisation takes all rounds.
     """
-    for position, point in enumerate(measured.curve):
+    for position, point in enumerate(result.curve):
         if _reached(point, target):
             return position + 1
-    after = measured.last.get(metrics.PERSONAL_AFTER)
-    return len(measured.curve) if after and after.mean >= target else 0
+    after = result.last.get(metrics.PERSONAL_AFTER)
+    return len(result.curve) if after and after.mean >= target else 0
 
 
 def _reached(point: Point, target: float) -> bool:

@@ -1,4 +1,4 @@
-"""A comparison's rows as tables to read, one per dataset and partition, with notes that say what each number is and what is not equal."""
+"""Tables of a comparison, one per dataset and partition, with notes on the columns and on unequal settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from edge_fl import metrics
 from edge_fl.config import MethodConfig, Recipe
+from edge_fl.console.tables import Table
 from server.compare.grid import Cell, blocks, partition_label
-from server.compare.render import TextTable
 from server.compare.summary import BYTES_DOWN, BYTES_UP, SECONDS, UNTIL_BYTES, MeanStd, Row
 
 MEGABYTE = 1e6
@@ -17,7 +17,7 @@ Write = Callable[[MeanStd, int], str]
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, the number of `table` under it, how that is written, and what it means."""
+    """A column: heading, the name of its number in `summary`, format, and meaning."""
 
     heading: str
     number: str
@@ -26,53 +26,53 @@ class Column:
 
 
 def percent(value: MeanStd, seeds: int) -> str:
-    """As in "94.12±0.31", without the spread for a single seed; with "(2)" behind it when only two of more seeds have the number."""
+    """Format as "94.12±0.31", without ± for a single seed; "(2)" is appended if only two of more seeds have the number."""
     around = f"±{value.std * 100:.2f}" if seeds > 1 else ""
-    return f"{value.mean * 100:.2f}{around}{_how_many(value, seeds)}"
+    return f"{value.mean * 100:.2f}{around}{_seeds_note(value, seeds)}"
 
 
 def megabytes(value: MeanStd, seeds: int) -> str:
-    """The mean of bytes in units of 10^6; their spread over seeds is in the CSV."""
+    """Format mean bytes in units of 10^6; the deviation over seeds is in the CSV."""
     return plain(MeanStd(value.mean / MEGABYTE, value.std, value.count), seeds)
 
 
 def plain(value: MeanStd, seeds: int) -> str:
-    """The mean to three digits or so."""
+    """Format the mean to about three digits."""
     digits = next((d for d, limit in ((3, 1), (2, 10), (1, 100)) if abs(value.mean) < limit), 0)
-    return f"{value.mean:.{digits}f}{_how_many(value, seeds)}"
+    return f"{value.mean:.{digits}f}{_seeds_note(value, seeds)}"
 
 
 PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
 COLUMNS = (
     Column("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
-    Column("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the closing personalisation"),
+    Column("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the final personalisation"),
     Column("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
     Column("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
     Column("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
     Column("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
     Column("local only", metrics.LOCAL_ONLY, percent, "'after' of the same clients under Local"),
     Column("unseen", metrics.UNSEEN_TEST, percent, "the global model, as it is, on clients that never trained"),
-    Column("std", f"{metrics.PERSONAL_AFTER}.std", percent, "of 'after' over clients"),
-    Column("worst tenth", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the worst tenth of the clients"),
+    Column("std", f"{metrics.PERSONAL_AFTER}.std", percent, "standard deviation of 'after' over clients"),
+    Column("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the lowest 10 % of the clients"),
     Column("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
     Column("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
     Column("MB to target", UNTIL_BYTES, megabytes, "both, over all rounds until the mean accuracy reaches the target"),
-    Column("epsilon", metrics.EPSILON, plain, "what a client's updates have told of its data at most, mean over clients"),
-    Column("seconds", SECONDS, plain, "of the whole run on one thread"),
+    Column("epsilon", metrics.EPSILON, plain, "epsilon spent, mean over clients"),
+    Column("seconds", SECONDS, plain, "duration of the whole run on one thread"),
 )  # fmt: skip
 
 
-def tables(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = None) -> list[TextTable]:
-    """One table per block, the meaning of the columns under the last. Columns that no method has a number for are left out."""
-    found = [
-        _text_table([row for row in rows if (row.dataset, row.partition) == block], inside)
+def tables(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = None) -> list[Table]:
+    """Lay out one table per block, with the meaning of the columns below the last. Columns without any number are left out."""
+    *others, last = [
+        _table([row for row in rows if (row.dataset, row.partition) == block], inside)
         for block, inside in blocks(cells)
     ]
-    return [*found[:-1], replace(found[-1], notes=[*found[-1].notes, *_legend(found, target)])]
+    return [*others, replace(last, notes=[*last.notes, *_legend([*others, last], target)])]
 
 
 def record(row: Row) -> dict[str, object]:
-    """A row with every number, for CSV: its mean under its name, its spread over seeds under "<name>.over_seeds"."""
+    """Flatten a row for CSV: each mean under the number's name, the deviation over seeds under "<name>.over_seeds"."""
     flat: dict[str, object] = {
         "method": row.method,
         "dataset": row.dataset,
@@ -86,7 +86,7 @@ def record(row: Row) -> dict[str, object]:
 
 
 def conditions(recipe: Recipe) -> str:
-    """What all methods of a block share, in a line."""
+    """Describe in one line what all methods of a block have in common."""
     data, method, cohort = recipe.data, recipe.method, recipe.cohort
     least, most = cohort.participation_from, cohort.participation
     return ", ".join(filter(None, [
@@ -101,8 +101,8 @@ def conditions(recipe: Recipe) -> str:
     ]))  # fmt: skip
 
 
-def _text_table(rows: Sequence[Row], cells: Sequence[Cell]) -> TextTable:
-    shown = [column for column in COLUMNS if _is_worth_showing(column.number, rows)]
+def _table(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
+    shown = [column for column in COLUMNS if _is_shown(column.number, rows)]
     seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
     body = [[row.method, *(_cell(row, column, seeds) for column in shown)] for row in rows]
     failures = [
@@ -113,12 +113,12 @@ def _text_table(rows: Sequence[Row], cells: Sequence[Cell]) -> TextTable:
     over = f"mean±std over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"{conditions(cells[0].recipe)}; {over}"
     headings = ["method", *(column.heading for column in shown)]
-    return TextTable(title, headings, body, [*_unequal(cells, cells[0].recipe), *failures])
+    return Table(headings, body, title, [*_unequal(cells, cells[0].recipe), *failures], headings[1:])
 
 
-def _legend(found: Sequence[TextTable], target: float | None) -> Iterator[str]:
+def _legend(tables: Sequence[Table], target: float | None) -> Iterator[str]:
     yield "Accuracies are in per cent, means over clients after the last round, unless said otherwise:"
-    headings = {heading for table in found for heading in table.headings}
+    headings = {heading for table in tables for heading in table.headings}
     for column in COLUMNS:
         if column.heading in headings:
             yield f"- {column.heading}: {column.meaning} ({column.number})"
@@ -126,8 +126,8 @@ def _legend(found: Sequence[TextTable], target: float | None) -> Iterator[str]:
         yield f"- the target is {target:.0%}"
 
 
-def _is_worth_showing(number: str, rows: Sequence[Row]) -> bool:
-    """Whether any row has the number; that of participants only where it differs from that of all clients. "after" always is."""
+def _is_shown(number: str, rows: Sequence[Row]) -> bool:
+    """Whether a column is shown: "after" always, "participants" if it differs from "after", others if any row has the number."""
     if number == metrics.PERSONAL_AFTER:
         return True
     found = [row.numbers[number] for row in rows if number in row.numbers and row.numbers[number].count]
@@ -151,22 +151,22 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _how_many(value: MeanStd, seeds: int) -> str:
+def _seeds_note(value: MeanStd, seeds: int) -> str:
     return "" if value.count == seeds else f" ({value.count})"
 
 
-def _unequal(cells: Sequence[Cell], usual: Recipe) -> Iterator[str]:
-    """Who trains under other settings than the first method."""
+def _unequal(cells: Sequence[Cell], first: Recipe) -> Iterator[str]:
+    """Describe the methods whose settings differ from the first one's."""
     methods: Mapping[str, MethodConfig] = {cell.label: cell.recipe.method for cell in cells}
     for label, method in methods.items():
-        asked = [
-            _count(method.epochs, "epoch") * (method.epochs != usual.method.epochs),
-            f"batches of {method.batch_size}" * (method.batch_size != usual.method.batch_size),
-            _optimiser(method) * (method.optimiser != usual.method.optimiser),
+        different = [
+            _count(method.epochs, "epoch") * (method.epochs != first.method.epochs),
+            f"batches of {method.batch_size}" * (method.batch_size != first.method.batch_size),
+            _optimiser(method) * (method.optimiser != first.method.optimiser),
             ", ".join(f"{key} = {value}" for key, value in method.options.items()),
         ]
-        if any(asked):
-            yield f"{label} has {', '.join(filter(None, asked))}."
+        if any(different):
+            yield f"{label} has {', '.join(filter(None, different))}."
 
 
 def _optimiser(method: MethodConfig) -> str:

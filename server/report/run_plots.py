@@ -1,4 +1,4 @@
-"""Which pictures a run and a comparison get, from what they left in their folders: RUN/plots/ and FOLDER/plots/, as SVG and PNG."""
+"""The figures of a run and of a comparison, drawn from their folders into RUN/plots/ and FOLDER/plots/ as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_fl import metrics
 from edge_fl.data import partition
 from edge_fl.errors import ArtefactError, InputError
 from server.compare import cell as cells_of
-from server.compare.cell import Measured
+from server.compare.cell import CellResult
 from server.compare.grid import Cell, blocks
 from server.compare.summary import mean_std
 from server.report import plots, style
@@ -31,17 +31,20 @@ from server.training.features import Probe
 
 CURVES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
 AFTER = metrics.PERSONAL_AFTER
-COMMON_IMAGES = 300  # that every client's network is shown, to compare them
+COMMON_IMAGES = 300  # for the CKA similarity of the clients' networks
 
 
 def of_run(results: Results) -> list[Path]:
-    """Every picture that a run's folder has the numbers for: accuracy always, the others where its data and checkpoint are at hand."""
+    """Draw the figures of a run: its accuracy, and, with its data and checkpoint on this machine, its labels and features."""
     drawn: dict[str, Figure] = {}
     if curves := _curves_of_run(results):
         drawn["accuracy"] = plots.accuracy(curves, "mean accuracy over clients")
     try:
         run = trained.load(results)
-    except (ArtefactError, InputError):  # devices have their data, and an early end leaves no checkpoint
+    except (
+        ArtefactError,
+        InputError,
+    ):  # the data are on devices, or the run ended before its first checkpoint
         if not drawn:
             raise
     else:
@@ -49,8 +52,8 @@ def of_run(results: Results) -> list[Path]:
     return [path for name, picture in drawn.items() for path in style.save(picture, results.plots, name)]
 
 
-def of_comparison(cells: Sequence[Cell], found: Mapping[str, Measured], folder: Path) -> list[Path]:
-    """Every picture of a comparison, per dataset and partition; features and labels are those of the first seed."""
+def of_comparison(cells: Sequence[Cell], found: Mapping[str, CellResult], folder: Path) -> list[Path]:
+    """Draw the figures of a comparison by dataset and partition; features and labels are those of the first seed."""
     paths = []
     for block, inside in blocks(cells):
         runs = [
@@ -69,7 +72,7 @@ def _of_trained(run: TrainedRun) -> dict[str, Figure]:
     seen = features.probe(run.method, run.shared, own, data)
     spaces = {"features": seen.z}
     if seen.projected is not None:
-        spaces = {"features before the projector": seen.z, "and behind it": seen.projected}
+        spaces = {"features before the projector": seen.z, "features after it": seen.projected}
     panels = {}
     for name, z in spaces.items():
         at = features.tsne(z)
@@ -82,11 +85,11 @@ def _of_trained(run: TrainedRun) -> dict[str, Figure]:
     some = images[np.linspace(0, len(images) - 1, min(COMMON_IMAGES, len(images))).astype(int)]
     found = features.representations(run.method, run.shared, own, torch.from_numpy(some))
     if len(found) > 1:
-        drawn["likeness"] = plots.likeness(_likeness(list(found.values())), list(found), "client")
+        drawn["cka-similarity"] = plots.similarity(_similarity(list(found.values())), list(found), "client")
     return drawn
 
 
-def _of_block(runs: Sequence[tuple[Cell, Measured]], folder: Path) -> Iterator[tuple[str, Figure]]:
+def _of_block(runs: Sequence[tuple[Cell, CellResult]], folder: Path) -> Iterator[tuple[str, Figure]]:
     if not runs:
         return
     study = studies.prepare(runs[0][0].recipe)
@@ -107,7 +110,7 @@ def _of_block(runs: Sequence[tuple[Cell, Measured]], folder: Path) -> Iterator[t
     first = {label: every[0] for label, every in seen.items()}
     if len(first) > 1:
         outermost = [one.outermost for one in first.values()]
-        yield "likeness", plots.likeness(_likeness(outermost), list(first), "method")
+        yield "cka-similarity", plots.similarity(_similarity(outermost), list(first), "method")
     at = {label: features.tsne(one.outermost) for label, one in first.items()}
     by_class = {label: Points(at[label], one.y, study.dataset.classes) for label, one in first.items()}
     yield "features-by-class", plots.embedding(by_class)
@@ -140,8 +143,8 @@ def _curves_of_run(results: Results) -> dict[str, Curve]:
     }
 
 
-def _curves_of_cells(runs: Sequence[tuple[Cell, Measured]]) -> dict[str, Curve]:
-    """What each method predicts with, by round, over the rounds that all its seeds were evaluated in."""
+def _curves_of_cells(runs: Sequence[tuple[Cell, CellResult]]) -> dict[str, Curve]:
+    """Accuracy of the model that each method predicts with, over the rounds in which all seeds were evaluated."""
     curves = {}
     for label in dict.fromkeys(cell.label for cell, _ in runs):
         seeds = [
@@ -162,7 +165,7 @@ def _predicting(means: Mapping[str, float]) -> float | None:
     return next((means[name] for name in CURVES if name in means), None)
 
 
-def _likeness(seen: Sequence[features.Features]) -> NDArray[np.float64]:
+def _similarity(seen: Sequence[features.Features]) -> NDArray[np.float64]:
     matrix = np.eye(len(seen))
     for a, b in combinations(range(len(seen)), 2):
         matrix[a, b] = matrix[b, a] = features.linear_cka(seen[a], seen[b])

@@ -1,14 +1,15 @@
-"""The papers' protocols for clients that come late: what is it worth to somebody who was not there?
+"""The papers' protocols for new clients (docs/methods.md G16).
 
-FedCRC, Table II: some clients never train, and the global model meets them as it is (`meet`). Where heads are personal, the paper takes
-their mean for a global one; only a simulation can do that, because no server ever holds a head. RepPer, Figure 6: the extractor stays
-frozen, and every client of another task fits a new head to it, batch after batch (`learn_task`).
+FedCRC, Table II (`newcomers_model`, `meet`): some clients never train, and a shared model is tested on them. Where heads are personal, the
+paper uses their mean; only a simulation can compute it, because no server ever holds a head. RepPer, Figure 6 (`learn_new_task`): the
+extractor stays frozen, and every client of another task fits a new head, batch after batch.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,11 +31,14 @@ from edge_fl.methods.contract import norm, steps
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl.seeds import generator
 
+log = logging.getLogger(__name__)
+
 Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classes]
-# a newcomer's training pixels, uint8, without their labels -> what it predicts with
-Model = Callable[[Tensor], Predict]
-Reports = dict[str, dict[str, float]]
-HIDDEN = 256  # METHODS.md section 5
+Model = Callable[
+    [Tensor], Predict
+]  # a new client's training pixels, uint8, without labels -> its prediction function
+Reports = dict[str, dict[str, float]]  # metrics by client
+HIDDEN = 256  # docs/methods.md, "Heads"
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "mlp": lambda dim, classes: nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)),
@@ -42,7 +46,7 @@ HEADS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
-    """`count` of the clients, ascending, that never train. Raises DataError when nobody would be left."""
+    """Draw `count` clients that never train, ascending. Raises DataError if no client would be left."""
     if not count:
         return ()
     if count >= len(clients):
@@ -54,27 +58,34 @@ def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
 def newcomers_model(
     method: Method, shared: Parts, own: Iterable[tuple[str, Parts]], samples: Mapping[str, int]
 ) -> Model | None:
-    """What a newcomer can use: the method's global model, or its shared extractor under the mean of the personal heads, or nothing.
+    """The model that a new client can use; None if the method has none.
 
-    `own` are the clients' personal parts; those in `samples` count, by their training samples. Where only BatchNorm is personal, the
-    newcomer measures its own.
+    It is the global model, or else the shared extractor with the mean of the personal heads. `own` are the clients' personal parts; those
+    in `samples` count, weighted by their training samples. Where only BatchNorm is personal, the new client measures its own statistics.
     """
     if method.has_global:
-        return lambda _: lambda x: _given(steps.predict_global(method, shared, x))
+        return lambda _: lambda x: _required(steps.predict_global(method, shared, x))
     if method.batch_norm is BatchNorm.LOCAL_BN:
-        return lambda seen: partial(method.predict, norm.newcomer(method, shared, seen))
+        return lambda pixels: partial(method.predict, norm.newcomer(method, shared, pixels))
     mean = Mean()
-    if "extractor" in method.travelling() and "head" in method.parts and "head" in method.net.parts:
+    if _has_personal_heads(method):
         for client, parts in own:
             if client in samples:
                 mean.add(parts["head"], samples[client])
     if (head := mean.value()) is None:
+        log.warning("%s: has no model for new clients; %s is not measured", method.title, metrics.UNSEEN_TEST)
         return None
     return lambda _: partial(method.classify, {**norm.for_export(shared), "head": head})
 
 
+def _has_personal_heads(method: Method) -> bool:
+    """Whether clients share a whole extractor and have personal heads on its features (a head that the method builds has other inputs)."""
+    head = method.parts.get("head")
+    return "extractor" in method.exports and head is not None and not head.travels and head.build is None
+
+
 def meet(model: Model, clients: Mapping[str, ClientData], device: str = "cpu") -> Reports:
-    """The accuracy of a model, without any adaptation, on the test sets of clients that never trained."""
+    """Test accuracy of a model, without adaptation, on clients that never trained."""
     reports = {}
     for id, data in clients.items():
         predict = model(torch.from_numpy(data.train.x).to(device))
@@ -86,13 +97,14 @@ def meet(model: Model, clients: Mapping[str, ClientData], device: str = "cpu") -
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """How a head learns a new task: `iterations` batches, its accuracy noted before the first and after `every` of them."""
+    """Training of a head on a new task: `iterations` batches; accuracy is measured before the first and after every `every`."""
 
     iterations: int = 100
     every: int = 10
     batch_size: int = 256
     head: str = "mlp"
     optimiser: Optimiser = Sgd(0.1, momentum=0.9)
+    seed: int = 0
 
 
 def learn_new_task(
@@ -101,17 +113,14 @@ def learn_new_task(
     clients: Mapping[str, ClientData],
     classes: int,
     training: HeadTraining,
-    seed: int = 0,
     device: str = "cpu",
     watch: Watch = unwatched,
 ) -> dict[int, Reports]:
-    """Iterations so far -> test accuracy of every client's new head on the frozen extractor; the task may have other classes.
-
-    `watch` is told how many heads are fitted.
+    """Fit a new head for every client on the frozen extractor -> test accuracy by iteration and client. The task may have other classes.
 
     Raises MethodError for a method that shares no extractor or an unknown head, DataError for images of another shape.
     """
-    part = _head(method, classes, training)
+    part = _new_head(method, classes, training)
 
     def loss(head: Params, batch: Batch) -> Tensor:
         return cross_entropy(part(head, batch.x), batch.y, batch.mask)
@@ -119,15 +128,15 @@ def learn_new_task(
     def step(carry: tuple[Params, Any], batch: Batch) -> tuple[Params, Any]:
         return descend(loss, *carry, batch, training.optimiser)
 
-    found: dict[int, Reports] = {}
+    reports: dict[int, Reports] = {}
     for fitted, (id, data) in enumerate(clients.items()):
         watch(Count("heads", fitted, len(clients)))
         train = _features(method, shared, data.train, device)
         test = _features(method, shared, data.test, device)
         if not method.unit_norm:
-            train, test = _scaled(train, train), _scaled(test, train)
+            train, test = _standardised(train, train), _standardised(test, train)
         y = torch.from_numpy(data.train.y).to(device)
-        batches = Batches(train, y, classes, training.batch_size, seed, 0, id)
+        batches = Batches(train, y, classes, training.batch_size, training.seed, 0, id)
         head = part.init()
         carry = (head, training.optimiser.init(parameters(head)))
         for done in range(0, training.iterations + 1, training.every):
@@ -135,24 +144,21 @@ def learn_new_task(
                 stage = {"stage": f"task.{done}", "epochs": training.every, "limit": training.every}
                 carry = scan(step, carry, batches, **stage)  # type: ignore[arg-type]
             predicted = part.frozen(carry[0], test).argmax(1).cpu().numpy()
-            found.setdefault(done, {})[id] = {
+            reports.setdefault(done, {})[id] = {
                 metrics.PERSONAL_AFTER: metrics.accuracy(predicted, data.test.y),
                 metrics.TEST_SAMPLES: float(len(data.test)),
             }
     watch(Count("heads", len(clients), len(clients)))
-    return found
+    return reports
 
 
-def _head(method: Method, classes: int, training: HeadTraining) -> Part:
+def _new_head(method: Method, classes: int, training: HeadTraining) -> Part:
     if not method.exports:
         raise MethodError(f"{method.title}: shares no extractor, so no new task can use it")
     if training.head not in HEADS:
         raise MethodError(f"head {training.head!r}: unknown{nearest(training.head, HEADS)}")
-    build = HEADS[training.head]
-    net = replace(method.net, classes=classes).with_part(
-        "run_id", lambda: build(method.net.feature_dim, classes)
-    )
-    return net.run_id
+    build = partial(HEADS[training.head], method.net.feature_dim, classes)
+    return Part("task", build, method.net.seed)  # the name determines the initial values
 
 
 def _features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
@@ -164,11 +170,11 @@ def _features(method: Method, shared: Parts, samples: Samples, device: str) -> T
     return in_batches(lambda batch: steps.exported_features(method, shared, batch), x)
 
 
-def _scaled(z: Tensor, train: Tensor) -> Tensor:
-    """Features standardised by a client's training data, of length about 1, as the step size expects (`edge_fl.heads.mlp`)."""
+def _standardised(z: Tensor, train: Tensor) -> Tensor:
+    """Standardise features by a client's training data, to a length of about 1, as the step size expects (`edge_fl.heads.mlp`)."""
     return (z - train.mean(0)) / (train.std(0, correction=0).clamp(min=1e-6) * z.shape[1] ** 0.5)
 
 
-def _given(logits: Tensor | None) -> Tensor:
+def _required(logits: Tensor | None) -> Tensor:
     assert logits is not None
     return logits

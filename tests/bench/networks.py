@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torch import nn
 
 from edge_fl.config import InputSpec
-from edge_fl.learn.network.chain import Row
+from edge_fl.learn.network.chain import Chain
 
 
-class Pixels(Row):
+class Pixels(Chain):
     """The pixels themselves as features, or with `hidden` one layer of so many units on them."""
 
     def __init__(self, input: InputSpec, hidden: int = 0) -> None:
@@ -20,5 +20,5 @@ class Pixels(Row):
         self.layer = nn.Sequential(nn.Linear(pixels, hidden), nn.ReLU()) if hidden else nn.Identity()
         self.feature_dim = hidden or pixels
 
-    def row(self) -> Sequence[nn.Module]:
+    def layers(self) -> Sequence[nn.Module]:
         return self.flatten, self.layer

@@ -17,7 +17,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire import tensors
 from edge_fl.wire.topics import Topics
-from server.release.export import release
+from server.release.export import ReleaseOrigin, release
 from server.release.publish import Publisher
 from server.release.repository import Repository
 from tests.bench import workloads
@@ -56,7 +56,7 @@ def released(model: str, turns: int) -> Figure:
     numbers = iter(range(1, 1000))
 
     def export() -> tuple[Manifest, dict[str, bytes]]:
-        return release(method, shared, study.spec, number=1, run_id="bench", round=1)
+        return release(method, shared, study.spec, ReleaseOrigin(1, "bench", round=1))
 
     with TemporaryDirectory(prefix="edge-fl-bench-") as folder:
         repository, broker = Repository(Path(folder)), InMemoryBroker()

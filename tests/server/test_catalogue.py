@@ -1,4 +1,4 @@
-"""The catalogue of methods: what the commands print, and what the README says, come from the methods' own declarations."""
+"""The catalogue: the commands' output and the README's table come from the methods' own declarations."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_the_readmes_table_is_the_methods_own() -> None:
 
 
 def test_a_method_without_a_shared_extractor_is_refused_to_head_only_devices() -> None:
-    refused = {row["name"] for row in catalogue.rows() if row["head_only"] == "refused"}
-    assert refused == {"local", "lg-fedavg", "fedamp", "fedproto", "fedgh"}
+    unsupported = {row["name"] for row in catalogue.rows() if row["head_only"] == "not supported"}
+    assert unsupported == {"local", "lg-fedavg", "fedamp", "fedproto", "fedgh"}
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))

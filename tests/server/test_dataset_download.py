@@ -1,4 +1,4 @@
-"""Downloads through torchvision end as .npz files that the rest of edge-fl reads; without a network the error says where to put files."""
+"""Downloads give .npz files that edge-fl reads; without a network the error says where to put the files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(
     not (ORIGINALS / "MNIST" / "raw").is_dir(), reason=f"the original MNIST files are not in {ORIGINALS}"
 )
-def test_original_files_put_by_hand_become_a_dataset_without_a_network(tmp_path: Path, offline: None) -> None:
+def test_original_files_in_the_folder_are_converted_without_a_network(tmp_path: Path, offline: None) -> None:
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     for file in (ORIGINALS / "MNIST" / "raw").iterdir():
         shutil.copyfile(file, tmp_path / "MNIST" / "raw" / file.name)
@@ -53,16 +53,16 @@ def test_a_file_already_there_is_kept(tmp_path: Path, offline: None) -> None:
     assert dataset_download.download("cifar10", tmp_path).read_bytes() == b"mine"
 
 
-def test_a_dataset_that_nobody_offers_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_dataset_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did you mean 'cifar10'"):
         dataset_download.download("cifar-10", tmp_path)
 
 
-def test_what_can_be_downloaded_is_what_the_floor_says() -> None:
+def test_the_downloadable_datasets_are_those_that_edge_fl_names() -> None:
     assert set(dataset_download.ORIGINS) == set(datasets.DOWNLOADABLE)
 
 
-def test_transposed_images_are_turned_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transposed_images_are_transposed_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Transposed:  # stands for torchvision's EMNIST, whose files are not at hand
         def __init__(self, root: str, *, train: bool, download: bool, split: str) -> None:
             self.data, self.targets = np.zeros((1, 2, 3), np.uint8), np.array([46])

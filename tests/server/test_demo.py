@@ -1,4 +1,4 @@
-"""The demo: three real commands as children that always end, and a comparison that says whose numbers it shows."""
+"""The demo: three real commands as child processes that always end, and a comparison with baselines."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ROWS = [
 ]
 
 
-def test_the_fleet_stands_beside_its_rivals_over_all_and_over_head_only_clients():
-    rivals = {"Local": {"c000": 0.25, "c001": 0.5, "c002": 0.75}}
-    found = {line["what"]: (line["clients"], line["mean"]) for line in demo.compare(ROWS, rivals)}
+def test_the_fleet_is_compared_with_baselines_over_all_and_over_head_only_clients():
+    baselines = {"Local": {"c000": 0.25, "c001": 0.5, "c002": 0.75}}
+    found = {line["model"]: (line["clients"], line["mean"]) for line in demo.compare(ROWS, baselines)}
     assert found == {
         "this fleet, all": (2, 0.75),
         "this fleet, head-only": (1, 0.5),
@@ -52,7 +52,7 @@ def test_there_must_be_full_and_head_only_devices(devices, full):
         demo.recipe_of(DemoOptions(devices=devices, full=full))
 
 
-def test_of_a_large_dataset_a_part_is_taken(tmp_path):
+def test_only_a_part_of_a_large_dataset_is_used(tmp_path):
     np.savez(tmp_path / "large.npz", x=np.zeros((4000, 4, 4), np.uint8), y=np.arange(4000) % 3)
     recipe = demo.recipe_of(DemoOptions("large", tmp_path, devices=4, full=2, rounds=3))
     assert recipe.data.fraction * 4000 == 4 * demo.SAMPLES_PER_DEVICE
@@ -60,7 +60,7 @@ def test_of_a_large_dataset_a_part_is_taken(tmp_path):
     assert demo.recipe_of(DemoOptions()).data.fraction == 1.0
 
 
-def test_the_fleet_and_the_server_are_told_of_the_same_split_and_broker(tmp_path):
+def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
     recipe = demo.recipe_of(DemoOptions(devices=5, full=2, port=1999))
     commands = demo.commands(DemoOptions(devices=5, full=2), recipe, tmp_path)
     fleet = dict(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
@@ -98,22 +98,22 @@ def alive(pid):
     return True
 
 
-def test_a_child_that_ends_badly_is_named_with_what_it_said():
-    heard = []
-    with Children(lambda name, line: heard.append((name, line)), {}) as children:
+def test_the_error_of_a_failed_child_names_it_with_its_last_line():
+    lines = []
+    with Children(lambda name, line: lines.append((name, line)), {}) as children:
         wrong = children.start("server", "server", "run", "nosuchrecipe")
         with pytest.raises(RunError, match="server ended with exit code 4: recipe 'nosuchrecipe'"):
             children.wait(wrong, 30)
-    assert [name for name, _ in heard] == ["server"]
+    assert [name for name, _ in lines] == ["server"]
 
 
 @pytest.mark.broker
-def test_children_end_whatever_happens(mosquitto_program, tmp_path):
-    def heard(name, line):
-        lines.append(line)
-
+def test_children_end_after_an_interrupt(mosquitto_program, tmp_path):
     lines = []
-    with pytest.raises(KeyboardInterrupt), Children(heard, {}) as children:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Children(lambda name, line: lines.append(line), {}) as children,
+    ):
         port = str(demo._free_port())
         child = children.start(
             "broker", "broker", "up", "--insecure", "--port", port, "--dir", str(tmp_path / "broker")
@@ -132,7 +132,7 @@ def test_children_end_whatever_happens(mosquitto_program, tmp_path):
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["plaintext", "mTLS"])
-def test_the_demo_ends_well_and_leaves_only_its_results(mosquitto_program, tmp_path, secure):
+def test_the_demo_completes_and_leaves_only_its_results(mosquitto_program, tmp_path, secure):
     plan = DemoOptions(devices=4, full=2, rounds=2, runs=tmp_path / "runs", secure=secure)
     shown = demo.run(plan)
     assert [entry.name for entry in plan.runs.iterdir()] == [shown.path.name]

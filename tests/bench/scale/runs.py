@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_fl.errors import DeadlineError, RunError
+from edge_fl.errors import DeadlineError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
@@ -119,7 +119,7 @@ def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: floa
                 raise DeadlineError("the run did not end")
         server.drain()
         if server.code:
-            raise RunError(f"the server ended with exit code {server.code}: {' | '.join(server.last)}")
+            raise server.failure()
         seconds = time.monotonic() - started_s
         listener.close()
         results = Results.open(Path(server.printed.splitlines()[-1]))

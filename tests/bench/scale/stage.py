@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.errors import DeadlineError, RunError
+from edge_fl.errors import DeadlineError
 from server.children import Child, Children
 
 IMAGES_PER_DEVICE = 20
@@ -82,9 +82,9 @@ def wait_until(claim: Callable[[], bool], child: Child, deadline_s: float) -> No
     until_s = time.monotonic() + deadline_s
     while not claim():
         if child.code is not None:
-            raise RunError(f"{child.name} ended with exit code {child.code}: {' | '.join(child.last)}")
+            raise child.failure()
         if time.monotonic() > until_s:
-            raise DeadlineError(f"{child.name}: not ready after {deadline_s:g} s: {' | '.join(child.last)}")
+            raise DeadlineError(f"{child.name}: not ready after {deadline_s:g} s: {child.last_line}")
         time.sleep(0.1)
 
 

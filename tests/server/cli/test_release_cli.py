@@ -16,11 +16,12 @@ from edge_fl.errors import ConnectError, InputError
 from edge_fl.wire.messages import Assignment, decode
 from edge_fl.wire.topics import Topics
 from server.cli import release
+from server.mqtt.journal import Journal
 from server.registry import Database, reports, rollouts
 from server.release.publish import Publisher
 from server.release.repository import Repository
-from server.release.rollout.control import ReleaseControl
-from server.release.rollout.rollout import Rollout
+from server.release.rollout.commands import ReleaseCommands
+from server.release.rollout.coordinator import RolloutCoordinator
 from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
 from tests.server.conftest import Bench
@@ -30,7 +31,7 @@ STAGED = RolloutConfig(stages=(0.5, 1.0))
 
 
 @pytest.fixture
-def releases(broker, tmp_path) -> ReleaseControl:
+def releases(broker, tmp_path) -> ReleaseCommands:
     """Two releases are kept, and the first one is served."""
     repository = Repository(tmp_path / "home" / "main")
     transport = InMemoryTransport(broker, "publisher", None, lambda event: None)
@@ -43,7 +44,7 @@ def releases(broker, tmp_path) -> ReleaseControl:
     db = Database.open(tmp_path / "server" / "registry.sqlite")
     number = rollouts.begin(db, "main", 1)
     rollouts.advance(db, rollouts.get(db, number), state="completed")
-    return ReleaseControl(partial(InMemoryTransport, broker), "main", tmp_path / "home", db)
+    return ReleaseCommands(partial(InMemoryTransport, broker), "main", tmp_path / "home", db)
 
 
 def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, tmp_path) -> None:
@@ -70,7 +71,7 @@ def test_what_devices_told_one_command_the_next_one_knows(releases, stage, tmp_p
     rollouts.advance(releases.db, interrupted, state="paused", stage=1)
     assert releases.roll_out(None, STAGED) == number
     begun_s = time.monotonic()
-    assert releases.carry_out(number, lambda line: None, 30).reason == "4 of 4 devices made it"
+    assert releases.carry_out(number, lambda line: None, 30).reason == "4 of 4 devices succeeded"
     assert time.monotonic() - begun_s < 15, "nobody is waited for who has answered"
 
 
@@ -99,9 +100,8 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
 
 
 def test_a_running_server_does_as_it_is_told(releases, bench: Bench, tmp_path) -> None:
-    rollout = Rollout(
-        bench.connection, bench.roster, bench.inbox, bench.assignments, releases.repository, db=releases.db
-    )
+    server = replace(bench.server, journal=Journal(releases.db))
+    rollout = RolloutCoordinator(server, releases.repository)
     said: list[str] = []
     number = releases.roll_out(2, RolloutConfig(stages=(1e-9, 1.0), success=1.0))
     releases.steer("paused")
@@ -151,6 +151,6 @@ def test_without_a_broker_it_is_said_that_the_wish_stays(releases) -> None:
         raise ConnectError("broker: Connection refused")
 
     number = releases.roll_out(2, STAGED)
-    with pytest.raises(ConnectError, match="Connection refused; the roll-out stays wanted"):
+    with pytest.raises(ConnectError, match="Connection refused; the roll-out stays requested"):
         release._carry_out(replace(releases, connect=refused), number, 1.0)
     assert rollouts.current(releases.db, "main").number == number

@@ -18,7 +18,7 @@ from server import demo
 from server.children import Children
 from server.mqtt.devices import device_list
 from server.mqtt.devices.roster import Device
-from server.mqtt.retained import Limits
+from server.mqtt.reader import LeaseLimits
 from server.registry import Database, devices
 from server.registry.records import DeviceRecord
 from server.runs.results import Results
@@ -31,7 +31,7 @@ def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys
         (["demo", "--set", "method.epoch=3"], "did you mean 'epochs'"),
         (["demo", "--set", "data.dataset=digitz"], "digitz"),
         (["demo", "--set", "method.name=repperr"], "did you mean 'repper'"),
-        (["--resume", str(tmp_path / "norun")], "no run there"),
+        (["--resume", str(tmp_path / "norun")], "not a run's folder"),
     ):
         assert main(["server", "run", *arguments, "--runs", str(tmp_path / "runs")]) == 4
         said_so = capsys.readouterr().err
@@ -58,7 +58,7 @@ def test_fleet_list_says_that_no_server_listens_and_when_one_last_did(own_mosqui
     assert main(["fleet", "list", *where]) == 0
     said = capsys.readouterr()
     (row,) = json.loads(said.out)
-    assert (row["status"], row["heard"]) == ("ready", known.seen_at[:19].replace("T", " "))
+    assert (row["status"], row["last_seen"]) == ("ready", known.seen_at[:19].replace("T", " "))
     assert "no server is online" in said.err
     device.close()
 
@@ -80,7 +80,7 @@ def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp
 
 def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
     stage.head("h1", tmp_path)
-    going, quick, rows = stage.device("d1"), Limits(settle_s=0.2), []
+    going, quick, rows = stage.device("d1"), LeaseLimits(settle_s=0.2), []
     assert stage.eventually(lambda: "d/d1/up/meta" in stage.retained())  # it has to be born before it goes
     going.crash()
 
@@ -94,7 +94,7 @@ def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
     lost, there = rows
     assert (lost["device"], lost["tier"], lost["status"]) == ("d1", "full", "lost")
     assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)
-    assert (lost["heard"], there["heard"]) == ("2026-11-20 14:03:59", "")
+    assert (lost["last_seen"], there["last_seen"]) == ("2026-11-20 14:03:59", "")
     assert (lost["measured"], there["measured"]) == ("", "")
     assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
 
@@ -104,11 +104,11 @@ def test_the_list_shows_what_a_device_measured_and_whether_somebody_listens(benc
     transport = bench.connect("d1", None, lambda event: None)
     transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
     transport.drain(5)
-    online, (row,) = device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2))
+    online, (row,) = device_list.devices(bench.connect, "main", limits=LeaseLimits(settle_s=0.2))
     assert online
     assert (row["status"], row["measured"]) == ("unknown", "no torch; 512 MB")
     bench.connection.close()
-    assert not device_list.devices(bench.connect, "main", limits=Limits(settle_s=0.2)).online
+    assert not device_list.devices(bench.connect, "main", limits=LeaseLimits(settle_s=0.2)).online
     transport.close()
 
 

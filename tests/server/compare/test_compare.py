@@ -1,4 +1,4 @@
-"""A comparison runs what is missing and nothing else, names every number, survives its failures, and stands beside the paper."""
+"""A comparison runs only missing cells, names every number, survives failed cells, and is compared with the paper."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import pytest
 from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.console.progress import Count
+from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, InputError, MethodError
 from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
 from server import recipes
 from server.compare import cell as cells_of
-from server.compare import comparison, jobs, paper, render, summary, tables
-from server.compare.cell import Measured, Point
+from server.compare import comparison, jobs, paper, summary, tables
+from server.compare.cell import CellResult, Point
 from server.compare.grid import ALWAYS, Cell, cells, parse_method, partition_label
-from server.compare.progress import Progress, in_words
+from server.compare.progress import Progress, about
 from server.recipes.changes import with_method
 
 TINY = config.with_settings(
@@ -32,8 +33,8 @@ def summed(mean: float, std: float = 0.0) -> Summary:
     return Summary(mean, mean, std, mean - std, 4)
 
 
-def measured(cell: Cell, after: float, **fields: object) -> Measured:
-    return Measured(cell.key, cell.label, cell.recipe, last={PERSONAL_AFTER: summed(after)}, **fields)  # type: ignore[arg-type]
+def result(cell: Cell, after: float, **fields: object) -> CellResult:
+    return CellResult(cell.key, cell.label, cell.recipe, last={PERSONAL_AFTER: summed(after)}, **fields)  # type: ignore[arg-type]
 
 
 def written(folder: Path) -> dict[str, float]:
@@ -53,7 +54,7 @@ def test_the_grid_is_methods_by_datasets_by_partitions_by_seeds() -> None:
     assert {cell.recipe.seed for cell in grid} == {0, 1}
 
 
-def test_a_cell_is_known_by_what_decides_its_numbers_and_by_nothing_else() -> None:
+def test_a_cells_key_depends_only_on_what_determines_its_numbers() -> None:
     (cell,) = [c for c in cells(TINY, ["fedrep"]) if c.label == "fedrep"]
 
     def key(*settings: str) -> str:
@@ -64,7 +65,7 @@ def test_a_cell_is_known_by_what_decides_its_numbers_and_by_nothing_else() -> No
         assert key(decisive) != cell.key
 
 
-def test_options_behind_a_method_are_checked_before_anything_runs() -> None:
+def test_options_of_a_method_are_checked_before_anything_runs() -> None:
     assert parse_method("fedcrc:tau=0.5:kl=reverse") == ("fedcrc", {"tau": 0.5, "kl": "reverse"})
     assert parse_method("fedavg+ft:ft_epochs=2") == ("fedavg+ft", {"ft_epochs": 2})
     for wrong in ("nope", "fedcrc:tau=2", "fedcrc:nope=1"):
@@ -74,7 +75,7 @@ def test_options_behind_a_method_are_checked_before_anything_runs() -> None:
         parse_method("fedcrc:tau")
 
 
-def test_one_method_s_updates_may_travel_in_a_form_of_their_own() -> None:
+def test_a_single_method_may_set_its_own_compression_and_privacy() -> None:
     label = "fedrep:head_epochs=2:compression.kind=int8:privacy.clip=0.5"
     (cell,) = [c for c in cells(TINY, [label]) if c.label == label]
     assert cell.recipe.method.options == {"head_epochs": 2}
@@ -85,7 +86,7 @@ def test_one_method_s_updates_may_travel_in_a_form_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["dirichle:1", "iid:3", "dirichlet:x", "pathological:0"])
-def test_a_wrong_partition_is_refused(wrong: str) -> None:
+def test_an_invalid_partition_is_rejected(wrong: str) -> None:
     with pytest.raises(InputError):
         cells(TINY, [], partitions=[wrong])
 
@@ -132,7 +133,7 @@ def test_a_failed_cell_is_shown_and_stops_no_other(
     assert cli.main([*command, "--retry"]) == 1 and written(tmp_path / "out") != before
 
 
-def test_child_processes_give_the_same_numbers_and_one_that_dies_costs_only_its_cell(
+def test_child_processes_give_the_same_numbers_and_a_dead_one_fails_only_its_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deadly.py").write_text("import os\ndef build(input, **options):\n    os._exit(9)\n")
@@ -141,7 +142,7 @@ def test_child_processes_give_the_same_numbers_and_one_that_dies_costs_only_its_
         Cell(name, config.with_settings(TINY, [f"model.name={name}:build"])) for name in ("good", "deadly")
     )
     (tmp_path / "good.py").write_text("from edge_fl.models.cnn import tiny as build\n")
-    found: dict[str, Measured] = {}
+    found: dict[str, CellResult] = {}
     counts: list[Count] = []
     jobs.run(
         [deadly, good], tmp_path / "children", 2, "", lambda m: found.update({m.label: m}), counts.append
@@ -171,12 +172,10 @@ def test_every_number_is_there_by_its_name(tmp_path: Path) -> None:
     assert "global.test_acc" not in rows["fedrep"].numbers
 
 
-def test_numbers_are_means_and_stds_over_seeds_beside_the_same_clients_alone() -> None:
+def test_numbers_are_means_and_stds_over_seeds_with_the_same_clients_under_local() -> None:
     grid = cells(TINY, ["fedrep"], seeds=2)
     after = {("local", 0): 0.5, ("local", 1): 0.7, ("fedrep", 0): 0.6, ("fedrep", 1): 0.8}
-    known = {
-        c.key: measured(c, after[c.label, c.recipe.seed]) for c in grid if c.label in ("local", "fedrep")
-    }
+    known = {c.key: result(c, after[c.label, c.recipe.seed]) for c in grid if c.label in ("local", "fedrep")}
     rows = {row.method: row for row in summary.rows(grid, known)}
     assert rows["fedrep"].numbers[PERSONAL_AFTER].mean == pytest.approx(0.7)
     assert rows["fedrep"].numbers[PERSONAL_AFTER].std == pytest.approx(0.1)
@@ -189,20 +188,20 @@ def test_bytes_until_a_target_count_every_round_before_it() -> None:
     curve = [Point(n, 1.0, 10 * n, n, 2, {PERSONAL_BEFORE: accuracy}) for n, accuracy in ((1, 0.2), (2, 0.6), (3, 0.9))]  # fmt: skip
 
     def until(target: float, after: float = 0.9) -> tuple[float | None, float | None]:
-        found = summary.numbers(measured(cell, after, curve=curve), target)
+        found = summary.numbers(result(cell, after, curve=curve), target)
         return found.get("rounds_until_target"), found.get("bytes_until_target")
 
     assert until(0.6) == (2, 11 + 22)
     assert until(0.2) == (1, 11)
     assert until(0.95) == (None, None)
-    assert until(0.95, after=0.97) == (3, 66)  # what only the closing step brings has cost all rounds
-    assert summary.numbers(measured(cell, 0.9, curve=curve), 0.6)["bytes_until_target.per_client"] == 33 / 2
+    assert until(0.95, after=0.97) == (3, 66)  # reached by the final personalisation only: all rounds count
+    assert summary.numbers(result(cell, 0.9, curve=curve), 0.6)["bytes_until_target.per_client"] == 33 / 2
 
 
-def test_some_failed_seeds_leave_the_others_mean_and_say_how_many() -> None:
+def test_failed_seeds_leave_the_mean_of_the_others_with_their_number() -> None:
     grid = [cell for cell in cells(TINY, [], seeds=3) if cell.label == "local"]
-    known = {grid[0].key: measured(grid[0], 0.5), grid[1].key: measured(grid[1], 0.7)}
-    known[grid[2].key] = Measured(grid[2].key, "local", grid[2].recipe, failure="it broke")
+    known = {grid[0].key: result(grid[0], 0.5), grid[1].key: result(grid[1], 0.7)}
+    known[grid[2].key] = CellResult(grid[2].key, "local", grid[2].recipe, failure="it broke")
     rows = summary.rows(grid, known)
     (table,) = tables.tables(rows, grid)
     assert table.rows[0][table.headings.index("after")] == "60.00±10.00 (2)"
@@ -231,20 +230,21 @@ def test_tables_are_saved_as_text_csv_markdown_latex_and_json(
 
 
 def test_special_signs_survive_markdown_and_latex() -> None:
-    table = render.TextTable("50 % of_all", ["method", "a|b"], [["x_y", "1±2"]], ["- c & d:"])
-    assert r"| x_y | 1±2 |" in render.markdown(table) and r"a\|b" in render.markdown(table)
-    assert r"x\_y & 1$\pm$2 \\" in render.latex(table)
-    assert r"\caption{50 \% of\_all. c \& d}" in render.latex(table)
+    table = Table(["method", "a|b"], [["x_y", "1±2"]], "50 % of_all", ["- c & d:"])
+    markdown, latex = comparison.text([table], "md"), comparison.text([table], "tex")
+    assert r"| x_y | 1±2 |" in markdown and r"a\|b" in markdown
+    assert r"x\_y & 1$\pm$2 \\" in latex
+    assert r"\caption{50 \% of\_all. c \& d}" in latex
 
 
-def test_figures_stand_beside_the_papers_with_what_was_changed() -> None:
+def test_figures_are_compared_with_the_papers_and_changed_settings_are_listed() -> None:
     base = config.with_settings(recipes.find("fedcrc-cifar10-dir01"), ["rounds=10"])
     grid = cells(base, ["fedper", "fedrep"])
     after = {"fedavg": 0.5, "fedper": 0.6, "fedrep": 0.55}
-    known = {c.key: measured(c, after[c.label]) for c in grid if c.label in ("fedper", "fedrep")}
+    known = {c.key: result(c, after[c.label]) for c in grid if c.label in ("fedper", "fedrep")}
     (fedavg,) = [c for c in grid if c.label == "fedavg"]
     known[fedavg.key] = msgspec.structs.replace(
-        measured(fedavg, 0.5), last={"global.test_acc": summed(0.5), PERSONAL_AFTER: summed(0.9)}
+        result(fedavg, 0.5), last={"global.test_acc": summed(0.5), PERSONAL_AFTER: summed(0.9)}
     )
     table = paper.against("fedcrc-cifar10-dir01", grid, known)
     rows = {row[0]: row[1:] for row in table.rows}
@@ -253,21 +253,21 @@ def test_figures_stand_beside_the_papers_with_what_was_changed() -> None:
     assert rows["fedrep"][:5] == ["55.00", "85.57", "-30.57", "2", "1"]
     notes = " ".join(table.notes)
     assert "rounds: 100 -> 10" in notes and "method." not in notes
-    assert "2 of 3 pairs of methods stand in another order" in notes
-    assert "In the paper, but not here: fedprox (global)" in notes
+    assert "2 of 3 pairs of methods are ordered differently in the paper" in notes
+    assert "In the paper only: fedprox (global)" in notes
 
 
 def test_a_paper_s_domain_is_compared_with_the_client_that_has_it() -> None:
     (cell,) = [c for c in cells(recipes.find("dualfed-pacs"), ["fedper"]) if c.label == "fedper"]
     clients = {"c000": {PERSONAL_AFTER: 0.9}, "c002": {PERSONAL_AFTER: 0.98}}
-    table = paper.against("dualfed-pacs", [cell], {cell.key: measured(cell, 0.94, clients=clients)})
+    table = paper.against("dualfed-pacs", [cell], {cell.key: result(cell, 0.94, clients=clients)})
     rows = {row[0]: row[1:4] for row in table.rows}
     assert rows["fedper on c002"] == ["98.00", "98.20±0.42", "-0.20"]  # photo
     assert rows["fedper on c000"] == ["90.00", "89.54±1.16", "+0.46"]  # art painting
     assert rows["fedper"] == ["94.00", "92.58±0.57", "+1.42"]
 
 
-def test_a_recipe_of_no_table_has_nothing_to_stand_beside(
+def test_a_recipe_without_a_paper_table_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["compare", "--methods", "fedrep", "--against-paper", "--out", str(tmp_path)]
@@ -276,7 +276,7 @@ def test_a_recipe_of_no_table_has_nothing_to_stand_beside(
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_data_is_said_before_anything_runs(
+def test_missing_data_is_reported_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["compare", "--recipe", "fedrir-domainnet", "--methods", "local", "--data-dir", str(tmp_path)]
@@ -285,18 +285,20 @@ def test_missing_data_is_said_before_anything_runs(
     assert not (tmp_path / "o").exists()
 
 
-def test_what_is_left_is_guessed_from_each_methods_own_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_remaining_time_is_estimated_from_each_methods_own_duration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     grid = [cell for cell in cells(TINY, ["fedrep"], seeds=2) if cell.label in ("local", "fedrep")]
     with Progress(grid, kept=3, jobs=1) as progress:
-        progress.done(measured(grid[0], 0.5, seconds=10.0))
+        progress.done(result(grid[0], 0.5, seconds=10.0))
         assert progress.seconds_left() == 30.0  # three more, as far as one can know
-        progress.done(measured(grid[1], 0.5, seconds=100.0))
+        progress.done(result(grid[1], 0.5, seconds=100.0))
         assert progress.seconds_left() == 110.0  # one of each
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "4 cells to run, 3 kept from before"
+    assert lines[0] == "4 cells to run, 3 already done"
     said = "personal.test_acc.after 0.500 in 100.0 s; about 2 min left"
     assert lines[2] == f"[2/4] fedrep, digits, dirichlet 0.3, seed 0: {said}"
-    assert (in_words(90), in_words(5400), in_words(36000)) == ("about 90 s", "about 90 min", "about 10.0 h")
+    assert (about(90), about(5400), about(36000)) == ("about 90 s", "about 90 min", "about 10.0 h")
 
 
 def test_a_block_is_described_by_what_all_its_methods_share() -> None:

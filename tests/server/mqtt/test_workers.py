@@ -88,8 +88,8 @@ def test_workers_share_a_round_that_ends_as_with_one_server(crew):
     *_, theirs = rounds.run(build_method(spec), alone, plan)
     assert ours.responded == IDS
     assert same(ours.shared, theirs.shared)
-    assert sum(worker.taken for worker in workers) >= 2 * len(IDS)
-    assert all(worker.taken for worker in workers)
+    assert sum(worker.received for worker in workers) >= 2 * len(IDS)
+    assert all(worker.received for worker in workers)
     assert bench.eventually(lambda: all(len(device.acks) == 2 for device in bench.devices))
     assert {run_id.state for run_id in runs.requests_of(bench.inbox.journal.db, "t1")} == {"succeeded"}
     assert len(reports.of_run(bench.inbox.journal.db, "t1")) == 2 * len(IDS)
@@ -207,13 +207,13 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
 
 @contextmanager
 def _worker(url: str, port: int, folder: Path):
-    """`edge-fl server worker` with an identity, once it takes reports."""
+    """`edge-fl server worker` with an identity, once it receives reports."""
     there = ("--database", url, "--port", str(port), "--identity", str(folder))
     command = [sys.executable, "-m", "edge_fl", "server", "worker", *there]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
     try:
         assert process.stderr
-        assert "takes reports" in process.stderr.readline()
+        assert "receiving reports" in process.stderr.readline()
         yield process
     finally:
         process.kill()
@@ -234,7 +234,7 @@ def _resend(devices):
     def run():
         while not stopped.wait(1.0):
             for device in devices:
-                for parcel in list(device._unanswered.values()):
+                for parcel in list(device._unacknowledged.values()):
                     device.report(*parcel)
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,4 +1,4 @@
-"""Clients that come late: those left out never train, newcomers get the global model or averaged heads, a new task leaves the extractor."""
+"""New clients: those left out never train, they get the global model or averaged heads, and a new task does not change the extractor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError, MethodError
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Params
-from edge_fl.methods import build_method
+from edge_fl.methods import build_method, names
 from edge_fl.methods.contract import steps
 from server.orchestrate.execute import RunResult, simulate
 from server.training import cohort
@@ -77,10 +77,29 @@ def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> N
     assert torch.allclose(model(torch.empty(0))(x), expected)
 
 
-@pytest.mark.parametrize("method", ["local", "repper"])
-def test_where_there_is_no_global_model_there_is_no_such_number(method: str) -> None:
+@pytest.mark.parametrize("method", ["local", "repper", "fedamp", "fedcp", "fedpac", "fedrir"])
+def test_a_method_without_a_model_for_new_clients_gives_no_number_and_says_so(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     _, _, outcome = run(method)
     assert outcome.unseen == {} and metrics.UNSEEN_TEST not in outcome.last()
+    assert f"{outcome.method.title}: has no model for new clients" in caplog.text
+
+
+def test_every_method_runs_with_clients_that_never_train() -> None:
+    settings = ["rounds=1", "data.fraction=0.2", "model.options={feature_dim=16, width=4}"]
+    study = studies.prepare(config.with_settings(TINY, settings))
+    for name in names():
+        outcome = simulate(study.with_method(config.MethodConfig(name)))
+        assert outcome.unseen.keys() in (set(), set(study.unseen)), name
+
+
+@pytest.mark.parametrize(("layers", "measured"), [(0, False), (1, True), (2, False)])
+def test_averaged_heads_need_a_whole_shared_extractor(layers: int, measured: bool) -> None:
+    study = studies.prepare(
+        config.with_settings(TINY, ["method.name=fedper", f"method.options.personal_layers={layers}"])
+    )
+    assert bool(simulate(study).unseen) == measured
 
 
 def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
@@ -161,7 +180,7 @@ def test_a_new_task_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:
-    """METHODS.md G12: m is uniform over floor(a N)..floor(rho N), anew in every round."""
+    """docs/methods.md G12: m is uniform over floor(a N)..floor(rho N), anew in every round."""
     clients = [f"c{n:03d}" for n in range(20)]
     drawn = config.CohortConfig(participation=1.0, participation_from=0.5)
     sizes = [len(cohort.draw(clients, drawn, 0, number)) for number in range(1, 301)]

@@ -1,0 +1,97 @@
+"""`edge-fl simulate`: train a federation in this process, without a broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import FormatOption
+from edge_fl.config import Recipe
+from edge_fl.console.output import Format, print_status, show_table
+from server.cli import options, user_imports
+from server.cli.options import (
+    RUNS,
+    ClientsOption,
+    DataDirOption,
+    EpochsOption,
+    ModelOption,
+    RecipeOption,
+    RoundsOption,
+    RunsOption,
+    ScaleOption,
+    SetOption,
+    TrackOption,
+)
+
+if TYPE_CHECKING:
+    from server.orchestrate.execute import RunResult
+
+STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
+
+
+def simulate(
+    recipe: RecipeOption = "",
+    method: Annotated[str, typer.Option(help="A method, see 'edge-fl methods list'.")] = "",
+    dataset: Annotated[str, typer.Option(help="A dataset, such as digits or fashion-mnist.")] = "",
+    data_dir: DataDirOption = "",
+    clients: ClientsOption = None,
+    beta: Annotated[float | None, typer.Option(help=options.BETA_HELP)] = None,
+    model: ModelOption = "",
+    rounds: RoundsOption = None,
+    epochs: EpochsOption = None,
+    scale: ScaleOption = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Random seed for data split, training and sampling.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="How clients are trained: auto, sequential, pool, vector or ray.")
+    ] = "",
+    settings: SetOption = None,
+    track: TrackOption = None,
+    runs: RunsOption = RUNS,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Train a federation in this process, without a broker, and print its accuracies: global, before and after personalisation."""
+    from edge_fl import config
+    from server import recipes
+    from server.orchestrate import run as orchestrator
+    from server.orchestrate.setup import RunRequest
+    from server.recipes.changes import scaled, with_method
+    from server.report import page as report
+    from server.runs import tracking
+
+    user_imports.allow()
+    base = recipes.find(recipe) if recipe else Recipe(name="simulate")
+    given = {
+        "data.dataset": dataset,
+        "data.data_dir": data_dir,
+        "data.clients": clients,
+        "data.beta": beta,
+        "model.name": model,
+        "rounds": rounds,
+        "method.epochs": epochs,
+        "seed": seed,
+        "engine": engine,
+        "source": "simulated",
+    }
+    base = with_method(base, method) if method else base
+    chosen = scaled(config.with_settings(base, [*options.settings(given), *(settings or [])]), scale)
+    results, outcome = orchestrator.run(RunRequest(chosen, runs=runs, track=tracking.find(track or [])))
+    report.write(results)
+    _show_accuracies(outcome, format)
+    print_status(f"results: {results.path}")
+    if outcome.exhausted:
+        raise outcome.exhausted
+
+
+def _show_accuracies(outcome: RunResult, format: Format) -> None:
+    by_round = {"last": outcome.last()}
+    if best := outcome.best_by_validation():
+        by_round[f"best_by_validation (round {best[0]})"] = best[1]
+    rows = [
+        {"metric": name, "round": round, **{key: getattr(summary, key) for key in STATISTICS}}
+        for round, summaries in by_round.items()
+        for name, summary in summaries.items()
+    ]
+    show_table(rows, {key: key.replace("_", " ") for key in ("metric", "round", *STATISTICS)}, format)
