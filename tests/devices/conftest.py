@@ -1,4 +1,4 @@
-"""What a device has on its card once it has fitted a head."""
+"""A device folder with a fitted head."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.devices.images import X, Y
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A device's folder as a fit leaves it."""
+    """A device's folder after a fit."""
     payload = graphs.graph()
     manifest, slots = graphs.manifest_for(payload), Slots(tmp_path / "pi" / "release")
     slots.prepare(manifest)

@@ -1,4 +1,4 @@
-"""Tiny ONNX graphs, good and evil, and manifests that release them: features z = flatten(x) @ W of images [N, 1, 4, 4], d = 3."""
+"""Tiny ONNX graphs, good and malicious, with their manifests: features z = flatten(x) @ W of images [N, 1, 4, 4], d = 3."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def drops_a_feature() -> bytes:
 def manifest_for(
     payload: bytes, *, release: int = 1, expected: np.ndarray | None = None, **changes: object
 ) -> Manifest:
-    """A manifest that promises the linear extractor's features, whatever `payload` is."""
+    """A manifest with the linear extractor's features as canary, for any `payload`."""
     question = Canary(seed=5, images=2, features=[])
     if expected is None:
         expected = canary_images(question, INPUT).reshape(2, -1) @ WEIGHTS

@@ -1,4 +1,4 @@
-"""Images that two classes can be told by, and pictures of noise."""
+"""Images of two separable classes, and pictures of noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server for the devices' tests that does what the test tells it: it publishes, hears everything that devices say, and acknowledges."""
+"""A scripted server for the devices' tests: it publishes, records everything that devices publish, and acknowledges."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ M = TypeVar("M", bound=Struct)
 
 
 class ScriptedServer:
-    """Everything heard is kept in order as (address, payload)."""
+    """`received` contains everything that devices published, in order, as (address, payload)."""
 
     def __init__(self, connect: DeviceConnect, name: str = "server") -> None:
-        self.heard: list[tuple[Address, bytes]] = []
+        self.received: list[tuple[Address, bytes]] = []
         self._news = threading.Condition()
         self._retained: set[str] = set()
         will = Packet(TOPICS.server_state(), encode(ServerState(False, "s1")), retain=True)
-        self.transport = connect(name, will, self._hear)
+        self.transport = connect(name, will, self._on_event)
         self.transport.wait_connected(WAIT_S)
         self.transport.subscribe(TOPICS.up())
         self._version = 0
 
     def online(self, online: bool = True, boot: str = "s1") -> None:
-        self.say(TOPICS.server_state(), ServerState(online, boot), retain=True)
+        self.publish(TOPICS.server_state(), ServerState(online, boot), retain=True)
 
-    def say(self, topic: str, message: Struct, *, retain: bool = False) -> None:
+    def publish(self, topic: str, message: Struct, *, retain: bool = False) -> None:
         self.transport.publish(Packet(topic, encode(message), retain))
 
     def round(self, round: Round) -> None:
-        self.say(TOPICS.round(round.run_id), round, retain=True)
+        self.publish(TOPICS.round(round.run_id), round, retain=True)
 
     def chunks(
         self,
@@ -56,7 +56,7 @@ class ScriptedServer:
         leave_out: Collection[int] = (),
         spoil: Collection[int] = (),
     ) -> Blob:
-        """Retains a blob's chunks, some of them not, or not as they should be."""
+        """Publish a blob's chunks, retained; some left out or corrupt."""
         blob = blob or describe(payload)
         for index, chunk in enumerate(split(payload, blob.chunk_bytes)):
             if index not in leave_out:
@@ -81,26 +81,26 @@ class ScriptedServer:
     def assignment(self, device: str, mode: Any, **fields: Any) -> Assignment:
         self._version += 1
         assignment = Assignment(self._version, mode, **fields)
-        self.say(TOPICS.assignment(device), assignment, retain=True)
+        self.publish(TOPICS.assignment(device), assignment, retain=True)
         return assignment
 
     def ack(self, device: str, id: str, status: Any = "accepted") -> None:
-        self.say(TOPICS.ack(device), Ack(id, status))
+        self.publish(TOPICS.ack(device), Ack(id, status))
 
     def wait(
         self, claim: Callable[[list[tuple[Address, bytes]]], Any], what: str = "", deadline_s: float = WAIT_S
     ) -> Any:
-        """The first true value of `claim(heard)`."""
+        """The first true value of `claim(received)`."""
         with self._news:
-            if not self._news.wait_for(lambda: claim(self.heard), deadline_s):
-                said = [f"{a.kind} {p[:200]!r}" for a, p in self.heard if a.kind != "blob"][-20:]
-                raise AssertionError(f"did not hear {what or claim} in {deadline_s} s, but {said}")
-            return claim(self.heard)
+            if not self._news.wait_for(lambda: claim(self.received), deadline_s):
+                last = [f"{a.kind} {p[:200]!r}" for a, p in self.received if a.kind != "blob"][-20:]
+                raise AssertionError(f"did not receive {what or claim} in {deadline_s} s, but {last}")
+            return claim(self.received)
 
     def messages(self, device: str, kind: str) -> list[Any]:
         return [
             decode(p, MESSAGES[kind])
-            for a, p in list(self.heard)
+            for a, p in list(self.received)
             if a.device == device and a.kind == kind and p
         ]
 
@@ -124,7 +124,7 @@ class ScriptedServer:
         """The blob that came with a report."""
         assert report.blob
         assembly = Assembly(report.blob)
-        for address, payload in self.heard:
+        for address, payload in self.received:
             if address.kind == "blob" and (address.device, address.path[0]) == (device, report.id):
                 assembly.add(int(address.path[1]), payload)
         return assembly.join()
@@ -132,25 +132,27 @@ class ScriptedServer:
     def leave(self) -> None:
         """Clears everything that is retained, for the next test, and disconnects."""
         self.transport.subscribe(f"{TOPICS.root}/#")
-        self.transport.publish(Packet(TOPICS.echo("leaving"), b"-"))  # behind all that is retained
-        self.wait(lambda heard: any(address.device == "leaving" for address, _ in heard), "its own echo")
+        self.transport.publish(Packet(TOPICS.echo("leaving"), b"-"))  # arrives after all retained messages
+        self.wait(
+            lambda received: any(address.device == "leaving" for address, _ in received), "its own echo"
+        )
         for topic in tuple(self._retained):
             self.transport.publish(Packet(topic, b"", retain=True))
         self.transport.drain(WAIT_S)
         self.transport.close()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Packet):
             with self._news:
                 if event.retain and event.payload:
                     self._retained.add(event.topic)
-                self.heard.append((TOPICS.parse(event.topic), event.payload))
+                self.received.append((TOPICS.parse(event.topic), event.payload))
                 self._news.notify_all()
 
 
 @contextmanager
 def running(*devices: Device, connect: DeviceConnect, workers: int = 1):  # type: ignore[no-untyped-def]
-    """The devices alive, in a thread of their own; at the end they leave in order."""
+    """Run the devices in a thread; at the end they disconnect cleanly."""
     runner = Runner(workers=workers)
     for device in devices:
         runner.add(device, connect)

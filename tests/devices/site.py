@@ -1,4 +1,4 @@
-"""Where devices live in these tests: a broker with a scripted server on it, releases of a small extractor, head-only devices."""
+"""A test site: a broker with a scripted server, releases of a small extractor, head-only devices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def big(weights: np.ndarray = graphs.WEIGHTS) -> bytes:
 
 
 def expected() -> np.ndarray:
-    """What the canary of `big()` is expected to answer."""
+    """Canary features of `big()`."""
     question = graphs.Canary(seed=5, images=2, features=[])
     found: np.ndarray = graphs.canary_images(question, graphs.INPUT).reshape(2, -1) @ graphs.WEIGHTS
     return found
@@ -82,7 +82,7 @@ def head_device(
 
 @dataclass
 class Site:
-    """A broker with a scripted server on it, and its site."""
+    """A broker with a scripted server and a repository."""
 
     connect: DeviceConnect
     server: ScriptedServer
@@ -93,14 +93,14 @@ class Site:
         self.repository = Repository(self.folder / "server")
 
     def publish(self, payload: bytes | None = None, **changes: Any) -> Manifest:
-        """A release of this extractor, under the next number."""
+        """Publish a release of this extractor under the next number."""
         payload = payload or big()
         manifest = graphs.manifest_for(payload, release=next(self.numbers), **changes)
         self.server.release(self.repository, manifest, payload)
         return manifest
 
     def serve(self, manifest: Manifest, device: str = "pi-01") -> None:
-        """Wants a device to serve a release."""
+        """Assign a release to a device."""
         id = f"rel-{manifest.release}"
         self.server.assignment(device, "serve", run_id="toy", round=1, id=id, release=manifest.release)
 

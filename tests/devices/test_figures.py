@@ -1,4 +1,4 @@
-"""What an agent weighs, measured on a live one with a small network, and printed; PERFORMANCE targets C1 and C2 are the bounds.
+"""Memory and disk usage of an agent, measured live with a small network and printed; the bounds are C1 and C2 of docs/performance.md.
 
 pytest tests/devices/test_figures.py -s
 """
@@ -51,7 +51,7 @@ print([name for name in ("torch", "sklearn", "scipy", "onnx") if name in sys.mod
 
 
 def small_network() -> bytes:
-    """Two convolutions and a layer of 512 features, 3 MB: PERFORMANCE.md's small CNN."""
+    """Two convolutions and a layer of 512 features, 3 MB: the small CNN of docs/performance.md."""
     rng = np.random.default_rng(0)
     shapes = {"k1": (32, 3, 5, 5), "k2": (64, 32, 5, 5), "w": (1600, DIM)}
     weights = [
@@ -94,7 +94,7 @@ def manifest_of(payload: bytes) -> Manifest:
 
 
 class Scales:
-    """Weighs a process, and all it starts, many times a second."""
+    """Measures the memory of a process and its children many times a second."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self.peak, self._stop = pid, 0, threading.Event()
@@ -153,7 +153,7 @@ def base_bytes() -> int:
 
 
 def processor_s(command: list[str], times: int = 3) -> float:
-    """Processor seconds of a command, start included: the least of a few, which neighbours on the machine hardly change."""
+    """Processor seconds of a command, start included: the minimum of several runs, which other load hardly affects."""
     taken = []
     for _ in range(times):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -223,7 +223,7 @@ def test_an_agent_stays_small_between_fits_and_within_bounds_at_their_peak(
         [sys.executable, "-c", SERVING, str(home)], check=True, capture_output=True, text=True
     ).stdout.splitlines()
     up = {
-        kind: [p for a, p in server.heard if (a.device, a.kind) == ("pi-weighed", kind)]
+        kind: [p for a, p in server.received if (a.device, a.kind) == ("pi-weighed", kind)]
         for kind in ("rpt", "state", "meta")
     }
     metadata_bytes = sum(len(content) for _, content in Repository(tmp_path / "server").files())
@@ -249,7 +249,7 @@ def test_an_agent_stays_small_between_fits_and_within_bounds_at_their_peak(
             shown = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
             sys.stdout.write(f"  {name:50s} {shown:>12s}\n")
     assert between <= 75 * MEGABYTE and idle <= 75 * MEGABYTE  # C1, not serving
-    assert int(serving[0]) <= 90 * 1024 and serving[1] == "[]"  # C1, with a pair loaded
+    assert int(serving[0]) <= 90 * 1024 and serving[1] == "[]"  # C1, with a model loaded
     assert scales.peak <= 250 * MEGABYTE  # C2
     assert base_bytes() <= 430 * MEGABYTE  # C2
     assert report.bytes_down <= 1.01 * len(payload)

@@ -1,4 +1,4 @@
-"""A device killed at any step of installing, fitting or reporting serves the old pair or the new one, and every report counts once."""
+"""A device killed at any step of installing, fitting or reporting serves the old model or the new one, and every report counts once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STEPS = [
     "rename release/state.json:1",  # the new release is about to become current
     "remove release/chunks/[0-9a-f]*",  # it is current, leftovers are there
     "create heads/*",  # fitting: the head is known, nothing of it is on the disk
-    "rename heads/*",  # the new pair is about to serve
+    "rename heads/*",  # the new model is about to serve
     "rename release/state.json:2",  # it serves, but is not marked as good
     "rename outbox/*",  # reporting: it serves and is good, the report is not in the outbox
     "rename memory.json:2",  # acknowledged, which is not yet remembered
@@ -49,7 +49,7 @@ STEPS = [
 
 @dataclass
 class Home:
-    """A device that serves release 1, to be copied; release 2 is published, and is another extractor with other features."""
+    """A device folder that serves release 1, to be copied; release 2, another extractor, is published."""
 
     folder: Path
     server: ScriptedServer
@@ -77,7 +77,7 @@ class Home:
         command = [
             sys.executable,
             "-m",
-            "tests.devices.dying",
+            "tests.devices.kill_at_step",
             str(folder),
             step,
             *self.command(name, folder),
@@ -92,7 +92,7 @@ class Home:
                 process.wait(120)
 
     def serve_acknowledging(self, process: subprocess.Popen[bytes], name: str, id: str) -> None:
-        """Acknowledges the report `id` when it comes, as a server does, until the process has died of its step."""
+        """Acknowledge the report `id` whenever it arrives, until the process is killed at its step."""
         until_s, acknowledged = time.monotonic() + WAIT_S, 0
         while process.poll() is None:
             assert time.monotonic() < until_s, "the step never came"
@@ -125,15 +125,15 @@ def home(mosquitto: Mosquitto, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def release_served(folder: Path) -> int:
-    """The release of the pair that serves; it must be whole, and as good as a pair is."""
+    """The release of the served model, which must be whole and accurate."""
     found = Predictor(folder).predict(DATA.x)
     right = [name == "ab"[y] for (name, _), y in zip(found, DATA.y, strict=True)]
-    # an old head on new features, whose signs are turned, is right on almost none
+    # an old head on the new features, whose signs are flipped, is almost always wrong
     assert np.mean(right) > 0.7
-    pair = serving(Store(folder), Slots(folder / "release"))
-    assert pair and pair.stored.head.extractor == pair.installed.manifest.extractor.sha256
-    assert pair.stored.release == pair.installed.manifest.release
-    return pair.stored.release
+    served = serving(Store(folder), Slots(folder / "release"))
+    assert served and served.stored.head.extractor == served.installed.manifest.extractor.sha256
+    assert served.stored.release == served.installed.manifest.release
+    return served.stored.release
 
 
 def check_killed_at(home: Home, step: str, name: str, folder: Path) -> None:
@@ -162,7 +162,7 @@ def check_killed_at(home: Home, step: str, name: str, folder: Path) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.broker
-def test_killed_while_the_new_pair_comes_to_serve_a_device_has_one_whole_pair_and_one_report(
+def test_killed_while_switching_models_a_device_has_one_whole_model_and_one_report(
     home: Home, tmp_path: Path
 ) -> None:
     check_killed_at(home, "rename heads/*", "pi-quick", tmp_path / "pi")
@@ -172,7 +172,7 @@ def test_killed_while_the_new_pair_comes_to_serve_a_device_has_one_whole_pair_an
 @pytest.mark.timeout(900)
 @pytest.mark.broker
 @pytest.mark.parametrize("number", range(len(STEPS)), ids=STEPS)
-def test_killed_at_any_step_a_device_has_one_whole_pair_and_one_report(
+def test_killed_at_any_step_a_device_has_one_whole_model_and_one_report(
     home: Home, tmp_path: Path, number: int
 ) -> None:
     check_killed_at(home, STEPS[number], f"pi-cut-{number}", tmp_path / "pi")

@@ -202,7 +202,7 @@ def test_what_a_mirror_spoils_comes_from_the_broker(
     with serving(fleet.web) as (address, _):
         device = head_device(fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=Mirror(address))
         fleet.serves(device, 1)
-    assert "the broker is asked for the rest" in caplog.text
+    assert "the rest is fetched from the broker" in caplog.text
     installed = Slots(fleet.folder / "pi-01" / "release").current()
     assert installed is not None
     assert installed.extractor.read_bytes() == payload

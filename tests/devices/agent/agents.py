@@ -1,4 +1,4 @@
-"""An agent under test: events in, effects out, with a clock that the test sets; and the messages that the tests send it."""
+"""An agent under test with a settable clock, and the messages that the tests deliver to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ E = TypeVar("E")
 
 
 class Agent:
-    """An agent under test with a clock of its own; `done` collects every effect, `last` those of the latest event."""
+    """An agent with its own clock; `done` collects all effects, `last` those of the latest event."""
 
     def __init__(self, tier: str = "head", **changes: Any) -> None:
         capability = Capability(tier, "x86_64", "3.12", samples=7)  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ class Agent:
         self.done += self.last
         return self.last
 
-    def hear(self, message: Any, retain: bool = False, after_s: float = 0.0) -> tuple[effects.Effect, ...]:
+    def receive(self, message: Any, retain: bool = False, after_s: float = 0.0) -> tuple[effects.Effect, ...]:
         address = {
             ServerState: Address("server_state"),
             Round: Address("round", path=("t",)),
@@ -63,12 +63,12 @@ class Agent:
 
     def up(self, *, online: bool = True) -> Agent:
         self.on(Connected(session_present=False))
-        self.hear(ServerState(online, "server-1"), retain=True)
-        self.hear(self.echo(), after_s=0.4)
+        self.receive(ServerState(online, "server-1"), retain=True)
+        self.receive(self.echo(), after_s=0.4)
         return self
 
     def echo(self) -> Echo:
-        """The last one that it said to itself."""
+        """The last echo published."""
         return [
             e.message for e in self.done if isinstance(e, effects.Publish) and isinstance(e.message, Echo)
         ][-1]
@@ -76,7 +76,7 @@ class Agent:
     def sleep_until_woken(self) -> tuple[effects.Effect, ...]:
         return self.on(events.Tick(), wake_at(self.state) - self.now_s)
 
-    def said(self) -> list[str]:
+    def statuses(self) -> list[str]:
         return [
             e.message.status
             for e in self.done
@@ -84,7 +84,7 @@ class Agent:
         ]
 
 
-def the(kind: type[E], found: tuple[effects.Effect, ...]) -> E:
+def only(kind: type[E], found: tuple[effects.Effect, ...]) -> E:
     (one,) = [effect for effect in found if isinstance(effect, kind)]
     return one
 
@@ -94,10 +94,10 @@ def none_of(kind: type, found: tuple[effects.Effect, ...]) -> bool:
 
 
 def train(version: int = 1, round: int = 1, attempt: int = 0, **changes: Any) -> Assignment:
-    return replace_want(Assignment(version, "train", "t", round, f"t-{round}-{attempt}", DOWN), **changes)
+    return replaced(Assignment(version, "train", "t", round, f"t-{round}-{attempt}", DOWN), **changes)
 
 
-def replace_want(assignment: Assignment, **changes: Any) -> Assignment:
+def replaced(assignment: Assignment, **changes: Any) -> Assignment:
     return Assignment(
         **{**{name: getattr(assignment, name) for name in assignment.__struct_fields__}, **changes}
     )
@@ -113,15 +113,15 @@ def report(id: str, kind: str = "update", **changes: Any) -> Report:
 
 def full_device_at_work() -> Agent:
     device = Agent("full").up()
-    device.hear(Round("t", 1, 60, SPEC))
-    device.hear(train())
+    device.receive(Round("t", 1, 60, SPEC))
+    device.receive(train())
     device.on(events.Fetched(DOWN.sha256, DOWN.bytes))
     return device
 
 
 def head_device_reporting() -> Agent:
     device = Agent().up()
-    device.hear(serve())
+    device.receive(serve())
     device.on(events.Refreshed(MANIFEST, installed=True))
     device.on(events.Finished(report("rel-3", "head", release=3)))
     return device

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, an agent keeps to its invariants."""
+"""The agent keeps its invariants for random sequences of events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEGAL = {
 JOBS = (effects.Refresh, effects.Fetch, effects.Install, effects.Fit, effects.Train)
 versions, rounds, modes = st.integers(0, 6), st.integers(1, 3), st.sampled_from(["evaluate", "personalise"])
 ids = st.sampled_from(["t-1-0", "t-2-1", "t-3-personalise", "rel-1", "rel-2", "rel-3", "rel-9"])
-heard = st.one_of(
+received = st.one_of(
     st.builds(
         ServerState,
         st.booleans(),
@@ -53,7 +53,7 @@ heard = st.one_of(
     ),
 )
 moves = st.one_of(
-    st.builds(lambda message, retain: ("hear", message, retain), heard, st.booleans()),
+    st.builds(lambda message, retain: ("receive", message, retain), received, st.booleans()),
     st.sampled_from([("connect", True), ("connect", False), ("drop",), ("wake",), ("metadata",), ("data",)]),
     st.tuples(st.just("wait"), st.floats(0, 200)),
     st.tuples(st.just("answer"), st.sampled_from(["good", "good", "good", "transient", "final"])),
@@ -61,7 +61,7 @@ moves = st.one_of(
 
 
 def answer(job: effects.Effect, how: str) -> events.Event:
-    """What a runner could answer to `job`."""
+    """A possible result of `job`."""
     if how != "good":
         return events.Failed("chunk_hash", final=how == "final")
     match job:
@@ -96,8 +96,8 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
         before = device.state
         acknowledged = None
         match move:
-            case ("hear", message, retain) if connected:
-                found = device.hear(message, retain)
+            case ("receive", message, retain) if connected:
+                found = device.receive(message, retain)
                 acknowledged = message.id if isinstance(message, Ack) and not retain else None
             case ("connect", present) if not connected:
                 connected, found = True, device.on(Connected(present))
@@ -108,7 +108,7 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
             case ("wake",) if wake_at(device.state) < float("inf"):
                 found = device.on(events.Tick(), max(0.0, wake_at(device.state) - device.now_s))
                 assert wake_at(device.state) > device.now_s, (
-                    "an agent that is woken and wants to be woken at once spins"
+                    "an agent that asks for a tick at once would spin"
                 )
             case ("metadata",) if connected:
                 found = device.on(events.MetadataChanged())
@@ -131,7 +131,7 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
                 sequence = effect.message.sequence
             if isinstance(effect, effects.Send):
                 assert device.state.phase is Phase.UP and device.state.server_online
-        assert len(jobs) <= 1, "two works at once"
+        assert len(jobs) <= 1, "two pieces of work at once"
         assert bool(jobs) == bool(device.state.work)
         assert device.state.sequence >= before.sequence
         for waiting in before.outbox:

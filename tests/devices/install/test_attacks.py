@@ -1,7 +1,7 @@
-"""PROTOCOL.md, rows 10, 11, 14, 15 and 16, against a live agent: each attack is refused for its own reason while the old pair serves.
+"""Rows 10, 11, 14, 15 and 16 of the failure matrix (docs/protocol.md) against a live agent, while the old model keeps serving.
 
-What comes over the wire (metadata, chunks) is refused by whoever reads it, and the honest bytes, once they are back, are taken. What is
-signed but bad is found by the canary, and that release is refused for good.
+Forged metadata and chunks are rejected with their reason, and genuine ones are accepted later. A bad model with a valid signature
+fails its canary, and its release is blocked.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bomb:
 
 @dataclass
 class Scene:
-    """Release 1 is served by pi-01; release 2 is wanted of it, and an attacker writes on the broker as he likes."""
+    """pi-01 serves release 1 and is assigned release 2, while an attacker controls the broker."""
 
     site: Site
     first: Manifest
@@ -68,8 +68,8 @@ class Scene:
     def assignment(self, manifest: Manifest) -> None:
         self.site.serve(manifest)
 
-    def is_refused(self, why: str) -> None:
-        """The device says why, and predicts as before."""
+    def is_rejected(self, why: str) -> None:
+        """The device publishes the reason and predicts as before."""
         self.site.server.wait_for(
             "pi-01", "state", lambda s: (s.status, s.why, s.release) == ("alert", why, 1)
         )
@@ -78,7 +78,7 @@ class Scene:
         assert len(predictor.predict(DATA.test.x)) == len(DATA.test)
 
     def recovers(self) -> None:
-        """It serves release 2 at last."""
+        """The device finally serves release 2."""
         self.site.server.wait_for("pi-01", "state", lambda s: (s.status, s.release) == ("ready", 2))
 
 
@@ -123,7 +123,7 @@ def wrong_key(scene: Scene, old: Files) -> Files:
 
 
 def below_threshold(scene: Scene, old: Files) -> Files:
-    """The newest root asks for two signatures on the timestamp; there is one."""
+    """The newest root requires two signatures on the timestamp; there is one."""
     root = Metadata[Root].from_bytes(scene.files[scene.name("root")])
     root.signed.version += 1
     root.signed.add_key(scene.server.keys.new().public_key, Timestamp.type)
@@ -164,39 +164,39 @@ METADATA: dict[str, tuple[Callable[[Scene, Files], Files], str]] = {
 
 
 @pytest.mark.parametrize("attack", METADATA)
-def test_forged_metadata_are_refused_and_the_honest_ones_are_taken_later(scene: Scene, attack: str) -> None:
+def test_forged_metadata_are_rejected_and_genuine_ones_are_accepted_later(scene: Scene, attack: str) -> None:
     forge, why = METADATA[attack]
     old = scene.files if attack != "rollback" else _empty_repository_of(scene)
     second = scene.site.publish()
     scene.retain(forge(scene, old))
     scene.assignment(second)
-    scene.is_refused(why)
+    scene.is_rejected(why)
     assert not (scene.site.folder / "exploded").exists()
-    honest = Repository(scene.server.folder)
-    honest.refresh()
-    scene.retain(dict(honest.files()))
+    genuine = Repository(scene.server.folder)
+    genuine.refresh()
+    scene.retain(dict(genuine.files()))
     scene.recovers()
 
 
 def _empty_repository_of(scene: Scene) -> Files:
-    """The metadata as they were before the first release, which the device has long believed since."""
+    """The metadata from before the first release, which the device already trusts."""
     timestamp = Metadata[Timestamp].from_bytes(scene.files["timestamp.json"])
     timestamp.signed.version = 1
     timestamp.sign(scene.server.keys.signer(scene.server._root.roles[Timestamp.type].keyids[0]))
     return scene.files | {"timestamp.json": timestamp.to_bytes()}
 
 
-def test_a_thief_who_ran_ahead_is_left_behind_by_new_keys(scene: Scene) -> None:
-    """Fast-forward: with the stolen online key he signs version 1000, after which every honest one is a rollback."""
+def test_new_keys_end_a_fast_forward_attack(scene: Scene) -> None:
+    """Fast-forward: version 1000 signed with the stolen online key makes every genuine version a rollback."""
     timestamp = Metadata[Timestamp].from_bytes(scene.files["timestamp.json"])
     timestamp.signed.version = 1000
     timestamp.sign(scene.server.keys.signer(scene.server._root.roles[Timestamp.type].keyids[0]))
     ahead = scene.site.publish()
     scene.retain({"timestamp.json": timestamp.to_bytes()})
     scene.assignment(ahead)
-    scene.is_refused("missing")  # of the release nothing is known to that timestamp
+    scene.is_rejected("missing")  # that timestamp does not contain the release
     scene.retain(scene.files)
-    scene.is_refused("rollback")
+    scene.is_rejected("rollback")
     scene.server.rotate("timestamp")
     scene.retain(scene.files)
     scene.recovers()
@@ -221,7 +221,7 @@ def test_a_bad_chunk_is_never_kept_and_the_disk_stays_bounded(scene: Scene, atta
         topic = TOPICS.chunk(manifest.extractor.sha256, index)
         scene.site.server.transport.publish(Packet(topic, bad, True, content_type=UNTYPED))
     scene.assignment(manifest)
-    scene.is_refused("chunk_hash")
+    scene.is_rejected("chunk_hash")
     kept = (scene.site.home / "release" / "chunks").glob("*")
     assert sum(path.stat().st_size for path in kept) <= manifest.extractor.bytes
     assert not (scene.site.folder / "exploded").exists()
@@ -229,7 +229,7 @@ def test_a_bad_chunk_is_never_kept_and_the_disk_stays_bounded(scene: Scene, atta
     scene.recovers()
 
 
-# row 16: signed, and bad
+# row 16: signed but bad
 
 MODELS: dict[str, tuple[Callable[[], bytes], dict[str, object], str]] = {
     "a loop that never returns": (graphs.never_returns, {}, "canary_failed"),
@@ -243,7 +243,7 @@ MODELS: dict[str, tuple[Callable[[], bytes], dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_bad_model_with_a_valid_signature_is_refused_for_good_while_the_old_pair_serves(
+def test_a_bad_model_with_a_valid_signature_is_blocked_while_the_old_model_serves(
     scene: Scene, model: str
 ) -> None:
     make, fields, why = MODELS[model]
@@ -251,7 +251,7 @@ def test_a_bad_model_with_a_valid_signature_is_refused_for_good_while_the_old_pa
     server = scene.site.server
     report = server.wait_for("pi-01", "rpt", number=2)
     assert (report.error, report.release, report.metrics) == (why, 2, {})
-    scene.is_refused(why)
+    scene.is_rejected(why)
     server.ack("pi-01", report.id)
-    time.sleep(0.3)  # nothing is tried again
+    time.sleep(0.3)  # time for a retry, which must not happen
     assert len(server.messages("pi-01", "rpt")) == 2

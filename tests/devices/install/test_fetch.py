@@ -1,4 +1,4 @@
-"""A fetch asks for one group at a time, keeps only what is verified, asks again for what is missing, and ends."""
+"""A download subscribes group by group, keeps verified chunks only, repeats requests for missing ones, and ends."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def download(sink: Assembly | None = None) -> Download:
 
 
 def groups(effects: Iterable[Effect]) -> list[str]:
-    """The effects in short: +0 subscribes to group 0, without acknowledgements, -0 leaves it, ? asks the server."""
+    """Abbreviated effects: +0 subscribes to group 0 at QoS 0, -0 unsubscribes, ? is a request to the server."""
     effects = list(effects)
     assert all(effect.qos == 0 for effect in effects if isinstance(effect, Subscribe))
     signs = {Subscribe: "+", Unsubscribe: "-"}
     return ["?" if isinstance(e, Publish) else signs[type(e)] + e.pattern.split("/")[-2] for e in effects]  # type: ignore[union-attr]
 
 
-def test_the_next_group_is_asked_for_when_half_of_one_is_here() -> None:
+def test_the_next_group_is_subscribed_when_half_of_one_has_arrived() -> None:
     assembly = Assembly(BLOB)
     fetch = download(assembly)
     said = {-1: groups(fetch.begin(0.0))}
@@ -48,7 +48,7 @@ def test_the_next_group_is_asked_for_when_half_of_one_is_here() -> None:
     assert fetch.outcome == Fetched(BLOB.sha256, len(PAYLOAD)) and assembly.join() == PAYLOAD
 
 
-def test_what_is_there_already_is_not_asked_for() -> None:
+def test_chunks_already_present_are_not_fetched() -> None:
     assembly = Assembly(BLOB)
     for index in (*range(16), *range(20, 37)):
         assembly.add(index, CHUNKS[index])
@@ -59,7 +59,7 @@ def test_what_is_there_already_is_not_asked_for() -> None:
     assert said == ["+1"] * 4 + ["-1"] * 4 and fetch.outcome == Fetched(BLOB.sha256, 4 * 1024)
 
 
-def test_a_blob_that_is_here_whole_is_done_at_once() -> None:
+def test_a_complete_blob_is_done_at_once() -> None:
     assembly = Assembly(BLOB)
     for index, chunk in enumerate(CHUNKS):
         assembly.add(index, chunk)
@@ -67,7 +67,7 @@ def test_a_blob_that_is_here_whole_is_done_at_once() -> None:
     assert groups(fetch.begin(0.0)) == [] and fetch.outcome == Fetched(BLOB.sha256, 0)
 
 
-def test_chunks_in_any_order_and_twice_do_no_harm() -> None:
+def test_chunks_may_arrive_in_any_order_and_twice() -> None:
     fetch = download()
     groups(fetch.begin(0.0))
     for index in [*reversed(range(16)), *range(16), *range(36, 15, -1)]:
@@ -75,7 +75,7 @@ def test_chunks_in_any_order_and_twice_do_no_harm() -> None:
     assert isinstance(fetch.outcome, Fetched) and fetch.outcome.bytes == len(PAYLOAD) + 16 * 1024
 
 
-def test_a_group_that_stalls_is_asked_for_again_then_the_server_is_asked_then_it_fails() -> None:
+def test_a_stalled_group_is_subscribed_again_then_requested_from_the_server_then_fails() -> None:
     fetch = download()
     groups(fetch.begin(0.0))
     groups(fetch.chunk(0, CHUNKS[0], 1.0))
@@ -105,7 +105,7 @@ def test_progress_in_one_group_does_not_count_against_the_next() -> None:
     assert [groups(fetch.tick(fetch.wake_s)) for _ in range(3)] == [["+1"]] * 3
 
 
-def test_a_bad_chunk_is_asked_for_again_soon_and_named_when_it_stays_bad() -> None:
+def test_a_bad_chunk_is_fetched_again_soon_and_named_if_it_stays_bad() -> None:
     assembly = Assembly(BLOB)
     fetch = download(assembly)
     groups(fetch.begin(0.0))
@@ -120,7 +120,7 @@ def test_a_bad_chunk_is_asked_for_again_soon_and_named_when_it_stays_bad() -> No
     )
 
 
-def test_nothing_new_is_asked_for_behind_a_bad_chunk() -> None:
+def test_no_new_group_is_subscribed_behind_a_bad_chunk() -> None:
     fetch = download()
     groups(fetch.begin(0.0))
     groups(fetch.chunk(15, b"x" * 1024, 0.0))
@@ -145,7 +145,7 @@ def test_a_full_disk_ends_the_fetch_at_once() -> None:
     assert isinstance(fetch.outcome, Failed) and fetch.outcome.reason == "enospc"
 
 
-def test_at_most_a_thousand_missing_chunks_are_named() -> None:
+def test_at_most_1024_missing_chunks_are_requested() -> None:
     many = Blob("a" * 64, 5000 * 1024, ["b" * 64] * 5000, 1024)
     fetch = Download(many, Assembly(many), "pi-01", TOPICS, LIMITS)
     groups(fetch.begin(0.0))
@@ -154,7 +154,7 @@ def test_at_most_a_thousand_missing_chunks_are_named() -> None:
 
 
 def ask() -> tuple[MetadataFetch, Echo]:
-    """Metadata that were asked for at 0.0, and the echo behind them."""
+    """A metadata fetch begun at 0.0, and its echo."""
     metadata_fetch = MetadataFetch(3, "pi-01", TOPICS, LIMITS)
     subscribe, echo = metadata_fetch.begin(0.0)
     assert subscribe == Subscribe("efl/1/main/tuf/+")
@@ -162,7 +162,7 @@ def ask() -> tuple[MetadataFetch, Echo]:
     return metadata_fetch, echo.message
 
 
-def test_metadata_are_complete_once_the_echo_is_back(tmp_path: Path) -> None:
+def test_metadata_are_complete_after_the_echo(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     repository.publish(manifest_for(graph()))
     files = dict(repository.files())
@@ -186,7 +186,7 @@ def test_an_echo_before_the_metadata_ends_nothing() -> None:
     assert list(metadata_fetch.tick(4.9)) == [] and metadata_fetch.outcome is None
 
 
-def test_metadata_are_complete_when_it_is_quiet_after_the_timestamp() -> None:
+def test_metadata_are_complete_after_a_quiet_time() -> None:
     metadata_fetch, _ = ask()
     metadata_fetch.file("timestamp.json", b"t", 0.1)
     metadata_fetch.file("3.snapshot.json", b"s", 0.3)
@@ -196,7 +196,7 @@ def test_metadata_are_complete_when_it_is_quiet_after_the_timestamp() -> None:
     assert metadata_fetch.outcome == {"timestamp.json": b"t", "3.snapshot.json": b"s"}
 
 
-def test_metadata_that_name_what_has_not_come_are_waited_for(tmp_path: Path) -> None:
+def test_files_named_by_the_metadata_are_waited_for(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     repository.publish(manifest_for(graph()))
     files = dict(repository.files())
@@ -216,7 +216,7 @@ def test_without_a_timestamp_there_are_no_metadata() -> None:
     assert isinstance(metadata_fetch.outcome, Failed) and metadata_fetch.outcome.reason == "missing"
 
 
-def test_files_that_keep_coming_do_not_hold_it_up_for_ever() -> None:
+def test_a_stream_of_files_does_not_delay_the_end_forever() -> None:
     metadata_fetch, _ = ask()
     for number in range(1000):
         metadata_fetch.file("timestamp.json", b"t", 0.01 * number)

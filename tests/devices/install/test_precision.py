@@ -1,4 +1,4 @@
-"""Floats or 8-bit whole numbers: what a device's owner says goes, then what it has measured."""
+"""The choice between float32 and int8: the owner's setting, then measurements."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ BOTH = replace(PLAIN, variants={"int8": Variant(describe(SMALL, 1024), PLAIN.can
 SLOW_MS = 300.0
 
 
-def test_without_a_choice_there_is_none_to_make() -> None:
+def test_a_release_without_variants_is_fp32() -> None:
     assert choose(PLAIN, PrecisionLimits("int8"), None, SLOW_MS) == "fp32"
 
 
-def test_what_the_owner_says_goes() -> None:
+def test_the_owner_s_choice_applies() -> None:
     assert choose(BOTH, PrecisionLimits("int8"), None, 0.0) == "int8"
     assert choose(BOTH, PrecisionLimits("fp32", memory_mb=1), BOTH.chosen("int8"), SLOW_MS) == "fp32"
 
 
-def test_a_device_that_has_measured_itself_too_slow_turns_to_int8_and_stays() -> None:
+def test_a_device_measured_as_too_slow_switches_to_int8_and_keeps_it() -> None:
     assert choose(BOTH, PrecisionLimits(), None, 0.0) == "fp32"
     assert choose(BOTH, PrecisionLimits(), PLAIN, 10.0) == "fp32"
     assert choose(BOTH, PrecisionLimits(), PLAIN, SLOW_MS) == "int8"
     assert choose(BOTH, PrecisionLimits(), BOTH.chosen("int8"), 10.0) == "int8"
 
 
-def test_an_extractor_that_takes_too_much_memory_is_taken_small() -> None:
+def test_an_extractor_that_needs_too_much_memory_is_int8() -> None:
     large = replace(BOTH, extractor=describe(bytes(3_000_000)))
     assert choose(large, PrecisionLimits(memory_mb=512), None, 0.0) == "fp32"
     assert choose(large, PrecisionLimits(memory_mb=32), None, 0.0) == "int8"

@@ -1,4 +1,4 @@
-"""What a device refuses to believe, with the reason; after each refusal the honest server is believed again."""
+"""Invalid metadata are rejected with a reason, after which genuine ones are accepted again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(manifests) -> list[int]:
 
 
 class Broker(dict):
-    """What is retained, by file name; counts what was asked for."""
+    """The retained files by name; counts the fetches."""
 
     def __init__(self, files=()):
         super().__init__(files)
@@ -56,7 +56,7 @@ def refusal(trust, broker) -> TrustError:
     return caught.value
 
 
-def test_a_device_believes_what_the_server_signed(trust, broker, make_release):
+def test_a_device_trusts_what_the_server_signed(trust, broker, make_release):
     assert trust.refresh(broker.fetch) == [make_release(1)[0], make_release(2)[0]]
 
 
@@ -64,7 +64,7 @@ def test_before_the_first_release_there_is_nothing_to_run(trust, repository):
     assert trust.refresh(Broker(repository.files()).fetch) == []
 
 
-def test_a_second_refresh_asks_for_little(trust, broker):
+def test_a_second_refresh_fetches_little(trust, broker):
     trust.refresh(broker.fetch)
     broker.asked.clear()
     assert numbers(trust.refresh(broker.fetch)) == [1, 2]
@@ -79,7 +79,7 @@ def test_an_older_timestamp_is_a_rollback(trust, broker, repository, make_releas
     assert numbers(trust.refresh(broker.fetch)) == [1, 2, 3]
 
 
-def test_rollback_is_refused_by_a_new_process_too(tmp_path, broker, repository, make_release):
+def test_rollback_is_rejected_by_a_new_process_too(tmp_path, broker, repository, make_release):
     old = dict(broker)
     broker.update(repository.publish(make_release(3)[0]))
     Trust(tmp_path / "device", repository.root_bytes).refresh(broker.fetch)
@@ -118,7 +118,7 @@ def test_a_clock_that_ran_ahead_does_not_lock_the_device_out(tmp_path, broker, r
 
 
 @pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED])
-def test_a_file_signed_by_somebody_else_is_refused(tmp_path, trust, broker, make_release, name):
+def test_a_file_signed_with_another_key_is_rejected(tmp_path, trust, broker, make_release, name):
     thief = Repository(tmp_path / "thief")
     for number in (1, 2):
         thief.publish(make_release(number)[0])
@@ -128,7 +128,7 @@ def test_a_file_signed_by_somebody_else_is_refused(tmp_path, trust, broker, make
     assert numbers(trust.refresh(Broker(honest).fetch)) == [1, 2]
 
 
-def test_all_of_another_servers_metadata_is_refused(tmp_path, trust):
+def test_all_metadata_of_another_server_are_rejected(tmp_path, trust):
     assert refusal(trust, Broker(Repository(tmp_path / "thief").files())).why == "wrong_key"
 
 
@@ -141,7 +141,7 @@ def test_old_content_under_a_new_name_is_mix_and_match(trust, broker, name):
 
 
 @pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED])
-def test_a_truncated_file_is_refused_as_such(trust, broker, name):
+def test_a_truncated_file_is_rejected_as_such(trust, broker, name):
     honest = dict(broker)
     broker[name] = broker[name][:-20]
     error = refusal(trust, broker)
@@ -172,17 +172,17 @@ def test_endless_data_is_cut_off(trust, broker, name):
 @pytest.mark.parametrize(
     "garbage", [b"{}", b"[]", b"null", b"\xff\xfe", b'{"signed": {"_type": "timestamp"}, "signatures": []}']
 )
-def test_garbage_is_refused_and_raises_nothing_else(trust, broker, garbage):
+def test_garbage_is_rejected_with_a_trust_error(trust, broker, garbage):
     broker["timestamp.json"] = garbage
     assert refusal(trust, broker).why in ("truncated", "invalid")
 
 
-def test_a_timestamp_in_the_place_of_a_root_is_refused(trust, broker):
+def test_a_timestamp_in_place_of_a_root_is_rejected(trust, broker):
     broker["2.root.json"] = broker["timestamp.json"]
     assert refusal(trust, broker).why == "invalid"
 
 
-def test_no_root_is_believed_unless_that_was_allowed(tmp_path, broker):
+def test_no_root_is_trusted_unless_allowed(tmp_path, broker):
     with pytest.raises(TrustError) as caught:
         Trust(tmp_path / "bare").refresh(broker.fetch)
     assert caught.value.why == "no_root"
@@ -224,9 +224,7 @@ def test_devices_follow_a_key_rotation_and_the_old_key_is_worthless(
     assert refusal(trust, broker).why in ("wrong_key", "mix_and_match")
 
 
-def test_a_device_recovers_from_versions_that_a_thief_ran_ahead(
-    tmp_path, trust, broker, repository, make_release
-):
+def test_a_device_recovers_from_a_fast_forward_attack(tmp_path, trust, broker, repository, make_release):
     shutil.copytree(tmp_path / "server", tmp_path / "stolen")
     stolen = Repository(tmp_path / "stolen")
     ahead = Broker(broker)
@@ -239,7 +237,7 @@ def test_a_device_recovers_from_versions_that_a_thief_ran_ahead(
     assert numbers(trust.refresh(Broker(repository.files()).fetch)) == [1, 2]
 
 
-def test_a_device_that_slept_through_rotations_catches_up(trust, broker, repository, make_release):
+def test_a_device_offline_during_rotations_catches_up(trust, broker, repository, make_release):
     for role in ("timestamp", "root", "targets"):
         repository.rotate(role)
     repository.publish(make_release(3)[0])

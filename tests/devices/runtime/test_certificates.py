@@ -1,4 +1,4 @@
-"""A claim becomes a certificate on a key that never travels, once; and the next certificate comes without a message lost."""
+"""A claim is exchanged once for a certificate on a key that stays on the device, and renewal loses no message."""
 
 from __future__ import annotations
 
@@ -102,9 +102,7 @@ def test_a_second_card_with_the_same_claim_gets_nothing(site: Site) -> None:
     assert identity.read(copy).role == "claim"
 
 
-def test_an_answer_that_was_lost_to_a_cut_is_asked_for_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_certificate_answer_is_requested_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = site.claim("pi-3")
 
     def cut(*_: object) -> None:
@@ -116,7 +114,7 @@ def test_an_answer_that_was_lost_to_a_cut_is_asked_for_again(
     assert site.enrol(identity.read(claim.folder)).name == "pi-3"
 
 
-def test_a_wrong_secret_is_refused(site: Site) -> None:
+def test_a_wrong_secret_is_rejected(site: Site) -> None:
     claim = site.claim("pi-4")
     assert claim.token
     guess = replace(claim, token=type(claim.token)("pi-4", "guess", claim.token.expires))
@@ -124,7 +122,7 @@ def test_a_wrong_secret_is_refused(site: Site) -> None:
         site.enrol(guess)
 
 
-def test_without_a_registrar_the_wait_has_an_end(site: Site) -> None:
+def test_without_a_registrar_enrolment_times_out(site: Site) -> None:
     claim = site.claim("pi-5")
     endpoint = site.endpoint(claim)
     with pytest.raises(DeadlineError, match="no answer to the claim"):
@@ -143,8 +141,8 @@ def test_device_run_turns_a_claim_into_an_identity_first(site: Site) -> None:
     client.close()
 
 
-def test_rotation_loses_no_message_and_the_new_certificate_serves_from_then_on(site: Site) -> None:
-    """A certificate that holds three seconds more: renewed after one, while messages flow; then the broker restarts without it."""
+def test_renewal_loses_no_message_and_the_new_certificate_is_used_afterwards(site: Site) -> None:
+    """A certificate with three seconds left is renewed after one while messages flow; then the broker restarts without it."""
     (old,) = site.authority.bake({"pi-7": site.ids / "pi-7"}, timedelta(seconds=4))
     site.authority.bake({"watcher": site.ids / "watcher"})
     endpoint = site.endpoint(old)

@@ -1,4 +1,4 @@
-"""A device is called what its certificate calls it, and a simulated fleet takes its names from the identities that it is given."""
+"""A device has the name on its certificate; a simulated fleet takes its names from the given identities."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_fleet_takes_the_devices_among_the_identities_in_order(
         fleet_connector("127.0.0.1", 0, folder, 4)
 
 
-def test_an_identity_that_is_not_there_is_one_line_and_bad_input(
+def test_a_missing_identity_is_one_line_and_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = str(tmp_path / "nowhere")

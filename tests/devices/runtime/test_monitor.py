@@ -1,4 +1,4 @@
-"""A device notices new images, a board that is not well, drift and a budget that is used up; and it says so."""
+"""The monitor delivers events for new images, board problems, drift and used-up budgets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNLIMITED, WELL = Budget(), Readings()
 
 @dataclass
 class Board:
-    """A device with its watch, a clock and a board that the test sets."""
+    """A device with its monitor, a settable clock and board."""
 
     home: Path
     tier: str = "full"
@@ -65,7 +65,7 @@ class Board:
         self.device.state, _ = step(self.device.state, event, self.now_s)
 
     def look(self, after_s: float = 10.0) -> list[events.Event]:
-        """What one more look leads to."""
+        """Events of one more check."""
         self.now_s += after_s
         before = len(self.heard)
         self.monitor.check()
@@ -78,10 +78,10 @@ def board(tmp_path: Path) -> Board:
     return Board(tmp_path)
 
 
-def test_new_images_are_noticed_once_they_have_settled_and_at_most_so_often(board: Board) -> None:
+def test_new_images_count_once_stable_and_at_most_every_refit_interval(board: Board) -> None:
     assert board.look() == []
     picture(board.home / "images" / "a" / "1.png")
-    assert board.look() == []  # it may still be written
+    assert board.look() == []  # may still be being written
     (changed,) = board.look()
     assert isinstance(changed, events.DataChanged) and board.device.state.refit
     picture(board.home / "images" / "a" / "2.png")
@@ -89,7 +89,7 @@ def test_new_images_are_noticed_once_they_have_settled_and_at_most_so_often(boar
     assert [type(event) for event in board.look(after_s=100)] == [events.DataChanged]
 
 
-def test_a_full_device_is_demoted_at_once_and_promoted_after_a_calm_while(board: Board) -> None:
+def test_a_full_device_is_demoted_at_once_and_promoted_after_a_calm_period(board: Board) -> None:
     board.readings = Readings(throttled=0x1)
     (demoted,) = board.look()
     assert isinstance(demoted, events.TierChanged) and demoted.capability.tier == "head"
@@ -106,7 +106,7 @@ def test_a_head_only_device_is_not_demoted(tmp_path: Path) -> None:
     assert board.look() == []
 
 
-def test_a_used_up_budget_is_told_once_and_its_end_too(tmp_path: Path) -> None:
+def test_a_used_up_budget_is_delivered_once(tmp_path: Path) -> None:
     board = Board(tmp_path, tier="head", budget=Budget(cpu_s=10))
     board.cpu_s = 11.0
     assert [type(event) for event in board.look()] == [events.BudgetChanged]

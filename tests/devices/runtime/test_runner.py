@@ -1,4 +1,4 @@
-"""Devices alive: the same agents over a broker in memory and over a real one, from birth to an acknowledged report."""
+"""Running devices over an in-memory broker and a real one, from birth to an acknowledged report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         yield site
 
 
-def test_a_head_device_is_born_installs_fits_reports_and_predicts(site: Site) -> None:
+def test_a_head_device_connects_installs_fits_reports_and_predicts(site: Site) -> None:
     server = site.server
     manifest = site.publish()
     with running(head_device(site.home), connect=site.connect):
@@ -94,7 +94,7 @@ def test_a_broker_may_answer_before_a_device_that_joins_has_its_connection(local
         assert local.server.wait_for("pi-01", "meta").samples == 20
 
 
-def test_auto_reports_what_each_kind_reached_and_what_the_device_used_today(local: Site) -> None:
+def test_auto_reports_each_kind_s_accuracy_and_the_day_s_usage(local: Site) -> None:
     data = ClientData(samples(20, 0), samples(12, 1), samples(10, 2))
     device = head_device(local.home, data=lambda: data, kind="auto")
     local.home.mkdir()
@@ -109,7 +109,7 @@ def test_auto_reports_what_each_kind_reached_and_what_the_device_used_today(loca
     assert report.metrics[metrics.USED_CPU] == 5.0 and report.metrics[metrics.USED_ENERGY] > 0
 
 
-def test_a_report_reaches_a_server_that_was_away_once_it_is_back(site: Site) -> None:
+def test_a_report_reaches_a_server_that_was_offline(site: Site) -> None:
     server = site.server
     server.online(False)
     manifest = site.publish()
@@ -118,25 +118,25 @@ def test_a_report_reaches_a_server_that_was_away_once_it_is_back(site: Site) -> 
         server.wait_for("pi-01", "state", lambda s: s.activity == "reporting")
         assert server.messages("pi-01", "rpt") == []
         server.online()
-        server.wait_for("pi-01", "rpt", number=3)  # again and again, as nobody acknowledges
+        server.wait_for("pi-01", "rpt", number=3)  # repeatedly, without an acknowledgement
         server.ack("pi-01", "rel-1")
         server.wait_for("pi-01", "state", lambda s: s.activity == "idle" and s.release == 1)
 
 
-def test_a_chunk_that_is_spoilt_in_the_broker_is_fetched_again_and_never_used(local: Site) -> None:
+def test_a_corrupt_chunk_on_the_broker_is_fetched_again_and_never_used(local: Site) -> None:
     server = local.server
     payload = big()
     manifest = local.publish(payload)
     server.chunks(payload, manifest.extractor, spoil={20})
     local.serve(manifest)
     with running(head_device(local.home), connect=local.connect):
-        ask = server.wait_for("pi-01", "req", lambda request: request.kind == "chunks")
-        assert (ask.sha256, ask.missing[0]) == (manifest.extractor.sha256, 20)
+        request = server.wait_for("pi-01", "req", lambda request: request.kind == "chunks")
+        assert (request.sha256, request.missing[0]) == (manifest.extractor.sha256, 20)
         server.chunks(payload, manifest.extractor)
         assert server.wait_for("pi-01", "rpt").metrics[metrics.PERSONAL_AFTER] == 1.0
 
 
-def test_a_chunk_that_stays_spoilt_is_named_and_the_device_tries_on(local: Site) -> None:
+def test_a_chunk_that_stays_corrupt_is_reported_and_the_device_retries(local: Site) -> None:
     server = local.server
     payload = big()
     manifest = local.publish(payload)
@@ -149,7 +149,7 @@ def test_a_chunk_that_stays_spoilt_is_named_and_the_device_tries_on(local: Site)
         server.wait_for("pi-01", "state", lambda s: s.status == "ready" and s.release == 1)
 
 
-def test_an_extractor_that_fails_its_canary_is_reported_and_the_old_pair_serves(local: Site) -> None:
+def test_an_extractor_that_fails_its_canary_is_reported_and_the_old_model_serves(local: Site) -> None:
     server = local.server
     good = local.publish()
     local.serve(good)
@@ -165,7 +165,7 @@ def test_an_extractor_that_fails_its_canary_is_reported_and_the_old_pair_serves(
     assert Predictor(local.home).manifest == good
 
 
-def test_metadata_that_come_after_the_want_are_waited_for(local: Site) -> None:
+def test_metadata_that_arrive_after_the_assignment_are_waited_for(local: Site) -> None:
     server = local.server
     server.assignment("pi-01", "serve", run_id="toy", round=1, id="rel-1", release=1)
     with running(head_device(local.home), connect=local.connect):
@@ -174,7 +174,7 @@ def test_metadata_that_come_after_the_want_are_waited_for(local: Site) -> None:
         assert server.wait_for("pi-01", "rpt").release == 1
 
 
-def test_a_device_without_samples_says_so_and_fits_when_it_has_some(local: Site) -> None:
+def test_a_device_without_samples_reports_no_data_and_fits_once_it_has_some(local: Site) -> None:
     server = local.server
     local.serve(local.publish())
     none = DATA.train.take(np.empty(0, np.int64))
@@ -195,13 +195,13 @@ def test_a_revoked_head_is_gone(local: Site) -> None:
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "rpt")
         server.ack("pi-01", "rel-1")
-        server.say(TOPICS.command("pi-01"), Command("c1", "revoke-local-head"))
+        server.publish(TOPICS.command("pi-01"), Command("c1", "revoke-local-head"))
         server.wait_for("pi-01", "state", lambda s: s.release == 0 and s.activity == "idle", number=2)
     with pytest.raises(InputError, match="no personal model"):
         Predictor(local.home)
 
 
-def test_a_process_that_starts_again_serves_what_it_had_and_reports_nothing_twice(local: Site) -> None:
+def test_a_restarted_process_serves_the_same_model_and_reports_nothing_twice(local: Site) -> None:
     server = local.server
     local.serve(local.publish())
     with running(head_device(local.home), connect=local.connect):
@@ -217,13 +217,13 @@ def test_a_process_that_starts_again_serves_what_it_had_and_reports_nothing_twic
     assert len(server.messages("pi-01", "rpt")) == 1
 
 
-def test_messages_that_break_the_protocol_are_dropped_and_the_device_lives_on(local: Site) -> None:
+def test_messages_that_break_the_protocol_are_ignored(local: Site) -> None:
     server = local.server
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "state", lambda s: s.status == "ready")
         for payload in (b"[" * 5000, b'{"version": 1e400}', b"\xff", b'{"version": -1, "mode": "serve"}'):
             server.transport.publish(Packet(TOPICS.assignment("pi-01"), payload))
-        server.say(TOPICS.command("pi-01"), Command("c1", "rebirth"))
+        server.publish(TOPICS.command("pi-01"), Command("c1", "rebirth"))
         server.wait_for("pi-01", "meta", number=2)
 
 
@@ -242,8 +242,8 @@ def test_many_devices_share_one_runner(local: Site) -> None:
     assert not never.is_quiet and {device.acknowledged["accepted"] for device in devices} == {1}
 
 
-def test_a_device_whose_server_speaks_another_protocol_says_so(local: Site) -> None:
+def test_a_device_reports_a_server_of_another_protocol(local: Site) -> None:
     server = local.server
-    server.say(TOPICS.server_state(), ServerState(True, "s1", protocol="9.0"), retain=True)
+    server.publish(TOPICS.server_state(), ServerState(True, "s1", protocol="9.0"), retain=True)
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "state", lambda s: (s.status, s.why) == ("alert", "unsupported_proto"))

@@ -1,6 +1,6 @@
-"""Run by test_artefact.py: installs release 3 over 2 and 1 in children that die before their n-th change to the disk.
+"""Run by test_slots.py: install release 3 over 2 and 1 in children that die before their n-th change to the disk.
 
-After each death the folder must hold a whole release, 2 or 3, its way back must be an older whole one, and a new process must be able
+After each death the folder must contain a whole current release, 2 or 3, and a whole older previous one, and a new process must be able
 to finish. Prints the number of deaths.
 """
 
@@ -23,7 +23,7 @@ from edge_fl.wire.blob import describe, split
 CHANGES = ("replace", "unlink", "mkdir", "fsync", "open")
 
 
-# a kill loses nothing that was written, so only the place counts, not the wait
+# a kill loses nothing that was written, so the fsync itself may be skipped
 os.fsync = lambda descriptor: None
 
 
@@ -63,7 +63,7 @@ def install(slots: Slots, number: int) -> None:
 
 
 def die_before(step: int) -> None:
-    """From now on the process kills itself when it is about to make its `step`-th change."""
+    """Let the process kill itself before its `step`-th change."""
     counter = itertools.count()
 
     def deadly(call):
@@ -79,7 +79,7 @@ def die_before(step: int) -> None:
 
 
 def survives(folder: Path, step: int) -> bool:
-    """Whether a child that dies before `step` got through; checks what the dead one left."""
+    """Whether the child finished before `step`; checks what a killed one left."""
     child = os.fork()
     if child == 0:
         die_before(step)
@@ -93,7 +93,7 @@ def survives(folder: Path, step: int) -> bool:
     assert is_intact(left.current()), f"step {step}: no whole release after the kill"
     assert (serving := left.current().manifest.release) in (2, 3), f"step {step}: serves {serving}"
     if behind := left.previous():
-        assert is_intact(behind) and behind.manifest.release < serving, f"step {step}: no way back"
+        assert is_intact(behind) and behind.manifest.release < serving, f"step {step}: no previous release"
     install(Slots(folder), 3)
     after = Slots(folder)
     assert is_intact(after.current()) and after.current().manifest.release == 3, f"step {step}"

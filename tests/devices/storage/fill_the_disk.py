@@ -1,4 +1,4 @@
-"""Run by test_artefact.py: a process whose files may not grow beyond a limit meets a full disk three times, then has space again."""
+"""Run by test_slots.py: a process with a file size limit meets a full disk three times, then has space again."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_killed_download_resumes_without_refetching(tmp_path, make_release, fe
     assert second.install(manifest).manifest.release == 1
 
 
-def test_a_corrupt_chunk_is_refused_and_leaves_nothing_behind(slots, make_release):
+def test_a_corrupt_chunk_is_rejected_and_leaves_nothing_behind(slots, make_release):
     manifest, payloads = make_release(1)
     chunks = split(payloads[manifest.extractor.sha256], 1024)
     slots.prepare(manifest)
@@ -93,7 +93,7 @@ def test_a_chunk_that_a_power_cut_left_half_written_is_fetched_again(tmp_path, m
     assert Slots(tmp_path).sink(manifest.extractor).missing == [1, 2, 3]
 
 
-def test_a_file_that_is_not_what_is_being_fetched_is_not_taken_for_it(tmp_path, make_release):
+def test_a_foreign_file_in_the_chunk_folder_is_not_used(tmp_path, make_release):
     manifest, payloads = make_release(1)
     (tmp_path / "chunks").mkdir()
     strange = tmp_path / "chunks" / manifest.extractor.sha256
@@ -102,7 +102,7 @@ def test_a_file_that_is_not_what_is_being_fetched_is_not_taken_for_it(tmp_path, 
     assert not strange.exists()
 
 
-def test_an_incomplete_release_is_not_installed_and_the_way_back_stays(installed, make_release, fetch):
+def test_an_incomplete_release_is_not_installed_and_rollback_stays_possible(installed, make_release, fetch):
     fetch(installed, *make_release(2))
     installed.install(make_release(2)[0])
     manifest, _ = make_release(3)
@@ -139,9 +139,7 @@ def test_chunks_are_gone_after_an_install(installed):
     assert not list((installed.folder / "chunks").iterdir())
 
 
-def test_rollback_returns_to_the_previous_release_and_remembers_the_refused_one(
-    installed, make_release, fetch
-):
+def test_rollback_returns_to_the_previous_release_and_blocks_the_failed_one(installed, make_release, fetch):
     manifest, payloads = make_release(2)
     fetch(installed, manifest, payloads)
     installed.install(manifest)
@@ -199,7 +197,7 @@ def test_a_release_marked_good_survives_any_number_of_boots(installed, make_rele
     assert [Slots(installed.folder).boot().manifest.release for _ in range(5)] == [2] * 5
 
 
-def test_an_unproved_release_gives_way_and_the_proved_one_stays_behind(installed, make_release, fetch):
+def test_a_pending_release_is_replaced_and_the_proved_one_stays_as_previous(installed, make_release, fetch):
     for number in (2, 3):  # 2 is still pending when 3 comes
         fetch(installed, *make_release(number))
         installed.install(make_release(number)[0])
@@ -231,7 +229,7 @@ def test_only_changed_chunks_are_fetched(installed, make_release, fetch):
     assert installed.install(newer).extractor.read_bytes() == bytes(changed)
 
 
-def test_bytes_that_went_bad_on_the_disk_are_found_at_boot(installed, make_release, fetch):
+def test_corrupt_files_are_found_at_boot(installed, make_release, fetch):
     fetch(installed, *make_release(2))
     path = installed.install(make_release(2)[0]).extractor
     installed.mark_good()
@@ -244,7 +242,7 @@ def test_bytes_that_went_bad_on_the_disk_are_found_at_boot(installed, make_relea
     assert installed.install(make_release(2)[0]).manifest.release == 2
 
 
-def test_both_slots_gone_bad_leave_an_empty_device_not_a_crash(installed):
+def test_two_corrupt_slots_leave_an_empty_device(installed):
     installed.current().extractor.write_bytes(b"short")
     (installed.folder / "state.json").write_bytes(b"{")
     assert Slots(installed.folder).boot() is None
@@ -257,7 +255,7 @@ def test_leftovers_of_a_power_cut_are_removed_at_boot(installed):
     assert not leftovers(installed.folder)
 
 
-def test_a_fetch_that_cannot_fit_is_refused_before_it_starts(installed, make_release):
+def test_a_download_that_does_not_fit_is_rejected_before_it_starts(installed, make_release):
     manifest, _ = make_release(2)
     with pytest.raises(ArtefactError, match="bytes needed") as refusal:
         Slots(installed.folder, reserve_bytes=2**60).prepare(manifest)

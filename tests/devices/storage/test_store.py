@@ -1,4 +1,4 @@
-"""What a device has written down is there after a power cut, whole, and what it had not finished repeats to the same result."""
+"""Stored files are whole after a power cut, and unfinished steps repeat with the same result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_new_folder_is_empty(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_was_remembered_is_there_for_the_next_process(tmp_path: Path) -> None:
+def test_the_memory_survives_a_restart(tmp_path: Path) -> None:
     memory = Memory(("t-1-0",), ("rel-2",), 7, "server-1")
     Store(tmp_path).remember(memory)
     assert Store(tmp_path).memory() == memory
@@ -76,14 +76,14 @@ def test_personal_parts_enter_a_round_as_they_left_the_one_before(tmp_path: Path
     assert store.own("t", 5) == b"after 3"
 
 
-def test_only_the_last_generations_and_tasks_stay(tmp_path: Path) -> None:
+def test_only_the_last_generations_and_runs_stay(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for round in range(12):
         store.keep_own("t", round, OWN_AFTER_TRAINING, b"x")
     assert len(list((tmp_path / "own" / "t").iterdir())) == 3
     for number in range(9):
-        store.keep_own(f"task-{number}", 1, OWN_AFTER_TRAINING, b"x")
-        os.utime(tmp_path / "own" / f"task-{number}", (number, number))
+        store.keep_own(f"run-{number}", 1, OWN_AFTER_TRAINING, b"x")
+        os.utime(tmp_path / "own" / f"run-{number}", (number, number))
     assert len(list((tmp_path / "own").iterdir())) == 4
 
 
@@ -123,7 +123,7 @@ def test_damaged_files_count_as_missing(tmp_path: Path, damage: bytes) -> None:
     assert (store.memory(), store.outbox(), store.heads()) == (Memory(), [], [])
 
 
-def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_device_folder_is_private(tmp_path: Path) -> None:
     with Store(tmp_path / "device").owned():
         assert (tmp_path / "device").stat().st_mode & 0o777 == 0o700
 

@@ -1,4 +1,4 @@
-"""A full device trains over the wire exactly as the simulation does, and keeps to itself what is personal."""
+"""A full device trains exactly as the simulation does, and never sends its personal parts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def worker(folder: Path, data: ClientData = DATA) -> FullWorker:
     return FullWorker("pi-01", Store(folder), lambda classes, input: data)
 
 
-def ask(mode: Any, round: int, down: bytes, attempt: int = 0) -> Assignment:
+def assign(mode: Any, round: int, down: bytes, attempt: int = 0) -> Assignment:
     return Assignment(round, mode, "t", round, f"t-{round}-{attempt}", describe(down))
 
 
@@ -90,7 +90,9 @@ def perform(worker: FullWorker, assignment: Assignment, spec: MethodSpec, down: 
         *[("fedrep", kind) for kind in ("fp16", "int8", "topk")],
     ],
 )
-def test_rounds_over_the_wire_equal_the_loop_bit_for_bit(method: str, kind: str, tmp_path: Path) -> None:
+def test_rounds_over_the_wire_equal_the_simulation_bit_for_bit(
+    method: str, kind: str, tmp_path: Path
+) -> None:
     spec = spec_for(method, kind)
     reference, device = build_method(spec), worker(tmp_path)
     client = Client("pi-01", DATA, 3, 4, spec.seed)
@@ -100,21 +102,21 @@ def test_rounds_over_the_wire_equal_the_loop_bit_for_bit(method: str, kind: str,
         down = steps.broadcast(now, shared, "pi-01")
         payload = pack(tree.to_arrays(down))
         update, own = client.train(now, round, down, own)
-        report = perform(device, ask("train", round, payload), spec, payload).report
+        report = perform(device, assign("train", round, payload), spec, payload).report
         blob = device.store.blob(report.id)
         assert blob is not None and report.blob == describe(blob)
         assert tree.same(tree.from_arrays(unpack(blob)), update.parts)
         assert report.samples == 11 and report.bytes_down == 5 and report.bytes_up > len(blob)
         assert report.compression == kind
-        if kind == "topk" and round < 3:  # what was kept back is found again by the next process
+        if kind == "topk" and round < 3:  # the next process continues with the stored error feedback
             device = worker(tmp_path)
         shared = steps.aggregate(now, shared, steps.received(now, [update], {"pi-01": down}))
         assert perform(
-            device, ask("evaluate", round, payload, 9), spec, payload
+            device, assign("evaluate", round, payload, 9), spec, payload
         ).report.metrics == client.evaluate(now, down, own)
     last = pack(tree.to_arrays(steps.broadcast(now, shared, "pi-01")))
     closing, _ = client.personalise(now, 3, steps.broadcast(now, shared, "pi-01"), own)
-    assert perform(device, ask("personalise", 3, last), spec, last).report.metrics == closing.metrics
+    assert perform(device, assign("personalise", 3, last), spec, last).report.metrics == closing.metrics
 
 
 def test_a_second_attempt_at_a_round_starts_from_the_same_personal_parts(tmp_path: Path) -> None:
@@ -123,14 +125,14 @@ def test_a_second_attempt_at_a_round_starts_from_the_same_personal_parts(tmp_pat
         tree.to_arrays(steps.broadcast(build_method(spec), steps.start(build_method(spec)), "pi-01"))
     )
     blobs = [
-        device.store.blob(perform(device, ask("train", 1, payload, n), spec, payload).report.id)
+        device.store.blob(perform(device, assign("train", 1, payload, n), spec, payload).report.id)
         for n in (0, 1)
     ]
     assert blobs[0] == blobs[1]
 
 
-def private_task(updates: float) -> tuple[MethodSpec, bytes]:
-    """A task whose budget is worth so many updates, and its broadcast."""
+def private_spec(updates: float) -> tuple[MethodSpec, bytes]:
+    """A method spec whose budget allows so many updates, and its broadcast."""
     privacy = PrivacyConfig(noise_multiplier=1.0, clip=1.0)
     budget = epsilon(updates * cost(privacy), privacy.delta)
     spec = spec_for("fedavg", privacy=PrivacyConfig(1.0, 1.0, budget))
@@ -138,25 +140,25 @@ def private_task(updates: float) -> tuple[MethodSpec, bytes]:
     return spec, pack(tree.to_arrays(steps.start(build_method(spec))))
 
 
-def test_a_device_whose_budget_is_spent_trains_no_more_whatever_process_task_or_attempt(
+def test_a_device_with_an_exhausted_budget_trains_no_more_in_any_process_run_or_attempt(
     tmp_path: Path,
 ) -> None:
-    spec, payload = private_task(2.5)
-    told = []
-    for attempt_number in (0, 1):  # of one round, the second by another process: both have left
-        report = perform(worker(tmp_path), ask("train", 1, payload, attempt_number), spec, payload).report
-        told.append(report.metrics[EPSILON])
-    assert told == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
-    assignment = replace(ask("train", 1, payload, 2), run_id="another", id="another-1-0")
+    spec, payload = private_spec(2.5)
+    spent = []
+    for attempt_number in (0, 1):  # of one round, the second by another process: both were sent
+        report = perform(worker(tmp_path), assign("train", 1, payload, attempt_number), spec, payload).report
+        spent.append(report.metrics[EPSILON])
+    assert spent == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
+    assignment = replace(assign("train", 1, payload, 2), run_id="another", id="another-1-0")
     failed = attempt(partial(worker(tmp_path).perform, Train(assignment, spec, "b", 0), payload))
     assert isinstance(failed, Failed) and (failed.reason, failed.final) == (BUDGET_EXHAUSTED, True)
     assert not Store(tmp_path).blob(assignment.id)
-    evaluated = perform(worker(tmp_path), ask("evaluate", 1, payload, 3), spec, payload).report
+    evaluated = perform(worker(tmp_path), assign("evaluate", 1, payload, 3), spec, payload).report
     assert metrics.GLOBAL_TEST in evaluated.metrics
 
 
-def test_a_device_s_noise_is_not_what_the_server_could_draw(tmp_path: Path) -> None:
-    spec, payload = private_task(9)
+def test_a_device_s_noise_cannot_be_drawn_by_the_server(tmp_path: Path) -> None:
+    spec, payload = private_spec(9)
     method = build_method(spec)
     down = steps.start(method)
     update, _ = Client("pi-01", DATA, 3, 4, spec.seed).train(
@@ -164,42 +166,42 @@ def test_a_device_s_noise_is_not_what_the_server_could_draw(tmp_path: Path) -> N
     )
     sent = []
     for number in (0, 1):
-        report = perform(worker(tmp_path), ask("train", 1, payload, number), spec, payload).report
+        report = perform(worker(tmp_path), assign("train", 1, payload, number), spec, payload).report
         sent.append(tree.from_arrays(unpack(worker(tmp_path).store.blob(report.id) or b"")))
     for one, other in ((sent[0], sent[1]), (sent[0], update.parts)):
         apart = torch.cat([(one[p][n] - other[p][n]).flatten() for p, n in tree.leaves(one)])
         assert apart.std().item() == pytest.approx(2**0.5, rel=0.2)  # two noises of std 1, nothing in common
 
 
-def test_the_owner_s_limit_holds_whatever_the_task_allows(tmp_path: Path) -> None:
-    spec, payload = private_task(100)
+def test_the_owner_s_limit_holds_whatever_the_run_allows(tmp_path: Path) -> None:
+    spec, payload = private_spec(100)
 
     def tried(spec: MethodSpec, epsilon: float) -> Any:
         limited = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, epsilon=epsilon)
-        return attempt(partial(limited.perform, Train(ask("train", 1, payload), spec, "b", 0), payload))
+        return attempt(partial(limited.perform, Train(assign("train", 1, payload), spec, "b", 0), payload))
 
-    assert tried(spec, 5.0).reason == BUDGET_EXHAUSTED  # one update tells 10
+    assert tried(spec, 5.0).reason == BUDGET_EXHAUSTED  # one update spends 10
     assert isinstance(tried(spec, 11.0), Finished)
-    refused = tried(replace(spec, privacy=NO_NOISE), 1e6)
-    assert refused.reason == BUDGET_EXHAUSTED and "updates without noise" in refused.detail
+    rejected = tried(replace(spec, privacy=NO_NOISE), 1e6)
+    assert rejected.reason == BUDGET_EXHAUSTED and "updates without noise" in rejected.detail
 
 
 @pytest.mark.parametrize("torn", [b"", b"torn", pack({"other": {}})])
-def test_a_ledger_that_cannot_be_read_is_not_an_empty_one(torn: bytes, tmp_path: Path) -> None:
-    spec, payload = private_task(9)
-    perform(worker(tmp_path), ask("train", 1, payload), spec, payload)
+def test_an_unreadable_privacy_file_does_not_count_as_zero(torn: bytes, tmp_path: Path) -> None:
+    spec, payload = private_spec(9)
+    perform(worker(tmp_path), assign("train", 1, payload), spec, payload)
     (tmp_path / "privacy.safetensors").write_bytes(torn)
     failed = attempt(
-        partial(worker(tmp_path).perform, Train(ask("train", 2, payload), spec, "b", 0), payload)
+        partial(worker(tmp_path).perform, Train(assign("train", 2, payload), spec, "b", 0), payload)
     )
     assert isinstance(failed, Failed) and failed.reason == BUDGET_EXHAUSTED
     assert "privacy.safetensors: the epsilon spent by this device cannot be read" in failed.detail
 
 
-def test_a_task_of_other_images_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_run_with_other_images_is_rejected_by_name(tmp_path: Path) -> None:
     other = Samples(np.zeros((4, 1, 9, 9), np.uint8), np.arange(4) % 3)
     device, spec = worker(tmp_path, ClientData(other, other, other)), spec_for("fedavg")
-    failed = attempt(partial(device.perform, Train(ask("train", 1, b"x"), spec, "b", 0), None))
+    failed = attempt(partial(device.perform, Train(assign("train", 1, b"x"), spec, "b", 0), None))
     assert (
         isinstance(failed, Failed)
         and failed.reason == "no_data"
@@ -208,12 +210,12 @@ def test_a_task_of_other_images_is_refused_by_name(tmp_path: Path) -> None:
     )
 
 
-def test_a_device_without_samples_says_so(tmp_path: Path) -> None:
+def test_a_device_without_samples_reports_no_data(tmp_path: Path) -> None:
     none = DATA.train.take(np.empty(0, np.int64))
     failed = attempt(
         partial(
             worker(tmp_path, ClientData(none, none, none)).perform,
-            Train(ask("train", 1, b"x"), spec_for("fedavg"), "b", 0),
+            Train(assign("train", 1, b"x"), spec_for("fedavg"), "b", 0),
             None,
         )
     )
@@ -248,8 +250,8 @@ def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path
             assert set(sent) == {"extractor"} and report.bytes_down == len(payload) and not report.error
             server.ack("pi-01", report.id)
             idle(round + 1)
-    said = [state.status for state in server.messages("pi-01", "state")]
-    assert said[0] == "init" and said[-1] == "disconnected" and "alert" not in said
+    statuses = [state.status for state in server.messages("pi-01", "state")]
+    assert statuses[0] == "init" and statuses[-1] == "disconnected" and "alert" not in statuses
     assert Store(tmp_path).memory().done == ("t-1-0", "t-2-0") and Store(tmp_path).outbox() == []
     broker.close()
 

@@ -1,4 +1,4 @@
-"""A new pair serves only when it is not worse than the old one, and a head is fitted again only when something is new."""
+"""A new model is served only if it is not worse than the old one, and a head is fitted again only for new inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MORE = ClientData(samples(30, 3), samples(12, 1), samples(10, 2))
 
 
 class Counting:
-    """Fits as this process does, and counts."""
+    """Fits in this process and counts the fits."""
 
     def __init__(self) -> None:
         self.fits: list[str] = []
@@ -70,11 +70,11 @@ def guarded(folder: Path, fitter: Counting, holding: list[ClientData]) -> Device
 
 
 def blind() -> bytes:
-    """An extractor whose features say nothing."""
+    """An extractor with constant features."""
     return big(np.zeros_like(graphs.WEIGHTS))
 
 
-def test_a_pair_that_is_worse_does_not_serve_and_is_reported(site: Site) -> None:
+def test_a_worse_model_is_not_served_and_is_reported(site: Site) -> None:
     server, fitter = site.server, Counting()
     site.serve(site.publish())
     with running(guarded(site.home, fitter, [FIRST]), connect=site.connect):
@@ -95,7 +95,7 @@ def test_a_head_is_fitted_again_only_when_images_or_extractor_are_new(site: Site
     with running(device, connect=site.connect) as runner:
         server.wait_for("pi-01", "rpt")
         server.ack("pi-01", "rel-1")
-        runner.deliver(device, DataChanged(device.state.capability))  # so it is said, but they are the same
+        runner.deliver(device, DataChanged(device.state.capability))  # announced, but the images are the same
         again = server.wait_for("pi-01", "rpt", lambda report: report.id != "rel-1")
         assert not again.error and len(fitter.fits) == 1
         server.ack("pi-01", again.id)
@@ -127,7 +127,7 @@ def _raw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.zeros(1, np.float32), np.ones(1, np.float32), np.array([0, 1])
 
 
-def test_what_a_child_computed_comes_back_as_it_was() -> None:
+def test_features_survive_the_transfer_from_the_child() -> None:
     seen = FeatureSet(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0, 1, 1]))
     found = unpack(
         pack(LoadedFeatures((ClientFeatures(seen, seen, FeatureSet(seen.z[:0], seen.y[:0])), None), "print"))

@@ -1,4 +1,4 @@
-"""A head is fitted in a child process that ends, so that the agent stays small, and what goes wrong there ends nothing here."""
+"""A head is fitted in a child process, so that the agent stays small and survives its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_client_with_one_class_gets_a_constant_head(fitter: ChildFitter) -> No
     assert head.kind == "constant" and set(head.predict(Z)) == {3}
 
 
-def test_data_that_cannot_be_fitted_are_refused_and_the_child_goes_on(fitter: ChildFitter) -> None:
+def test_unusable_data_are_rejected_and_the_child_continues(fitter: ChildFitter) -> None:
     with pytest.raises(DataError, match="labels range"):
         fitter(spec(classes=2), GIVEN)
     assert fitter(spec(), GIVEN).head.kind == "mlp"
@@ -56,7 +56,7 @@ def test_a_child_that_takes_too_long_is_ended() -> None:
         ChildFitter(FitLimits(deadline_s=0.01))(spec(), GIVEN)
 
 
-def test_a_child_that_needs_too_much_memory_is_an_error_here_and_no_more() -> None:
+def test_a_child_that_needs_too_much_memory_is_only_an_error() -> None:
     with pytest.raises(MemoryError, match="head"):
         ChildFitter(FitLimits(max_address_mb=32))(spec(), GIVEN)
 
@@ -72,7 +72,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("sklearn", "scipy"
     assert found.stdout.strip() == "[]", found.stderr
 
 
-def test_auto_comes_back_with_what_it_measured(fitter: ChildFitter) -> None:
+def test_auto_returns_its_measurements(fitter: ChildFitter) -> None:
     held = HeldOut(Z[40:], Y[40:])
     found = fitter(spec("auto"), FitData(Z[:40], Y[:40], held=held))
     tried = {name: found.numbers[f"auto.{name}.validation_acc"] for name in CANDIDATES}

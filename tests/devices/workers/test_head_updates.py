@@ -1,4 +1,4 @@
-"""Nothing leaves a head-only device but the parts that its signed release names, found by functions that the device has itself."""
+"""A head-only device sends only the parts that its signed release names, computed by functions of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = {"weight": np.ones((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
 
 
 def sent(plan: HeadPlan, kind: str = "nearest", extras: Any = None) -> dict[str, Any] | None:
-    """What goes up with a fit on 20 samples."""
+    """The head update of a fit on 20 samples."""
     extras = {"head": HEAD} if extras is None else extras
     release = graphs.manifest_for(b"x", heads=plan)
     head = heads.fit(kind, Z, Y, 2, unit_norm=False, plan=plan, extras=extras)
@@ -31,11 +31,11 @@ def sent(plan: HeadPlan, kind: str = "nearest", extras: Any = None) -> dict[str,
     return tensors.unpack(payload) if payload else None
 
 
-def test_without_a_plan_nothing_goes_up() -> None:
+def test_without_a_plan_nothing_is_sent() -> None:
     assert sent(HeadPlan()) is None
 
 
-def test_what_the_release_names_goes_up_and_no_more() -> None:
+def test_only_the_parts_that_the_release_names_are_sent() -> None:
     found = sent(HeadPlan(uploads={"prototypes": "class_means"}))
     assert (
         found is not None
@@ -50,13 +50,13 @@ def test_a_part_that_the_release_does_not_name_is_held_back() -> None:
         head_updates.require_named(payload, HeadPlan(uploads={"prototypes": "class_means"}))
 
 
-def test_a_part_that_cannot_be_found_costs_the_upload_and_not_the_report() -> None:
+def test_a_part_that_cannot_be_computed_drops_the_head_update_only() -> None:
     assert sent(HeadPlan(uploads={"head": "trained_head"}, lr=1e9, epochs=50, weight_decay=1e9)) is None
     assert sent(HeadPlan(uploads={"other": "trained_head"})) is None
     assert sent(HeadPlan(uploads={"head": "fitted_head"})) is None  # the owner chose another kind
 
 
-def test_a_server_cannot_ask_for_what_a_device_does_not_know() -> None:
+def test_a_server_cannot_request_unknown_parts() -> None:
     tree = msgspec.to_builtins(graphs.manifest_for(b"x"))
     for strange in ("features", "labels", "images", "own_head", ""):
         tree["heads"] = {"uploads": {"prototypes": strange}}
@@ -64,7 +64,7 @@ def test_a_server_cannot_ask_for_what_a_device_does_not_know() -> None:
             manifests.decode(msgspec.json.encode(tree))
 
 
-def test_an_extra_whose_file_holds_something_else_is_refused(tmp_path: Path) -> None:
+def test_an_extra_whose_file_contains_another_part_is_rejected(tmp_path: Path) -> None:
     good, bad, other = (tmp_path / name for name in ("good", "bad", "other"))
     good.write_bytes(tensors.pack({"head": HEAD}))
     bad.write_bytes(b"\x80\x04nothing")
@@ -75,7 +75,7 @@ def test_an_extra_whose_file_holds_something_else_is_refused(tmp_path: Path) -> 
             head_updates.read_extras({"head": file})
 
 
-def test_an_owner_can_switch_uploads_off() -> None:
+def test_an_owner_can_switch_head_updates_off() -> None:
     tree: dict[str, object] = {"id": "pi", "data": "x", "uploads": False}
     assert (
         not config.convert(tree, "here").uploads and config.convert({"id": "pi", "data": "x"}, "here").uploads

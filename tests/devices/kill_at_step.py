@@ -1,7 +1,7 @@
-"""`python -m tests.devices.dying FOLDER STEP COMMAND...`: the command `edge-fl`, killed with SIGKILL just before its n-th step of a kind.
+"""Run the command `edge-fl` and kill it before a step: `python -m tests.devices.kill_at_step FOLDER STEP COMMAND...`.
 
-A step is what the disk sees, as "rename heads/*", "remove outbox/rel-2.json" or "change release/chunks/*:3" (the third of its kind); paths
-are relative to FOLDER. With STEP "-" nobody dies, and the steps are printed on stderr. Only this process dies, not its children.
+A step is a change of the disk, as "rename heads/*", "remove outbox/rel-2.json" or "change release/chunks/*:3" (the third of its kind),
+with paths relative to FOLDER. With STEP "-" nothing is killed, and the steps are printed on stderr. Children are not killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A child that says which process it is: `python -m tests.devices.who`."""
+"""A child process that responds with its process id and the request: `python -m tests.devices.echo_child`."""
 
 from __future__ import annotations
 
