@@ -74,14 +74,6 @@ def afterwards(found: Mapping[str, float]) -> dict[str, float]:
     return {name.replace(".before", ".after"): value for name, value in found.items()}
 
 
-def per_class_recall(predicted: NDArray[Any], y: NDArray[Any], classes: int) -> NDArray[np.float64]:
-    """Share of each class's samples that are found, [classes]; NaN for a class without samples."""
-    seen = np.bincount(y, minlength=classes)
-    found = np.bincount(y[predicted == y], minlength=classes)
-    recall: NDArray[np.float64] = np.divide(found, seen, out=np.full(classes, np.nan), where=seen > 0)
-    return recall
-
-
 def summarise(values: Sequence[float], weights: Sequence[float] | None = None) -> Summary:
     """Mean, mean weighted by the clients' test samples, std over clients (population), and the bottom decile of one value per client.
 

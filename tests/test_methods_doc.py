@@ -90,7 +90,7 @@ def test_device_tier_and_late_updates_are_those_of_the_code(name: str) -> None:
     assert tuple(CODE.findall(exported)) == method.exports
     assert tuple(CODE.findall(extras)) == tier.extras
     assert CODE.findall(way) == ([] if tier.kind == "none" else [tier.way])
-    assert dict(re.findall(r"`(\w+)`: (\w+)", uploads)) == dict(tier.uploads)
+    assert dict(re.findall(r"`(\w+)`: (\w+)", uploads)) == dict(tier.updates)
     assert row_of("bytes per round", name)[-1] == ("yes" if method.averages() else "no")
 
 

@@ -1,6 +1,6 @@
-"""One client's training data with every random decision already made by seeds: order, noise keys, padding masks.
+"""One client's training data; all random decisions (order, noise keys, padding masks) follow from seeds.
 
-`Batches` is what a method trains on. It is immutable; `features` gives the same samples behind a frozen extractor, computed once.
+`Batches` is immutable; `features` returns the same samples as features of a frozen extractor, computed once.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from edge_fl.learn.tree import Params
 from edge_fl.seeds import generator, seed_for
 
 EVALUATION_BATCH = 64
-SHORTEST_NORM_BATCH = 4  # METHODS.md G9: BatchNorm on two or three samples ruins the statistics
+SHORTEST_NORM_BATCH = 4  # docs/methods.md G9: two or three samples spoil BatchNorm's statistics
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys for the noise of a stage's batches; a stage that draws nothing computes none."""
+    """The keys for the noise of a stage's batches, computed at first use."""
 
     start: Callable[[], Tensor]
 
     @cached_property
     def base(self) -> Tensor:
-        """What all of them are made from."""
         return self.start()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64; mask [B] is 1 for samples and 0 for padding, or None for samples only.
+    """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64; mask [B] is 1 for samples and 0 for padding; None: no padding.
 
-    In a vectorised chunk, `active` says whether this client still has a batch here (None: all clients have).
+    In a vectorised chunk, `active` tells whether this client has a batch at this step (None: all clients have one).
     """
 
     x: Tensor
@@ -54,7 +53,7 @@ class Batch:
 
     @property
     def key(self) -> Tensor:
-        """For everything random in this batch."""
+        """Key for all random numbers of this batch."""
         return fold(self.keys.base, self.step)
 
     @property
@@ -67,7 +66,7 @@ class Batch:
 class Batches:
     """x uint8 [N, C, H, W] or float32 features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw.
 
-    `hurry`: how likely the client has no time for all epochs in a round.
+    `stragglers`: the probability that the client runs only some of the epochs in a round.
     """
 
     x: Tensor
@@ -77,11 +76,11 @@ class Batches:
     run: int = 0
     round: int = 0
     client: str = ""
-    hurry: float = 0.0
+    stragglers: float = 0.0
 
     @classmethod
     def of(cls, x: np.ndarray | Tensor, y: np.ndarray | Tensor, **settings: object) -> Batches:
-        """From arrays; keywords are the other fields."""
+        """Batches from arrays; keywords are the other fields."""
         return cls(as_tensor(x), as_tensor(y).to(torch.int64), **settings)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
@@ -93,7 +92,7 @@ class Batches:
         return (self.y[:, None] == torch.arange(self.classes, device=self.y.device)).sum(0).to(torch.float32)
 
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
-        """The batches of one stage, epoch after epoch. With `norm` (the trained part holds BatchNorm) short tails are merged (G9)."""
+        """The batches of all epochs of a stage. With `norm` (BatchNorm is trained) a short last batch is merged (docs/methods.md G9)."""
         keys, step = Keys(lambda: key_of(self.noise_seed(stage)).to(self.y.device)), count()
         for rows in self.order(stage, epochs, norm=norm):
             index = torch.from_numpy(np.concatenate(rows)).to(self.y.device)
@@ -102,7 +101,7 @@ class Batches:
                 yield Batch(pixels(x), y, keys, next(step))
 
     def noise_seed(self, stage: str) -> int:
-        """What the keys of a stage begin with."""
+        """The seed of a stage's keys."""
         return seed_for(self.run, f"{stage}.noise", self.round, self.client)
 
     def order(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[list[np.ndarray]]:
@@ -111,11 +110,11 @@ class Batches:
             return
         rng = generator(self.run, f"{stage}.order", self.round, self.client)
         shortest = SHORTEST_NORM_BATCH if norm else 1
-        for _ in range(self._in_time(stage, epochs)):
+        for _ in range(self._epochs_in_time(stage, epochs)):
             yield cut(rng.permutation(len(self)), self.batch_size, shortest)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """What training works on in place of `tensor`; on a CPU convolutions are fastest with their channels last."""
+        """A copy of `tensor` for training in place; channels last on a CPU, where convolutions are fastest that way."""
         if tensor.dim() == 4 and tensor.device.type == "cpu":
             return tensor.detach().clone(memory_format=torch.channels_last)
         return tensor.detach().clone()
@@ -125,20 +124,20 @@ class Batches:
         return self.mapped(lambda x: part.frozen(params, x))
 
     def sample(self, share: float, stage: str) -> Batches:
-        """A random share of the samples, at least one, drawn once for the stage."""
+        """A random share of the samples, at least one, drawn per stage."""
         rows = generator(self.run, f"{stage}.sample", self.round, self.client).permutation(len(self))
         index = torch.from_numpy(rows[: max(int(share * len(self)), 1)]).to(self.y.device)
         return replace(self, x=self.x[index], y=self.y[index])
 
-    def hurried(self, hurry: float) -> Batches:
-        """The same samples on a client that may not have time for all epochs (FedProx's stragglers)."""
-        return replace(self, hurry=hurry)
+    def with_stragglers(self, probability: float) -> Batches:
+        """The same samples on a client that with `probability` runs only 1 to E epochs (FedProx)."""
+        return replace(self, stragglers=probability)
 
-    def _in_time(self, stage: str, epochs: int) -> int:
-        rng = (
-            generator(self.run, f"{stage}.hurry", self.round, self.client) if self.hurry and epochs else None
-        )
-        return int(rng.integers(1, epochs, endpoint=True)) if rng and rng.random() < self.hurry else epochs
+    def _epochs_in_time(self, stage: str, epochs: int) -> int:
+        if not (self.stragglers and epochs):
+            return epochs
+        rng = generator(self.run, f"{stage}.hurry", self.round, self.client)  # renaming changes results
+        return int(rng.integers(1, epochs, endpoint=True)) if rng.random() < self.stragglers else epochs
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
         """The same samples with x replaced by fn(pixels), without gradient, in order."""
@@ -146,7 +145,7 @@ class Batches:
 
 
 def cut(rows: np.ndarray, size: int, shortest: int = 1) -> list[np.ndarray]:
-    """Batches of `size`; a last one below `shortest` joins the one before it."""
+    """Split rows into batches of `size`; a last batch below `shortest` is merged into the previous one."""
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     if len(batches) > 1 and len(batches[-1]) < shortest:
         batches[-2:] = [np.concatenate(batches[-2:])]
@@ -154,12 +153,12 @@ def cut(rows: np.ndarray, size: int, shortest: int = 1) -> list[np.ndarray]:
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows], whole rows at a time: for images thirty times as fast as torch's own indexing, and as fast under vmap."""
+    """x[rows]; index_select copies whole rows, thirty times as fast as x[rows] for images, with a vmap rule of the same speed."""
     return _Take.apply(x, rows) if is_functorch_wrapped_tensor(x) else x.index_select(0, rows)
 
 
 class _Take(torch.autograd.Function):
-    """`take` under vmap, whose own rule for it goes from value to value."""
+    """`take` under vmap; torch's own rule copies single values."""
 
     @staticmethod
     def forward(x: Tensor, rows: Tensor) -> Tensor:
@@ -167,7 +166,7 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def setup_context(context: Any, inputs: Any, output: Any) -> None:
-        """Data have no gradient."""
+        """Nothing to save: data have no gradient."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, int], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
@@ -179,7 +178,7 @@ class _Take(torch.autograd.Function):
 
 
 def as_tensor(array: np.ndarray | Tensor) -> Tensor:
-    """An array as a tensor with the strides of its shape; torch picks kernels by strides, and a dimension of 1 leaves them open."""
+    """An array as a tensor with canonical strides: torch selects kernels by strides, which are arbitrary for dimensions of 1."""
     tensor = torch.as_tensor(array).contiguous()
     return tensor.view(-1).view(tensor.shape)
 

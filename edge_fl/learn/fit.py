@@ -1,7 +1,7 @@
-"""The one batch loop of the project: `scan` carries a state through a stage's batches, `fit` is the usual step inside it.
+"""The one batch loop of the project: `scan` carries a state through a stage's batches; `fit` is gradient descent with it.
 
-`fit(loss, params, data, ...)` trains `params` alone; whatever else `loss` closes over is fixed. A method with an unusual step (two
-optimisers, an inner loop, clipped weights) gives its own pure step to `scan` and uses `gradient` and an optimiser in it.
+`fit(loss, params, data, ...)` trains `params` only; everything else that `loss` closes over is constant. A method with a custom step (two
+optimisers, an inner loop, clipped weights) passes a pure step to `scan` and calls `gradient` or `descend` in it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.network.masked_norm import padding
 from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.optimiser import Gradients, Leaves, Optimiser, dense
-from edge_fl.learn.tree import Parts
 
 P = TypeVar("P")  # Params or Parts
 C = TypeVar("C")
-S = TypeVar("S")  # what a loss tells beside its value
+A = TypeVar("A")  # a tree of tensors that a loss returns in addition to its value
 Loss = Callable[[Any, Batch], Tensor]  # (params, batch) -> scalar
-Trained = tuple[tuple[Parts, Any], ...]  # (parts, the state of their optimiser), as often as there are such
 
 
 def fit(loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimiser: Optimiser) -> P:
-    """`params` (Params or Parts) after `epochs` over `data`; a fresh optimiser state (METHODS.md G8); the input is untouched."""
+    """Train a copy of `params` (Params or Parts) for `epochs` over `data`, with a fresh optimiser state (docs/methods.md G8)."""
     return fit_from(
         optimiser.init(tree.parameters(params)),
         loss,
@@ -43,7 +41,7 @@ def fit(loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimi
 def fit_from(
     state: Any, loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimiser: Optimiser
 ) -> tuple[P, Any]:
-    """As `fit`, from a given optimiser state; returns the new state too (for methods whose clients keep it)."""
+    """As `fit`, from a given optimiser state -> (params, state)."""
 
     def step(carry: tuple[P, Any], batch: Batch) -> tuple[P, Any]:
         params, state = carry
@@ -51,31 +49,6 @@ def fit_from(
         return carry
 
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
-
-
-def fit_measuring(
-    loss: Callable[[Any, Batch], tuple[Tensor, tuple[Tensor, Tensor]]],
-    params: P,
-    data: Batches,
-    *,
-    stage: str,
-    epochs: int,
-    optimiser: Optimiser,
-) -> tuple[P, tuple[Tensor, Tensor]]:
-    """As `fit`, for a loss that returns (scalar, (number, weight)); the numbers' weighted mean over all batches, and their weight."""
-
-    def step(carry: tuple[P, Any, Tensor, Tensor], batch: Batch) -> tuple[P, Any, Tensor, Tensor]:
-        params, state, total, weights = carry
-        grads, (number, weight) = measured_gradient(loss, params, batch)
-        optimiser.advance(tree.parameters(params), grads, state)
-        return params, state, total + number * weight, weights + weight
-
-    zero = torch.zeros((), device=data.x.device)
-    carry = (params, optimiser.init(tree.parameters(params)), zero, zero)
-    params, _, total, weights = scan(
-        step, carry, data, stage=stage, epochs=epochs, norm=tree.has_buffers(params)
-    )
-    return params, (total / weights.clamp(min=1), weights)
 
 
 def scan(
@@ -88,37 +61,30 @@ def scan(
     norm: bool = False,
     limit: int = 0,
 ) -> C:
-    """Carries `carry` (a tree) through the batches of a stage, the first `limit` of them unless that is 0.
+    """Apply `step` to `carry` (a tree) and each batch of a stage -> the last carry.
 
-    It works on a copy, so that nobody else sees what `step` changes in place. `norm` says that BatchNorm trains in it, so that
-    short tails are merged.
+    `step` may change tensors in place: it gets a copy. `norm`: BatchNorm is trained, so a short last batch is merged. `limit` above 0:
+    only so many batches.
     """
     carry = tree.map(data.copy, carry)
     for batch in islice(data.batches(stage, epochs, norm=norm), limit or None):
         if batch.active is None:
             carry = step(carry, batch)
-        else:  # steps move tensors in place, so what an idle client keeps is set aside first
+        else:  # a client without a batch here keeps its carry; copied first, because steps change tensors in place
             before = tree.clone(carry)
             carry = tree.where(batch.active, step(carry, batch), before)
     return tree.map(lambda t: t.detach().contiguous(), carry)
 
 
 def descend(loss: Loss, params: P, state: Any, batch: Batch, optimiser: Optimiser) -> tuple[P, Any]:
-    """One optimiser step on one batch -> (params, state). BatchNorm buffers inside `params` move in place."""
-    return _stepped(params, gradient(loss, params, batch), state, optimiser)
+    """One optimiser step on one batch -> (params, state). BatchNorm buffers inside `params` are updated in place."""
+    return apply_gradient(params, gradient(loss, params, batch), state, optimiser)
 
 
-def descend_together(loss: Loss, several: Trained, batch: Batch, optimiser: Optimiser) -> Trained:
-    """As `descend` by one loss of all their parts together, while each keeps an optimiser's state of its own."""
-    grads = gradient(loss, tree.merge(*(parts for parts, _ in several)), batch)
-    return tuple(
-        _stepped(parts, {path: grads[path] for path in tree.parameters(parts)}, state, optimiser)
-        for parts, state in several
-    )
-
-
-def _stepped(params: P, grads: Leaves, state: Any, optimiser: Optimiser) -> tuple[P, Any]:
-    stepped, state = optimiser.step(tree.parameters(params), grads, state)
+def apply_gradient(params: P, grads: Leaves, state: Any, optimiser: Optimiser) -> tuple[P, Any]:
+    """One optimiser step -> (params, state); of `grads` only those of `params` are used."""
+    held = tree.parameters(params)
+    stepped, state = optimiser.step(held, {path: grads[path] for path in held}, state)
     return tree.replaced(params, stepped), state
 
 
@@ -128,40 +94,40 @@ def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
 
 
 def factored_gradient(loss: Loss, params: Any, batch: Batch) -> Gradients:
-    """`gradient` as the loss knows it, which an optimiser may add faster, or else by autograd."""
-    known = loss.gradient(params, batch) if isinstance(loss, CrossEntropy) else None
-    return known or measured_gradient(lambda p, b: (loss(p, b), ()), params, batch)[0]
+    """`gradient` in closed form where the loss has one (linear layers as factors), else by autograd."""
+    closed_form = loss.gradient(params, batch) if isinstance(loss, CrossEntropy) else None
+    return closed_form or gradient_and_aux(lambda p, b: (loss(p, b), ()), params, batch)[0]
 
 
-def measured_gradient(
-    loss: Callable[[Any, Batch], tuple[Tensor, S]], params: Any, batch: Batch
-) -> tuple[Leaves, S]:
-    """As `gradient`, for a loss that returns (scalar, a tree of what else the forward pass should tell); (gradient, that tree)."""
+def gradient_and_aux(
+    loss: Callable[[Any, Batch], tuple[Tensor, A]], params: Any, batch: Batch
+) -> tuple[Leaves, A]:
+    """As `gradient`, for a loss that returns (scalar, an auxiliary tree) -> (gradient, that tree)."""
     if batch.vectorised:
         return _vectorised_gradient(loss, params, batch)
     held = {path: t.detach().requires_grad_() for path, t in tree.parameters(params).items()}
     with torch.enable_grad():
-        value, told = loss(tree.replaced(params, held), batch)
-    told = tree.map(Tensor.detach, told)
+        value, aux = loss(tree.replaced(params, held), batch)
+    aux = tree.map(Tensor.detach, aux)
     if not value.requires_grad:
-        return {path: torch.zeros_like(t) for path, t in held.items()}, told
+        return {path: torch.zeros_like(t) for path, t in held.items()}, aux
     grads = torch.autograd.grad(value, list(held.values()), allow_unused=True)
     both = zip(held.items(), grads, strict=True)
-    return {path: torch.zeros_like(t) if g is None else g for (path, t), g in both}, told
+    return {path: torch.zeros_like(t) if g is None else g for (path, t), g in both}, aux
 
 
 def _vectorised_gradient(
-    loss: Callable[[Any, Batch], tuple[Tensor, S]], params: Any, batch: Batch
-) -> tuple[Leaves, S]:
-    """`measured_gradient` under vmap, where torch.autograd.grad does not go; BatchNorm leaves padding out."""
+    loss: Callable[[Any, Batch], tuple[Tensor, A]], params: Any, batch: Batch
+) -> tuple[Leaves, A]:
+    """`gradient_and_aux` under vmap, which torch.autograd.grad does not support; BatchNorm ignores padding."""
     leaves = tree.leaves(params)
     held = tree.parameters(params)
     fixed = {path: t for path, t in leaves.items() if path not in held}
 
-    def value(trained: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> tuple[Tensor, S]:
+    def value(trained: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> tuple[Tensor, A]:
         now = dict(zip((*held, *fixed), (*trained, *others), strict=True))
         with padding(batch.mask):
             return loss(tree.replaced(params, now), batch)
 
-    grads, told = torch.func.grad(value, has_aux=True)(tuple(held.values()), tuple(fixed.values()))
-    return dict(zip(held, grads, strict=True)), tree.map(Tensor.detach, told)
+    grads, aux = torch.func.grad(value, has_aux=True)(tuple(held.values()), tuple(fixed.values()))
+    return dict(zip(held, grads, strict=True)), tree.map(Tensor.detach, aux)

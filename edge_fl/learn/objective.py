@@ -1,4 +1,4 @@
-"""The loss that most stages train with, which says what it is, so that its gradient need not be found by autograd."""
+"""Cross-entropy of parts in sequence: the loss of most stages, with a closed-form gradient where the parts are chains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch
 from edge_fl.learn.losses import cross_entropy, one_hot
 from edge_fl.learn.network import chain
-from edge_fl.learn.network.chain import Bound
+from edge_fl.learn.network.chain import BoundLayer
 from edge_fl.learn.network.part import Part
 from edge_fl.learn.optimiser import Gradients
 from edge_fl.learn.tree import Params, Parts
@@ -20,9 +20,9 @@ from edge_fl.learn.tree import Params, Parts
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Cross-entropy of parts that are applied one after the other: (params, batch) -> scalar.
+    """Cross-entropy of parts applied in sequence: (params, batch) -> scalar.
 
-    `frozen` holds the params of those that do not train. Of a single part that trains, `params` are its own; else they are Parts.
+    `frozen` holds the params of frozen parts. `params` are Params if a single part is trained, else Parts.
     """
 
     parts: Mapping[str, Part]
@@ -35,11 +35,11 @@ class CrossEntropy:
         return cross_entropy(x, batch.y, batch.mask)
 
     def gradient(self, params: Params | Parts, batch: Batch) -> Gradients | None:
-        """d loss / d params in closed form, where all parts are chains and every other leaf of `params` is theirs; else None."""
+        """d loss / d params in closed form; None if a part is not a chain or `params` has other trained leaves."""
         if any(part.chain is None for part in self.parts.values()):
             return None
         bound = self._bound(params)
-        if sum(len(link.paths) for link in bound) != len(tree.parameters(params)):
+        if sum(len(layer.paths) for layer in bound) != len(tree.parameters(params)):
             return None
 
         def error(logits: Tensor) -> Tensor:
@@ -55,12 +55,12 @@ class CrossEntropy:
         trained = [name for name in self.parts if name not in self.frozen]
         return {**self.frozen, **(params if len(trained) > 1 else {trained[0]: params})}  # type: ignore[dict-item]
 
-    def _bound(self, params: Params | Parts) -> list[Bound]:
+    def _bound(self, params: Params | Parts) -> list[BoundLayer]:
         held, alone = self._held(params), len(self.parts) == len(self.frozen) + 1
-        found = []
+        bound = []
         for name, part in self.parts.items():
             prefix = () if alone else (name,)
             for layer, names in part.chain or ():
                 paths = () if name in self.frozen else tuple((*prefix, tensor) for tensor in names)
-                found.append(Bound(layer, tuple(held[name][tensor] for tensor in names), paths))
-        return found
+                bound.append(BoundLayer(layer, tuple(held[name][tensor] for tensor in names), paths))
+        return bound

@@ -1,8 +1,8 @@
-"""Many clients' data as one: what a method sees as `Batches` when the vectorised engine trains a whole chunk of clients at once.
+"""`Batches` for the vectorised engine, which trains a chunk of clients at once.
 
-Inside torch.func.vmap each client sees its own rows, padded to the chunk's longest client; `real` [N] and the batches' masks tell
-samples from padding, and a batch's `active` whether this client still has one. Order and keys are drawn per client exactly as
-`Batches` draws them, so every engine trains on the same batches.
+Inside torch.func.vmap each client has its own rows, padded to the longest client of the chunk; `real` [N] and the batches' masks separate
+samples from padding, and `active` tells whether a client has a batch at a step. Order and keys are drawn per client as in `Batches`, so
+every engine trains on the same batches.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, Keys, pixels, take
 
-PADDING = -1  # the label of a row that is no sample
+PADDING = -1  # label of padded rows
 
 
 @dataclass(frozen=True)
 class Stacked(Batches):
-    """One client's view of a chunk: x [N, ...], y [N] with PADDING, its `place` in the chunk; `members` hold what is drawn from seeds."""
+    """One client's view of a chunk: x [N, ...], y [N] with PADDING, its `place` in the chunk; `members` are all clients' batches."""
 
     members: tuple[Batches, ...] = ()
     place: Tensor | None = None
@@ -64,17 +64,17 @@ class Stacked(Batches):
         return tensor.detach().clone()
 
     def _pixels(self, x: Tensor) -> Tensor:
-        return pixels(x, torch.preserve_format)  # vmap has its own idea of where channels are
+        return pixels(x, torch.preserve_format)  # vmap does not support channels last
 
     def _mine(self, table: np.ndarray) -> Tensor:
-        """The row of a table [K, ...] that is this client's."""
+        """The row of this client in a table [K, ...]."""
         return torch.from_numpy(table).to(self.y.device)[self.place]
 
     def sample(self, share: float, stage: str) -> Batches:
         raise NotImplementedError("a random share of the samples cannot be drawn in a vectorised chunk")
 
-    def hurried(self, hurry: float) -> Batches:
-        return replace(self, members=tuple(member.hurried(hurry) for member in self.members))
+    def with_stragglers(self, probability: float) -> Batches:
+        return replace(self, members=tuple(member.with_stragglers(probability) for member in self.members))
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
         parts = [fn(self._pixels(chunk)) for chunk in self.x.split(EVALUATION_BATCH)]
@@ -82,7 +82,7 @@ class Stacked(Batches):
 
 
 def stack(members: Sequence[Batches]) -> tuple[Tensor, Tensor, Tensor]:
-    """(x [K, N, ...], y [K, N], real [K, N]) of a chunk; padding is zeros with the label PADDING."""
+    """Stack a chunk -> (x [K, N, ...], y [K, N], real [K, N]); padding is zeros with the label PADDING."""
     longest = max(len(member) for member in members)
     first = members[0]
     x = torch.zeros(len(members), longest, *first.x.shape[1:], dtype=first.x.dtype, device=first.x.device)
@@ -94,9 +94,9 @@ def stack(members: Sequence[Batches]) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Plan:
-    """K clients side by side in S steps: `widths` [S] rows a step, `index` and `mask` [K, sum of widths], `active` [K, S].
+    """The batches of K clients in S steps: `widths` [S] rows per step, `index` and `mask` [K, sum of widths], `active` [K, S].
 
-    `full` [S] says which steps have no padding, `all_on` [S] in which of them every client has a batch.
+    `full` [S]: the step has no padding; `all_on` [S]: every client has a batch.
     """
 
     widths: list[int]
@@ -108,7 +108,7 @@ class Plan:
 
 
 def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
-    """The batches of each client side by side, each step as wide as its largest batch."""
+    """Align the clients' batches; each step is as wide as its largest batch."""
     steps = max(map(len, rows))
     sizes = np.array([[len(batches[s]) if s < len(batches) else 0 for s in range(steps)] for batches in rows])
     widths = sizes.max(0)

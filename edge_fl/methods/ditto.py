@@ -1,5 +1,8 @@
-"""Ditto: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. Beside its
-share of FedAvg every client trains a model of its own that is pulled towards the global one.
+"""Ditto: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+
+In addition to its part in FedAvg (model w) every client trains a personal model v regularised towards the received global model w^t.
+
+    v ← argmin_v ℓ(v) + λ/2 ||v - w^t||²    Algorithm 1
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class Ditto(Method):
 
     title: ClassVar = "Ditto"
     citation: ClassVar = "Li et al., ICML 2021"
-    family: ClassVar = "personal models beside a global one"
+    family: ClassVar = "global and personal models"
     has_global: ClassVar = True
     parts: ClassVar = {**SHARED_MODEL, **PERSONAL_MODEL}
     head_tier: ClassVar = HeadTier(

@@ -1,5 +1,11 @@
 """FedALA: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedALA: Adaptive Local Aggregation for Personalized Federated
-Learning", AAAI 2023. Before it trains, a client learns element by element how far its own head should go to the global one.
+Learning", AAAI 2023.
+
+FedAvg with an additional step before local training: the client trains element-wise weights W that mix the received global head h^t with
+its own head h_i from its last participation, on a share of its data and with all other layers frozen.
+
+    ĥ = h_i + (h^t - h_i) ⊙ W                       Eq. 4
+    W ← clip(W - η_W ∇_ĥ ℓ ⊙ (h^t - h_i), 0, 1)     Eq. 5
 """
 
 from __future__ import annotations
@@ -21,16 +27,16 @@ from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
 
 @dataclass(frozen=True)
 class FedALA(Method):
-    """Shared model; personal are the head after the last participation, and the weights W in [0, 1] of the global one."""
+    """Shared model; personal are the head h_i after the last participation and the weights W in [0, 1]."""
 
     weights_lr: float = hyper(1.0, "η_W, learning rate of W", low=0, source="official code [C]")
-    share: float = hyper(0.8, "share of the data that W is learnt on", low=0, high=1, source="s = 80 [P]")
-    threshold: float = hyper(0.1, "first learning ends when ten losses spread less", low=0, source="[C]")
-    first_epochs: int = hyper(100, "epochs of the first learning of W at most", low=1, source="[D]")
+    share: float = hyper(0.8, "share of the data for training W", low=0, high=1, source="s = 80 [P]")
+    threshold: float = hyper(0.1, "first training of W ends when ten losses vary less", low=0, source="[C]")
+    first_epochs: int = hyper(100, "limit of epochs of the first training of W", low=1, source="[D]")
 
     title: ClassVar = "FedALA"
     citation: ClassVar = "Zhang et al., AAAI 2023"
-    family: ClassVar = "global model, mixed in by the client"
+    family: ClassVar = "global model, mixed in per client"
     has_global: ClassVar = True
     vectorises: ClassVar = False
     own: ClassVar = {"personal_head": personal(like="head"), "weights": personal()}
@@ -45,25 +51,25 @@ class FedALA(Method):
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         weights = self._learn_weights(down, own, data)
-        start = {**down, "head": tree.blend(weights, down["head"], own["personal_head"])}  # Eq. 4
+        start = {**down, "head": mixed(weights, down["head"], own["personal_head"])}  # Eq. 4
         w = fit(self.loss, start, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
-        once_more = {"rounds": own["history"]["rounds"] + 1}
-        return w, {"personal_head": w["head"], "weights": weights, "history": once_more}
+        history = {"rounds": own["history"]["rounds"] + 1}
+        return w, {"personal_head": w["head"], "weights": weights, "history": history}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         return {}, {**own, "weights": self._learn_weights(down, own, data)}
 
     def _learn_weights(self, down: Parts, own: Parts, data: Batches) -> Params:
-        """W after one epoch; after as many as it needs on the second participation; as it is, all 1, on the first."""
-        theirs, ours, rate = down["head"], own["personal_head"], self.weights_lr
+        """W after one epoch; after epochs until the losses converge on the second participation; unchanged on the first."""
+        received, previous, rate = down["head"], own["personal_head"], self.weights_lr
         z = data.sample(self.share, "s1").features(self.net.extractor, down["extractor"])
 
         def step(carry: tuple[Params, Tensor], batch: Batch) -> tuple[Params, Tensor]:
-            head = tree.blend(carry[0], theirs, ours)
+            head = mixed(carry[0], received, previous)
             grad = {path[0]: g for path, g in gradient(self.head_loss, head, batch).items()}
-            steps = tree.map(lambda g, a, b: rate * g * (a - b), grad, theirs, ours)  # Eq. 5
-            moved = tree.map(lambda w, s: (w - s).clamp(0, 1), carry[0], steps)
-            return moved, self.head_loss(head, batch)
+            steps = tree.map(lambda g, a, b: rate * g * (a - b), grad, received, previous)  # Eq. 5
+            weights = tree.map(lambda w, s: (w - s).clamp(0, 1), carry[0], steps)
+            return weights, self.head_loss(head, batch)
 
         carry, losses, rounds = (own["weights"], torch.zeros(())), [], int(own["history"]["rounds"])
         for epoch in range({0: 0, 1: self.first_epochs}.get(rounds, 1)):
@@ -74,5 +80,10 @@ class FedALA(Method):
         return carry[0]
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        head = tree.blend(parts["weights"], parts["head"], parts["personal_head"])
+        head = mixed(parts["weights"], parts["head"], parts["personal_head"])
         return self.classify({**parts, "head": head}, x)
+
+
+def mixed(weights: Params, received: Params, previous: Params) -> Params:
+    """weights * received + (1 - weights) * previous, element by element."""
+    return tree.map(lambda w, a, b: w * a + (1 - w) * b, weights, received, previous)

@@ -1,21 +1,27 @@
 """FedAMP: Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei, Y. Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
-2021. There is no global model: the server mixes for every client the models of those that are like it (attentive message passing), and
-the client is pulled towards that mixture.
+2021.
+
+There is no global model. The server computes for every client a mixture u_i of all models in the round, with higher weights for similar
+models (attentive message passing). The client trains its own model w_i, regularised towards u_i.
+
+    server:  ξ_ij = α/σ exp(-||w_i - w_j||²/σ) for j ≠ i,  ξ_ii = 1 - Σ_{j≠i} ξ_ij,  u_i = Σ_j ξ_ij w_j    Eq. 4
+    client:  w_i ← argmin_w ℓ(w) + λ/(2α) ||w - u_i||²                                                    Eq. 5
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from edge_fl.learn import attention, tree
-from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Mean, Update
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import proximal
+from edge_fl.learn.losses import proximal, unit
 from edge_fl.learn.network.part import shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract.hyper import hyper
@@ -24,14 +30,16 @@ from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MOD
 
 @dataclass(frozen=True)
 class FedAMP(Method):
-    """Personal model w_i, sent up; the server's memory `mixed` holds each client's mixture u_i, of which it is sent its own."""
+    """Personal model w_i, which is sent; the server's memory `mixed` holds the mixture u_i of every client."""
 
     lam: float = hyper(1.0, "λ, the pull towards u_i is λ/α; 0 is Local", low=0, source="[R]")
     alpha: float = hyper(1e4, "α_k", low=1e-12, source="[R]; 1 in PFLlib")
     sigma: float = hyper(
-        1e6, "σ, squared distance where attention fades", low=1e-12, source="[R]; 1 in PFLlib"
+        1e6, "σ, squared distance at which attention fades", low=1e-12, source="[R]; 1 in PFLlib"
     )
-    variant: str = hyper("fedamp", "by distance, or by cosine", choices=("fedamp", "heur"), source="[P]")
+    variant: str = hyper(
+        "fedamp", "attention by distance, or by cosine", choices=("fedamp", "heur"), source="[P]"
+    )
     own_weight: float = hyper(0.5, "ξ_ii of `heur`", low=0, high=1, source="[R]")
     scale: float = hyper(10.0, "s of `heur`, attention ~ exp(s cos)", low=0, source="[R]")
 
@@ -64,13 +72,13 @@ class FedAMP(Method):
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         sent = {update.client: update.parts for update in updates}
         models = list(sent.values())
-        found = attention.vectors(models)
+        flat = vectors(models)
         if self.variant == "heur":
-            weights = attention.by_cosine(found, self.own_weight, self.scale)  # Eq. 9
+            weights = attention_by_cosine(flat, self.own_weight, self.scale)
         else:
-            weights = attention.by_distance(found, self.alpha, self.sigma)  # Eq. 4
+            weights = attention_by_distance(flat, self.alpha, self.sigma)
         mixed = dict(shared["mixed"])
-        for client, model in zip(sent, attention.mixtures(models, weights), strict=True):
+        for client, model in zip(sent, mixtures(models, weights), strict=True):
             mixed |= {
                 f"{client}/{part}/{key}": t for part, params in model.items() for key, t in params.items()
             }
@@ -78,3 +86,42 @@ class FedAMP(Method):
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify(tree.unprefixed(PERSONAL, parts), x)
+
+
+def attention_by_distance(models: Tensor, alpha: float, sigma: float) -> Tensor:
+    """FedAMP's weights ξ [n, n] of models [n, D] (Eq. 4); a row's weights for others that sum to more than 1 are scaled to 1."""
+    squared = torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist") ** 2
+    others = _off_diagonal(models) * (alpha / sigma) * torch.exp(-squared / sigma)
+    return _with_own_weight(others / others.sum(1, keepdim=True).clamp(min=1))
+
+
+def attention_by_cosine(models: Tensor, own: float, scale: float) -> Tensor:
+    """HeurFedAMP's weights ξ [n, n] (Eq. 9): `own` for the client itself, the rest in proportion to exp(scale * cosine)."""
+    directions = unit(models)
+    others = _off_diagonal(models) * torch.exp(scale * (directions @ directions.T))
+    return _with_own_weight((1 - own) * others / others.sum(1, keepdim=True).clamp(min=1e-300))
+
+
+def mixtures(models: Sequence[Parts], weights: Tensor) -> Iterator[Parts]:
+    """u_i = Σ_j ξ_ij w_j for each row of `weights` [n, n], running statistics included."""
+    for row in weights.tolist():
+        means = {name: Mean() for name in models[0]}
+        for model, weight in zip(models, row, strict=True):
+            for name, mean in means.items():
+                mean.add(model[name], weight)
+        yield {name: value for name, mean in means.items() if (value := mean.value()) is not None}
+
+
+def vectors(models: Sequence[Parts]) -> Tensor:
+    """The parameters of each model in one float64 row, [n, D], without running statistics."""
+    each = (tree.parameters(model) for model in models)
+    return torch.stack([torch.cat([t.flatten() for _, t in sorted(w.items())]).double() for w in each])
+
+
+def _off_diagonal(models: Tensor) -> Tensor:
+    return 1 - torch.eye(len(models), dtype=models.dtype, device=models.device)
+
+
+def _with_own_weight(others: Tensor) -> Tensor:
+    """ξ_ii = 1 - Σ_{j≠i} ξ_ij."""
+    return others + torch.diag(1 - others.sum(1))

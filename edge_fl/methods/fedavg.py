@@ -1,5 +1,7 @@
 """FedAvg: B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017. Every client trains the whole model on its data; the server takes the mean weighted by samples.
+Decentralized Data", AISTATS 2017.
+
+Every client trains the whole model on its data for `epochs`; the server averages the models, weighted by samples: w ← Σ_i p_i w_i.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""FedBABU: J. Oh, S. Kim, S.-Y. Yun, "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022. The head
-stays at its random start on every client while the extractor ("body") is learnt together; it is tuned only at the end.
+"""FedBABU: J. Oh, S. Kim, S.-Y. Yun, "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022.
+
+During training only the extractor ("body") is trained and averaged; the head keeps its random initial values on every client. In final
+personalisation each client fine-tunes head, extractor or both on its data.
 """
 
 from __future__ import annotations
@@ -23,11 +25,9 @@ SCOPES = {"full": ("extractor", "head"), "head": ("head",), "body": ("extractor"
 
 @dataclass(frozen=True)
 class FedBABU(Method):
-    """The head is drawn from the seed by everyone, so it is shared without travelling; only head-only devices are sent it."""
+    """Shared extractor; the head is drawn from the seed by server and clients, and sent only to head-only devices."""
 
-    ft_epochs: int = hyper(
-        5, "epochs of the closing fine-tuning", low=0, source="official code [C]; 10 in PFLlib"
-    )
+    ft_epochs: int = hyper(5, "epochs of fine-tuning", low=0, source="official code [C]; 10 in PFLlib")
     ft_lr: float = hyper(
         0.01, "learning rate of fine-tuning, momentum 0.9 [C]", low=0, source="as for +FT [D]"
     )

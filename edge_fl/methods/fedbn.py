@@ -1,5 +1,7 @@
 """FedBN: X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
-2021. FedAvg without BatchNorm: its weights and statistics stay on every client and fit the model to what that client sees.
+2021.
+
+FedAvg in which all BatchNorm parameters and statistics stay on the clients and adapt the model to each client's features.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ class FedBN(Method):
     """Shared extractor and head, all BatchNorm personal."""
 
     weighting: str = hyper(
-        "uniform", "clients count equally, or by samples", choices=("uniform", "n"), source="[C]"
+        "uniform", "equal client weights, or by samples", choices=("uniform", "n"), source="[C]"
     )
 
     title: ClassVar = "FedBN"

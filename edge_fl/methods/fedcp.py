@@ -1,6 +1,12 @@
 """FedCP: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedCP: Separating Feature Information for Personalized Federated
-Learning via Conditional Policy", KDD 2023. A small network decides for every image and feature how much of it goes to the personal
-head and how much to the frozen global one.
+Learning via Conditional Policy", KDD 2023.
+
+A small shared network (the policy) splits every feature of an image between the personal head h_i and the frozen global head h^t. Clients
+train extractor, policy and personal head; the features stay close to those of the received extractor f^t.
+
+    (a, b) = softmax(policy(z ⊙ v/||v||)),  a + b = 1,  logits = h_i(a ⊙ z) + h^t(b ⊙ z)    Eqs. 4 to 8
+    min CE(logits) + λ MMD²(f(x), f^t(x))                                                   Eq. 9
+    sent as head: (h_i + h^t)/2
 """
 
 from __future__ import annotations
@@ -30,9 +36,9 @@ def _policy(net: Net, method: FedCP) -> nn.Module:
 
 @dataclass(frozen=True)
 class FedCP(Method):
-    """Shared extractor, global head and policy; personal head, and its context v: the sum of its rows when the round began."""
+    """Shared extractor, global head and policy; personal head and its context v, the sum of its rows after the last round."""
 
-    lam: float = hyper(1.0, "λ, MMD to the features of the extractor received", low=0, source="PFLlib [C]")
+    lam: float = hyper(1.0, "λ, weight of the MMD to the received extractor", low=0, source="PFLlib [C]")
     gumbel: bool = hyper(False, "Gumbel noise on the policy in training", source="code only; softmax [P]")
 
     title: ClassVar = "FedCP"
@@ -70,11 +76,10 @@ class FedCP(Method):
         return up, {"personal_head": head, "context": {"v": head["weight"].sum(0)}}
 
     def _logits(self, parts: Parts, z: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-        """The personal head on what the policy gives it of z, plus the frozen global head on the rest (Eqs. 4 to 8)."""
+        """h_i(a ⊙ z) + h^t(b ⊙ z), the global head frozen (Eqs. 4 to 8)."""
         policy = self.net.policy(parts["policy"], z * unit(parts["context"]["v"])) + noise
-        ours, theirs = torch.softmax(policy, dim=1).unbind(1)
-        personal = self.net.head(parts["personal_head"], ours * z)
-        return personal + self.net.head.frozen(parts["head"], theirs * z)
+        a, b = torch.softmax(policy, dim=1).unbind(1)
+        return self.net.head(parts["personal_head"], a * z) + self.net.head.frozen(parts["head"], b * z)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self._logits(parts, self.features(parts, x))

@@ -1,6 +1,14 @@
 """FedCRC: W. Wang, Z. Xie, B. Yu, Z. Qu, Y. Zhang, H. Cao, "Federated Learning with Common Representation Learning Criterion and
-Personalized Predictor". A global head that hardly moves is the common criterion for the extractor; each client adds its own head, which
-then teaches the global one.
+Personalized Predictor", conference paper, venue and year unknown.
+
+A slowly changing global head is the common criterion under which clients train the shared extractor. Each client then trains its personal
+head on the frozen extractor, and distils it into its copy of the global head. The server averages the extractors and moves the global
+head towards the mean of the clients' copies.
+
+    s1  f_i ← argmin_f ℓ(h_g∘f)                         Eq. 4
+    s2  h_i ← argmin_h ℓ(h∘f_i)                         Eq. 5
+    s3  h_g,i ← argmin_h ℓ(h∘f_i) + KL(h_i || h)        Eqs. 6 and 7
+    server  f = Σ p_i f_i,  h_g ← τ h_g + (1-τ) Σ p_i h_g,i    Eqs. 3 and 8
 """
 
 from __future__ import annotations
@@ -23,11 +31,11 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class FedCRC(Method):
-    """Shared extractor and global head, personal head; `epochs` are those of stages 1 and 2, stage 3 takes one."""
+    """Shared extractor and global head, personal head; `epochs` is for stages 1 and 2, stage 3 has one."""
 
-    tau: float = hyper(0.99, "share of the old global head that stays", low=0, high=1, source="[P]")
+    tau: float = hyper(0.99, "weight of the old global head in the new one", low=0, high=1, source="[P]")
     kl: str = hyper(
-        "forward", "forward: the personal head teaches", choices=("forward", "reverse"), source="[D]"
+        "forward", "forward: the personal head is the teacher", choices=("forward", "reverse"), source="[D]"
     )
     refresh_personal: bool = hyper(False, "refit the personal head on the final extractor", source="[D]")
 
@@ -44,11 +52,11 @@ class FedCRC(Method):
         "native",
         "head (stage 2), global head (stage 3)",
         extras=("global_head",),
-        uploads={"global_head": "taught_head"},
+        updates={"global_head": "taught_head"},
         start="global_head",
     )
     deviations: ClassVar = (
-        "personal heads start as the global one; the frozen extractor runs in inference behaviour"
+        "personal heads start equal to the global one; the frozen extractor runs in inference behaviour"
     )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -57,12 +65,12 @@ class FedCRC(Method):
         z = data.features(net.extractor, f)
         h_i = self.fit_head(own["head"], z, stage="s2", epochs=self.epochs)  # Eq. 5
 
-        def imitation(h: Params, batch: Batch) -> Tensor:
+        def distillation(h: Params, batch: Batch) -> Tensor:
             student, teacher = net.global_head(h, batch.x), net.head.frozen(h_i, batch.x)
             pair = (student, teacher) if self.kl == "forward" else (teacher, student)
             return cross_entropy(student, batch.y, batch.mask) + kl(*pair, batch.mask)
 
-        h_g = fit(imitation, h_g, z, stage="s3", epochs=1, optimiser=self.optimiser)  # Eqs. 6 and 7
+        h_g = fit(distillation, h_g, z, stage="s3", epochs=1, optimiser=self.optimiser)  # Eqs. 6 and 7
         return {"extractor": f, "global_head": h_g}, {"head": h_i}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:

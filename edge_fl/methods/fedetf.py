@@ -1,49 +1,84 @@
 """FedETF: Z. Li, X. Shang, R. He, T. Lin, C. Wu, "No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic
-and Fixed Classifier", ICCV 2023. The head is a simplex equiangular tight frame that nobody trains; the rest learns to meet it.
+and Fixed Classifier", ICCV 2023.
+
+The head is a simplex equiangular tight frame M that is not trained. Clients train extractor f, projection q and scale s towards it with the
+balanced softmax loss. In final personalisation every client trains its own copies of frame and projection, alternately.
+
+    μ = q(f(x)) / ||q(f(x))||,  min CE(s Mᵀμ + log n_{i,c})                   docs/methods.md F7
+    M = sqrt(C/(C-1)) P (I - 11ᵀ/C),  PᵀP = I                                 docs/methods.md F9
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.fixed_heads import FRAME
 from edge_fl.learn.losses import balanced_cross_entropy, cross_entropy, unit
-from edge_fl.learn.network.part import shared
+from edge_fl.learn.network.part import Net, shared
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import PERSONAL, HeadTier, Method
 
 
+def _projection(net: Net, method: FedETF) -> nn.Module:
+    """Features [N, d] -> [N, e], e = max(d, C): a frame needs at least one dimension per class."""
+    return nn.Linear(net.feature_dim, max(net.feature_dim, net.classes))
+
+
+def _frame_head(net: Net, method: FedETF) -> nn.Module:
+    """Projected features [N, e] -> logits [N, C]: inner products with the columns of the frame."""
+    width = max(net.feature_dim, net.classes)
+    head = nn.Linear(width, net.classes, bias=False)
+    head.weight = nn.Parameter(simplex_etf(torch.randn(width, net.classes)).T.contiguous())
+    return head
+
+
+def simplex_etf(rotation: Tensor) -> Tensor:
+    """Simplex equiangular tight frame [e, C] from any full-rank `rotation` [e, C]: unit columns, inner products -1/(C-1)."""
+    classes = rotation.shape[1]
+    basis, _ = torch.linalg.qr(rotation.to(torch.float64))
+    centred = torch.eye(classes, dtype=torch.float64) - 1.0 / classes
+    frame: Tensor = math.sqrt(classes / (classes - 1)) * basis @ centred
+    return frame.to(torch.float32)
+
+
 @dataclass(frozen=True)
 class FedETF(Method):
-    """Shared extractor, projection and scale; the frame, which everybody draws from the seed, is the head."""
+    """Shared extractor, projection and scale s; the head is the frame, drawn from the seed by server and clients."""
 
-    scale: float = hyper(10.0, "what the learnt scale s starts from; 1 for ResNets", low=1e-3, source="[C]")
-    alternations: int = hyper(20, "closing rounds of frame, then projection; 0: none", low=0, source="[C]")
-    ft_epochs: int = hyper(3, "epochs of each of the two", low=0, source="[C]")
-    frame_lr: float = hyper(0.1, "learning rate of a client's own frame", low=0, source="[C]")
-    projection_lr: float = hyper(0.05, "and of its projection, momentum 0.9", low=0, source="[C]")
+    scale: float = hyper(10.0, "initial value of the trained scale s; 1 for ResNets", low=1e-3, source="[C]")
+    alternations: int = hyper(20, "final repetitions of frame, then projection; 0: none", low=0, source="[C]")
+    ft_epochs: int = hyper(3, "epochs of each of the two per repetition", low=0, source="[C]")
+    frame_lr: float = hyper(0.1, "learning rate of the personal frame", low=0, source="[C]")
+    projection_lr: float = hyper(
+        0.05, "learning rate of the personal projection, momentum 0.9", low=0, source="[C]"
+    )
 
     title: ClassVar = "FedETF"
     citation: ClassVar = "Li et al., ICCV 2023"
     family: ClassVar = "global model, fixed head"
     has_global: ClassVar = True
     unit_norm: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), **FRAME, "scale": shared()}
+    parts: ClassVar = {
+        "extractor": shared(),
+        "projection": shared(_projection),
+        "head": shared(_frame_head),
+        "scale": shared(),
+    }
     exports: ClassVar = ("extractor", "projection")
     sends: ClassVar = (*exports, "scale")
     fixed_head: ClassVar = True
-    head_tier: ClassVar = HeadTier("native", "an own copy of the frame", extras=("head", "scale"))
+    head_tier: ClassVar = HeadTier("native", "a personal copy of the frame", extras=("head", "scale"))
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.04, momentum=0.9, weight_decay=5e-4)
 
     def init_shared(self) -> Parts:
@@ -59,7 +94,7 @@ class FedETF(Method):
         return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        """Another local update, then frame and projection in turn on what its extractor gives."""
+        """Another local update, then frame and projection alternately on features of the resulting extractor."""
         net, w = self.net, {**self.local_update(down, own, data)[0], "head": self.net.head.init()}
 
         def loss(tuned: Parts, batch: Batch) -> Tensor:
@@ -68,8 +103,8 @@ class FedETF(Method):
             return cross_entropy(logits, batch.y, batch.mask)
 
         z = data.features(net.extractor, w["extractor"])
-        turns = {"head": Sgd(self.frame_lr), "projection": Sgd(self.projection_lr, 5e-4, momentum=0.9)}
-        for turn, (name, opt) in product(range(self.alternations), turns.items()):
+        optimisers = {"head": Sgd(self.frame_lr), "projection": Sgd(self.projection_lr, 5e-4, momentum=0.9)}
+        for turn, (name, opt) in product(range(self.alternations), optimisers.items()):
             w |= fit(loss, {name: w[name]}, z, stage=f"{name}.{turn}", epochs=self.ft_epochs, optimiser=opt)
         return {}, {**own, **tree.prefixed(PERSONAL, w)}
 

@@ -1,5 +1,7 @@
 """FedGH: L. Yi, G. Wang, X. Liu, Z. Shi, H. Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023.
-Clients keep their extractors and send class means of features; the server trains the one header that all of them use on these.
+
+Every client has its own extractor, trains it with a copy of the shared head, and sends the class means of its features. The server trains
+the shared head on these class means.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class FedGH(Method):
-    """The head travels down and class means travel up; no parameter is ever uploaded."""
+    """Clients receive the shared head and send class means; they send no parameters."""
 
     server_lr: float = hyper(
-        0.01, "learning rate of the server's head", low=0, source="[D]; PFLlib's 1.0 is another method's"
+        0.01, "learning rate of the server", low=0, source="[D]; PFLlib shares 1.0 with SCAFFOLD"
     )
     server_batch: int = hyper(10, "class means per step on the server", low=1, source="[C]")
     server_clip: float = hyper(
-        50.0, "joint norm that the server's gradients are cut to, 0: none", low=0, source="[C]"
+        50.0, "limit of the norm of the server's gradients; 0: none", low=0, source="[C]"
     )
 
     title: ClassVar = "FedGH"
@@ -49,7 +51,7 @@ class FedGH(Method):
         return {PROTOTYPES: means}, {"extractor": w["extractor"]}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        """One pass of SGD over all class means of the round (Eq. 6), in an order drawn from the seed."""
+        """One epoch of SGD on all class means of the round (Eq. 6), in an order drawn from the seed."""
         sent = [with_absent(update.parts[PROTOTYPES]) for update in updates if PROTOTYPES in update.parts]
         if not sent:
             return shared

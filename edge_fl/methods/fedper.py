@@ -1,5 +1,7 @@
 """FedPer: M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary, "Federated Learning with Personalization Layers",
-arXiv:1912.00818 (2019). The last layers stay on the client and are trained together with the shared ones below them.
+arXiv:1912.00818 (2019).
+
+The last layers are personal. Clients train them jointly with the shared layers below; the server averages the shared layers by samples.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class FedPer(Method):
-    """Shared extractor, personal head; with more personal layers, the extractor's last ones stay on the client too."""
+    """Shared extractor, personal head; with more personal layers, the extractor's last layers are personal too."""
 
     personal_layers: int = hyper(1, "K_P, from the last: 0 is FedAvg, all is Local", low=0, source="[P]")
 
@@ -32,7 +34,7 @@ class FedPer(Method):
         super().__post_init__()
         if self.personal_layers == 0:
             object.__setattr__(self, "parts", {"extractor": shared(), "head": shared()})
-        if self.personal_layers > 1:  # nobody but a client holds a whole extractor
+        if self.personal_layers > 1:  # the server has no complete extractor to export
             object.__setattr__(self, "exports", ())
             object.__setattr__(self, "head_tier", HeadTier("none"))
 

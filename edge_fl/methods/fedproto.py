@@ -1,5 +1,11 @@
 """FedProto: Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
-Clients", AAAI 2022. Clients keep their models and exchange class means of features only; a feature is drawn to its class's global mean.
+Clients", AAAI 2022.
+
+Clients keep their models and exchange only class means of features (prototypes). Training pulls each feature towards the global prototype
+C̄_y of its class; a client predicts the class of the nearest global prototype.
+
+    client:  min ℓ + λ mean ||f(x) - C̄_y||²/d, then C_{i,c} = mean f(x) over class c     Eqs. 7 and 3
+    server:  C̄_c = mean of C_{i,c} over the clients that have class c                    Eq. 6
 """
 
 from __future__ import annotations
@@ -23,15 +29,17 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Only prototypes travel; a client predicts the class whose global prototype is nearest."""
+    """Shared prototypes; personal extractor and head."""
 
     lam: float = hyper(
         1.0, "λ, weight of the distance to the prototypes; 0 is Local", low=0, source="[P]; 0.1 for CIFAR [C]"
     )
     weighted: bool = hyper(
-        False, "prototypes weigh by samples instead of equally by owners", source="equal in both codes [C]"
+        False, "weight prototypes by samples instead of equally", source="equal in both codes [C]"
     )
-    inference: str = hyper("prototype", "what decides", choices=("prototype", "head"), source="[P]")
+    inference: str = hyper(
+        "prototype", "prediction by prototypes or head", choices=("prototype", "head"), source="[P]"
+    )
 
     title: ClassVar = "FedProto"
     citation: ClassVar = "Tan et al., AAAI 2022"
@@ -39,7 +47,9 @@ class FedProto(Method):
     parts: ClassVar = {"prototypes": shared(), "extractor": personal(), "head": personal()}
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")
-    deviations: ClassVar = "prototypes are the plain mean over owners; the paper's weights do not sum to 1"
+    deviations: ClassVar = (
+        "prototypes are the plain mean over clients that have the class; the paper's weights do not sum to 1"
+    )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, known = self.net, down["prototypes"]

@@ -1,5 +1,9 @@
 """FedProx: T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous Networks", MLSys
-2020. FedAvg whose clients pay for leaving the model that they received.
+2020.
+
+FedAvg with a proximal term that penalises the distance to the received model w^t. Optionally some clients run fewer epochs.
+
+    w_i ← argmin_w ℓ(w) + μ/2 ||w - w^t||²    Eq. 2
 """
 
 from __future__ import annotations
@@ -27,9 +31,8 @@ class FedProx(Method):
         low=0,
         source="FedCRC [P]; else {0.001, 0.01, 0.1, 1}",
     )
-
     stragglers: float = hyper(
-        0.0, "how likely a client has time for 1 to E epochs only in a round", low=0, high=1, source="[P]"
+        0.0, "probability that a client runs only 1 to E epochs in a round", low=0, high=1, source="[P]"
     )
 
     title: ClassVar = "FedProx"
@@ -43,5 +46,5 @@ class FedProx(Method):
         def loss(w: Parts, batch: Batch) -> Tensor:
             return self.loss(w, batch) + proximal(w, down, self.mu)  # Eq. 2
 
-        mine = data.hurried(self.stragglers)
-        return fit(loss, down, mine, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+        data = data.with_stragglers(self.stragglers)
+        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own

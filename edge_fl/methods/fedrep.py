@@ -1,5 +1,13 @@
 """FedRep: L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for Personalized Federated
-Learning", ICML 2021. Each round a client fits its personal head on the frozen extractor, then the extractor under the frozen head.
+Learning", ICML 2021 (Algorithm 1).
+
+Clients share an extractor f and have personal heads h_i. In a round each client first trains its head on the frozen extractor, then the
+extractor under the frozen head, both with the cross-entropy ℓ. The server averages the extractors, weighted by samples (the contract's
+default `aggregate`). In final personalisation clients may refit their heads on the final extractor.
+
+    stage 1, `head_epochs`:  h_i ← argmin_h ℓ(h(f^t(x)), y), starting from the client's last h_i
+    stage 2, `epochs`:       f_i ← argmin_f ℓ(h_i(f(x)), y), starting from the received f^t
+    server:                  f^{t+1} = Σ_i p_i f_i,  p_i = n_i / Σ_j n_j
 """
 
 from __future__ import annotations
@@ -16,13 +24,13 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class FedRep(Method):
-    """Shared extractor, personal head; `epochs` are the extractor's."""
+    """Shared extractor, personal head; `epochs` is the number of epochs of stage 2."""
 
     head_epochs: int = hyper(
-        4, "local epochs on the head, before the extractor's", low=0, source="5 in all, official code [C]"
+        4, "epochs on the head, before the extractor", low=0, source="5 in all, official code [C]"
     )
     final_head_epochs: int = hyper(
-        0, "epochs that refit the head on the final extractor", low=0, source="10 or more, official code [C]"
+        0, "epochs on the head in final personalisation", low=0, source="10 or more, official code [C]"
     )
 
     title: ClassVar = "FedRep"
@@ -32,13 +40,14 @@ class FedRep(Method):
     head_tier: ClassVar = HeadTier("native", "head, the method's first stage")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        head = self._fit_head(down["extractor"], own["head"], data, self.head_epochs)
-        extractor = self.fit_extractor(down["extractor"], head, data, stage="s2")
+        head = self._fit_head(down["extractor"], own["head"], data, self.head_epochs)  # stage 1
+        extractor = self.fit_extractor(down["extractor"], head, data, stage="s2")  # stage 2
         return {"extractor": extractor}, {"head": head}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         return {}, {"head": self._fit_head(down["extractor"], own["head"], data, self.final_head_epochs)}
 
     def _fit_head(self, extractor: Params, head: Params, data: Batches, epochs: int) -> Params:
+        """Train the head on features z = f(x), which are computed once because the extractor is frozen."""
         z = data.features(self.net.extractor, extractor)
         return self.fit_head(head, z, stage="s1", epochs=epochs)

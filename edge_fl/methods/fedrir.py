@@ -1,80 +1,149 @@
-"""FedRIR: Y. Huang, Z. Shao, Z. Yang, Z. Lu, Y. Zhang, "FedRIR: Rethinking Information Representation in Federated Learning", WWW 2025. A
-client's own extractor learns to fill in masked images; the shared one is kept free of what it knows by bounding their mutual information.
+"""FedRIR: Y. Huang, Z. Shao, Z. Yang, Z. Lu, Y. Zhang, "FedRIR: Rethinking Information Representation in Federated Learning", WWW 2025.
+
+In addition to the shared extractor (feature f_g) each client has its own specific extractor (feature f_cs), which learns to reconstruct
+masked images. The shared extractor then trains with a personal head on both features, while an upper bound of their mutual information
+keeps client-specific information out of it. The server averages the shared extractors by samples.
+
+    s1   specific extractor, decoder:  min mean (decoder(z) - x)² + w KL(N(m, s²) || N(0, I)),  z ~ N(m, s²)   Eqs. 4 and 5
+    s2a  estimator q:                  min -log q(f_g | f_cs)
+    s2b  shared extractor, head:       min ℓ(head([f_g, f_cs])) + λ vCLUB,  alternating with s2a on every batch
+         vCLUB = mean_i log q(f_g,i | f_cs,i) - mean_ij log q(f_g,j | f_cs,i)    Cheng et al., ICML 2020; docs/methods.md F5
+
+The specific extractor outputs m and log s²: of the masked image in s1, of the whole image in s2, where f_cs = m. q(y|x) is a Gaussian.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
+from edge_fl.learn import tree
+from edge_fl.learn.augment import hide_patches
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import Trained, descend, descend_together, fit_from, scan
-from edge_fl.learn.losses import cross_entropy
-from edge_fl.learn.network.part import shared
-from edge_fl.learn.tree import Parts, clone, flat, has_buffers
+from edge_fl.learn.fit import apply_gradient, descend, fit_from, gradient, scan
+from edge_fl.learn.losses import cross_entropy, gaussian_kl, gaussian_nll, masked_mean, vclub
+from edge_fl.learn.network.part import personal, shared
+from edge_fl.learn.random import fold, normal
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import fedrir_networks as networks
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
-from edge_fl.models import fedrir
+from edge_fl.methods.fedrir_measures import separation
+from edge_fl.methods.fedrir_networks import halves, specific_feature
+from edge_fl.models.normalise import constant, normalised
+
+OBJECTIVES = {  # (loss of q in s2a, loss of the extractor in s2b); where they are equal, one joint step replaces s2a and s2b
+    "vclub": (gaussian_nll, vclub),
+    "nll_joint": (gaussian_nll, gaussian_nll),  # official code: -log q(f_cs | f_g)
+    "joint_literal": (vclub, vclub),  # the paper's text, literally
+    "none": (None, None),
+}
+STATES = {  # a personal part that keeps an optimiser's state -> the parts that it trains
+    "s1_state": ("specific_extractor", "decoder"),
+    "q_state": ("estimator",),
+    "s2_state": ("extractor", "head"),
+}
 
 
 @dataclass(frozen=True)
 class FedRIR(Method):
-    """Shared extractor; personal are a specific extractor, its decoder, the estimator q, a head on both features, Adam's states."""
+    """Shared extractor; personal specific extractor, decoder, estimator q, head on both features, and the states of their optimisers."""
 
-    mask: float = hyper(0.6, "share of 4x4 patches that is hidden, 0: none", low=0, high=1, source="[P]")
-    kld_weight: float = hyper(0.1, "weight of the KL term in reconstruction", low=0, source="[C]")
-    id_weight: float = hyper(1.0, "λ_id, weight of the bound; 0.01 to 1 is wise", low=0, source="[P]")
-    id_objective: str = hyper("vclub", "nll_joint: official code [C]", choices=tuple(fedrir.OBJECTIVES))
+    mask: float = hyper(0.6, "share of 4x4 patches that is hidden; 0: none", low=0, high=1, source="[P]")
+    kld_weight: float = hyper(0.1, "w, weight of the KL term in s1", low=0, source="[C]")
+    id_weight: float = hyper(1.0, "λ, weight of the bound; 0.01 to 1 is sensible", low=0, source="[P]")
+    id_objective: str = hyper("vclub", "nll_joint: official code [C]", choices=tuple(OBJECTIVES))
     id_clamp: bool = hyper(True, "a negative bound counts as 0, else vclub diverges", source="[D]")
 
     title: ClassVar = "FedRIR"
     citation: ClassVar = "Huang et al., WWW 2025"
-    family: ClassVar = "shared extractor, personal one beside it"
-    parts: ClassVar = {"extractor": shared(), **fedrir.PARTS}
+    family: ClassVar = "shared and personal extractor"
+    parts: ClassVar = {
+        "extractor": shared(),
+        "specific_extractor": personal(networks.specific_extractor, salted=True),
+        "decoder": personal(networks.decoder, salted=True),
+        "estimator": personal(networks.estimator, salted=True),
+        "head": personal(networks.joint_head, salted=True),
+        **{name: personal() for name in STATES},
+    }
     batch_norm: ClassVar = BatchNorm.LOCAL_STATS
     head_tier: ClassVar = HeadTier("adapted", "head on the shared extractor alone")
     usual_optimiser: ClassVar = OptimiserConfig("adam", 5e-4)
     deviations: ClassVar = "q is fitted by likelihood (paper: with L_id); a negative bound counts as 0"
 
+    def init_own(self, client: str) -> Parts:
+        trained = {
+            name: {part: self.net.parts[part].init() for part in parts} for name, parts in STATES.items()
+        }
+        states = {name: self.optimiser.init(tree.parameters(parts)) for name, parts in trained.items()}
+        return {**super().init_own(client), **{name: tree.flat(state) for name, state in states.items()}}
+
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, opt, epochs = self.net, self.optimiser, self.epochs
-        fitted, bound = fedrir.objective(self.id_objective, self.id_clamp)
-        s1 = {name: own[name] for name in ("specific_extractor", "decoder")}
+        q_loss, bound = OBJECTIVES[self.id_objective]
+        s1 = {name: own[name] for name in STATES["s1_state"]}
         q, w = {"estimator": own["estimator"]}, {"extractor": down["extractor"], "head": own["head"]}
-        fill = partial(fedrir.reconstruction, net, self.mask, self.kld_weight)
-        s1_state = self.resumed(own["s1_state"], s1)
+        s1_state, q_state, w_state = (
+            tree.shaped(own[name], opt.init(tree.parameters(parts)))
+            for name, parts in zip(STATES, (s1, q, w), strict=True)
+        )
+        fill = self.reconstruction
         s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=epochs, optimiser=opt)
 
-        def step(carry: Trained, batch: Batch) -> Trained:
-            ((q, q_state), (w, state)), f_cs = carry, fedrir.specific_feature(net, s1, batch.x)
+        def step(carry: tuple[Parts, Any, Parts, Any], batch: Batch) -> tuple[Parts, Any, Parts, Any]:
+            (q, q_state, w, w_state), f_cs = carry, specific_feature(net, s1, batch.x)
 
-            def explain(q: Parts, batch: Batch) -> Tensor:
-                return fitted(net, q, net.extractor(clone(w["extractor"]), batch.x), f_cs, batch.mask)
+            def explain(q: Parts, batch: Batch) -> Tensor:  # s2a
+                f_g = net.extractor(tree.clone(w["extractor"]), batch.x)
+                return self.information(q_loss, q, f_g, f_cs, batch.mask)
 
-            def separate(w: Parts, batch: Batch) -> Tensor:
+            def separate(w: Parts, batch: Batch) -> Tensor:  # s2b
                 f_g = net.extractor(w["extractor"], batch.x)
-                logits = net.head(w["head"], torch.cat([f_g, f_cs], dim=1))
-                leak = self.id_weight * bound(net, {**q, **w}, f_g, f_cs, batch.mask)
-                return cross_entropy(logits, batch.y, batch.mask) + leak
+                error = cross_entropy(net.head(w["head"], torch.cat([f_g, f_cs], dim=1)), batch.y, batch.mask)
+                return error + self.id_weight * self.information(bound, {**q, **w}, f_g, f_cs, batch.mask)
 
-            if fitted is bound:  # one step of both
-                return descend_together(separate, carry, batch, opt)
-            q, q_state = descend(explain, q, q_state, batch, opt)  # stage 2a
-            return (q, q_state), descend(separate, w, state, batch, opt)  # stage 2b
+            if q_loss is bound:
+                grads = gradient(separate, {**q, **w}, batch)
+                q, q_state = apply_gradient(q, grads, q_state, opt)
+                w, w_state = apply_gradient(w, grads, w_state, opt)
+            else:
+                q, q_state = descend(explain, q, q_state, batch, opt)
+                w, w_state = descend(separate, w, w_state, batch, opt)
+            return q, q_state, w, w_state
 
-        carry: Trained = (q, self.resumed(own["q_state"], q)), (w, self.resumed(own["s2_state"], w))
-        (q, q_state), (w, s2_state) = scan(step, carry, data, stage="s2", epochs=epochs, norm=has_buffers(w))
-        states = {"s1_state": flat(s1_state), "q_state": flat(q_state), "s2_state": flat(s2_state)}
-        return {"extractor": w["extractor"]}, {**s1, **q, "head": w["head"], **states}
+        carry, norm = (q, q_state, w, w_state), tree.has_buffers(w)
+        q, q_state, w, w_state = scan(step, carry, data, stage="s2", epochs=epochs, norm=norm)
+        states = zip(STATES, (s1_state, q_state, w_state), strict=True)
+        own = {**s1, **q, "head": w["head"], **{name: tree.flat(state) for name, state in states}}
+        return {"extractor": w["extractor"]}, own
+
+    def reconstruction(self, w: Parts, batch: Batch) -> Tensor:
+        """Loss of s1. Hidden patches get the mean pixel, which is 0 after normalisation; the target is the normalised image."""
+        masked = hide_patches(batch.x, fold(batch.key, 1), self.mask, constant(self.net.input.mean, batch.x))
+        mean, log_variance = halves(self.net.specific_extractor(w["specific_extractor"], masked))
+        z = mean + torch.exp(log_variance / 2) * normal(fold(batch.key, 2), *mean.shape)
+        error = self.net.decoder(w["decoder"], z) - normalised(batch.x, self.net.input)
+        loss = (error**2).flatten(1).mean(1) + self.kld_weight * gaussian_kl(mean, log_variance)
+        return masked_mean(loss, batch.mask)
+
+    def information(
+        self, loss: Any, q: Parts, f_g: Tensor, f_cs: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """A loss of OBJECTIVES for q(f_g | f_cs), or q(f_cs | f_g) with "nll_joint"."""
+        if loss is None:
+            return f_g.new_zeros(())
+        y, given = (f_cs, f_g) if self.id_objective == "nll_joint" else (f_g, f_cs)
+        value: Tensor = loss(y, *halves(self.net.estimator(q["estimator"], given)), mask)
+        clamp = self.id_clamp and self.id_objective == "vclub" and loss is vclub
+        return value.clamp(min=0) if clamp else value
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        both = [self.features(parts, x), fedrir.specific_feature(self.net, parts, x)]
-        return self.net.head.frozen(parts["head"], torch.cat(both, dim=1))
+        both = torch.cat([self.features(parts, x), specific_feature(self.net, parts, x)], dim=1)
+        return self.net.head.frozen(parts["head"], both)
 
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
-        return fedrir.separation(self.net, parts, data)
+        return separation(self.net, parts, data)

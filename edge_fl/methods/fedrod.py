@@ -1,5 +1,10 @@
-"""Fed-RoD: H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022. The
-shared head learns as if every class were equally common; a personal head adds what is special about its client.
+"""Fed-RoD: H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
+
+The shared extractor and generic head h are trained with the balanced softmax loss, which corrects for the client's class frequencies. A
+personal head h_i is trained on top, with the cross-entropy of the summed logits; it changes neither extractor nor generic head.
+
+    generic:   CE(h(z)_c + log n_{i,c})    Eq. 5, docs/methods.md F7
+    personal:  CE(sg[h(z)] + h_i(sg[z]))   Eq. 7
 """
 
 from __future__ import annotations
@@ -31,10 +36,12 @@ class FedRoD(Method):
     parts: ClassVar = {"extractor": shared(), "head": shared(), "personal_head": personal(like="head")}
     head_tier: ClassVar = HeadTier(
         "native",
-        "personal head beside the frozen generic one",
+        "personal head in addition to the frozen generic one",
         extras=("head",),
         way="tuned",
-        numbers={"times": 2.0},  # both heads are linear and start equal: together they are one
+        numbers={
+            "times": 2.0
+        },  # both heads are linear and start equal: their sum is one head with twice the weights
     )
     deviations: ClassVar = "linear personal head, no hypernetwork"
 
@@ -42,12 +49,12 @@ class FedRoD(Method):
         net, counts = self.net, data.counts**self.exponent
 
         def loss(w: Parts, batch: Batch) -> Tensor:
-            """Two losses without a parameter in common, so one step on their sum is a step on each."""
+            # The losses have no parameter in common, so one step on their sum is one step on each.
             z = net.extractor(w["extractor"], batch.x)
             generic = net.head(w["head"], z)
-            special = net.personal_head(w["personal_head"], z.detach())
+            correction = net.personal_head(w["personal_head"], z.detach())
             balanced = balanced_cross_entropy(generic, batch.y, counts, batch.mask)  # Eq. 5
-            return balanced + cross_entropy(generic.detach() + special, batch.y, batch.mask)  # Eq. 7
+            return balanced + cross_entropy(generic.detach() + correction, batch.y, batch.mask)  # Eq. 7
 
         w = fit(loss, {**down, **own}, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
         return {name: w[name] for name in down}, {name: w[name] for name in own}

@@ -1,5 +1,5 @@
-"""Fine-tuning, "+FT" behind a method's name: after its last round every client tunes the global model on its own data (METHODS.md G17;
-C. Jing et al., arXiv:2204.11841, who report FedAvg+FT and FedProx+FT). Nothing of it is sent or fed back.
+"""Fine-tuning, suffix "+FT" of a method's name (docs/methods.md G17): after the last round every client fine-tunes the global model on its
+own data. Nothing is sent. C. Jing et al., arXiv:2204.11841, report FedAvg+FT and FedProx+FT.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DECLARED = (
 
 @dataclass(frozen=True)
 class FineTuned(Method):
-    """Wraps a method with shared extractor and head; the tuned copies are personal."""
+    """A method with shared extractor and head (`inner`), plus fine-tuned personal copies."""
 
     inner: Method = field(kw_only=True)
     ft_epochs: int = hyper(10, "epochs of fine-tuning", low=0, source="RepPer [P]")
@@ -45,7 +45,7 @@ class FineTuned(Method):
 
     title: ClassVar = "+FT"
     citation: ClassVar = "fine-tuning as in Jing et al., arXiv:2204.11841"
-    family: ClassVar = "global model, then tuned"
+    family: ClassVar = "global model, then fine-tuned"
     parts: ClassVar = {}
     head_tier: ClassVar = HeadTier(
         "native",
@@ -62,7 +62,7 @@ class FineTuned(Method):
         super().__post_init__()
         if self.ft_scope == "full" and type(self.inner).features is not Method.features:
             raise MethodError(
-                f"method {self.title}: ft_scope = 'full', expected 'head' (features of its own)"
+                f"method {self.title}: ft_scope = 'full', expected 'head' (the method computes features in its own way)"
             )
 
     def at(self, round: int) -> Self:

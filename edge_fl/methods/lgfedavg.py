@@ -1,6 +1,7 @@
 """LG-FedAvg: P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P. Morency, "Think Locally, Act
-Globally: Federated Learning with Local and Global Representations", arXiv:2001.01523 (2020). FedPer's mirror image: every client has an
-extractor of its own, and the layers on top of it are shared.
+Globally: Federated Learning with Local and Global Representations", arXiv:2001.01523 (2020).
+
+The reverse of FedPer: every client has its own extractor, and the last layers are shared. All layers are trained jointly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """Personal extractor, shared head; with more kept layers, the extractor's last ones are shared too."""
+    """Personal extractor, shared head; with more shared layers, the extractor's last layers are shared too."""
 
     num_layers_keep: int = hyper(1, "shared layers, counted from the last", low=1, source="official code [C]")
 
@@ -29,7 +30,9 @@ class LGFedAvg(Method):
     parts: ClassVar = {"extractor": personal(), "head": shared()}
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")
-    deviations: ClassVar = "weighted mean, and a start from random values; official code: unweighted, from a model that FedAvg trained"
+    deviations: ClassVar = (
+        "weighted mean and random initial values; official code: unweighted, from a model trained by FedAvg"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

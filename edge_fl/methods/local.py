@@ -1,4 +1,4 @@
-"""Local (also SingleSet): every client trains its own model on its own data; nothing is shared. The baseline that sharing must beat."""
+"""Local (also SingleSet): every client trains its own model on its own data and sends nothing. The baseline for all methods that share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Personal extractor and head; every client trains in every round, so that budgets match."""
+    """Personal extractor and head; every client trains in every round, for equal budgets in comparisons."""
 
     title: ClassVar = "Local"
     citation: ClassVar = "no collaboration (SingleSet)"

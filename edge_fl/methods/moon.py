@@ -1,5 +1,9 @@
-"""MOON: Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021. FedAvg whose clients draw their features towards those
-of the global model, and away from those of their own previous one.
+"""MOON: Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021.
+
+FedAvg with a contrastive term that pulls a client's features z towards those of the received global model (z_g) and pushes them away from
+those of its own previous model (z_p).
+
+    min ℓ - μ mean log[ exp(cos(z, z_g)/τ) / (exp(cos(z, z_g)/τ) + exp(cos(z, z_p)/τ)) ]    Eqs. 3 and 4
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ PREVIOUS = "previous_"
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """Shared extractor, projection and head; a client remembers the extractor and projection of its last participation."""
+    """Shared extractor, projection and head; personal are the extractor and projection after the client's last participation."""
 
     mu: float = hyper(
         5.0, "weight of the contrastive term; 0 is FedAvg", low=0, source="CIFAR-10; 1 for CIFAR-100 [P]"

@@ -1,6 +1,10 @@
 """Per-FedAvg: A. Fallah, A. Mokhtari, A. Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach", NeurIPS 2020. Clients learn a model that is good one gradient step later; every client takes that step at the
-end, on its own data.
+Meta-Learning Approach", NeurIPS 2020.
+
+Clients train a meta-model w for good accuracy after one further gradient step; in final personalisation every client takes that step on
+its own data. Each outer step uses independent batches b, b' (and b'' for the Hessian); the server averages w by samples.
+
+    w ← w - β (I - α H(w; b'')) ∇ℓ(w - α ∇ℓ(w; b); b')    `fo` leaves out H, `hf` takes H by finite difference
 """
 
 from __future__ import annotations
@@ -20,21 +24,23 @@ from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, Numb
 
 ADAPTED = "adapted_"
 TIER: Numbers = {"epochs": "adapt_steps", "lr": "alpha", "momentum": 0.0, "weight_decay": 0.0, "batches": 1}
-Carry = tuple[Leaves, Parts, Leaves, Any, int]  # w, the model ahead, its gradient, optimiser state, turn
+Carry = tuple[
+    Leaves, Parts, Leaves, Any, int
+]  # w, model after the inner step, its gradient, optimiser state, position
 
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
-    """Shared meta-model w; `optimiser` makes the meta-step (β), plain descent the inner one (α)."""
+    """Shared meta-model w; `optimiser` makes the outer step (β), plain SGD the inner one (α)."""
 
     alpha: float = hyper(0.005, "α, learning rate of the inner step", low=0, source="PFLlib [C]")
     variant: str = hyper("fo", "first order, or with the Hessian", choices=("fo", "hf"), source="[P]")
     delta: float = hyper(1e-3, "δ of the finite difference (`hf`)", low=1e-6, source="[D]")
-    adapt_steps: int = hyper(1, "closing steps of size α, on one batch", low=0, source="[P]")
+    adapt_steps: int = hyper(1, "final steps of size α, on one batch", low=0, source="[P]")
 
     title: ClassVar = "Per-FedAvg"
     citation: ClassVar = "Fallah et al., NeurIPS 2020"
-    family: ClassVar = "global model, then tuned"
+    family: ClassVar = "global model, then fine-tuned"
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
     head_tier: ClassVar = HeadTier("adapted", "`adapt_steps` of size α", ("head",), way="tuned", numbers=TIER)
@@ -43,15 +49,15 @@ class PerFedAvg(Method):
         inner = Sgd(self.alpha)
 
         def step(carry: Carry, batch: Batch) -> Carry:
-            w, model, grad, state, turn = carry
-            if turn == 0:  # look ahead on the first batch
+            w, model, grad, state, position = carry
+            if position == 0:  # first batch: inner step
                 model, _ = descend(self.loss, tree.replaced(model, w), {}, batch, inner)
                 return w, model, grad, state, 1
-            if turn == 1:  # the gradient there, on the second
+            if position == 1:  # second batch: gradient after the inner step
                 grad = gradient(self.loss, model, batch)
                 if self.variant == "hf":
                     return w, model, grad, state, 2
-            else:  # (I - αH) times it, on the third
+            else:  # third batch: multiply by (I - α H)
                 grad = self._corrected(w, model, grad, batch)
             w, state = self.optimiser.step(w, grad, state)
             return w, model, grad, state, 0
@@ -62,6 +68,7 @@ class PerFedAvg(Method):
         return tree.replaced(model, w), own
 
     def _corrected(self, w: Leaves, model: Parts, grad: Leaves, batch: Batch) -> Leaves:
+        """(I - α H) g, with H g = (∇ℓ(w + δ g) - ∇ℓ(w - δ g)) / 2δ."""
         ends = [{p: t + sign * self.delta * grad[p] for p, t in w.items()} for sign in (1, -1)]
         up, down = (gradient(self.loss, tree.replaced(model, end), batch) for end in ends)
         return {p: g - self.alpha * (up[p] - down[p]) / (2 * self.delta) for p, g in grad.items()}

@@ -1,5 +1,11 @@
-"""pFedMe: C. T. Dinh, N. H. Tran, T. D. Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020. On every batch the
-personal model θ is brought near the minimum of loss + λ/2 |θ - w|², then the local copy of w takes a step towards θ.
+"""pFedMe: C. T. Dinh, N. H. Tran, T. D. Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+
+On every batch, K steps bring the personal model θ near the minimum of the regularised loss, then the client's copy of w takes a step
+towards θ. The server moves w by β towards the mean of the clients' copies, weighted by samples.
+
+    θ ← θ - η_p ∇(ℓ(θ) + λ/2 ||θ - w||²), K times     Eqs. 3 and 7
+    w ← w - η λ (w - θ)                               Eq. 4
+    server: w ← (1 - β) w + β Σ_i p_i w_i
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ TIER: Numbers = {"pull": "lam", "lr": "inner_lr", "momentum": 0.0}
 
 @dataclass(frozen=True)
 class PFedMe(Method):
-    """Shared model w, personal model θ; `optimiser` steps w along the envelope's gradient λ(w - θ), plain descent moves θ."""
+    """Shared model w, personal model θ; `optimiser` steps w along λ(w - θ), plain SGD trains θ."""
 
     lam: float = hyper(15.0, "λ, pull of θ towards w", low=0, source="official code [C]")
     inner_steps: int = hyper(5, "K, steps on θ per batch", low=0, source="official code [C]")
@@ -37,7 +43,7 @@ class PFedMe(Method):
 
     title: ClassVar = "pFedMe"
     citation: ClassVar = "Dinh et al., NeurIPS 2020"
-    family: ClassVar = "personal models beside a global one"
+    family: ClassVar = "global and personal models"
     has_global: ClassVar = True
     parts: ClassVar = {**SHARED_MODEL, **PERSONAL_MODEL, "history": history(trained=0.0)}
     head_tier: ClassVar = HeadTier(
@@ -70,7 +76,7 @@ class PFedMe(Method):
         return {name: self._towards(old, mean[name]) for name, old in shared.items()}
 
     def _towards(self, old: Params, mean: Params) -> Params:
-        """(1 - β) old + β mean, but running statistics at most to the mean: beyond it a variance may fall below 0."""
+        """(1 - β) old + β mean; running statistics with β at most 1, because a larger one may make a variance negative."""
         statistics = {name: t for name, t in old.items() if name.startswith(tree.BUFFER)}
         return {**lerp(old, mean, 1 - self.beta), **lerp(statistics, mean, max(1 - self.beta, 0.0))}
 

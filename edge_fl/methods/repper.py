@@ -1,6 +1,13 @@
 """RepPer: C. Jing, Y. Huang, Y. Zhuang, L. Sun, Y. Huang, Z. Xiao, X. Ding, "A Closer Look at Personalization in Federated Image
-Classification", arXiv:2204.11841 (2022). Stage 1 learns a common representation by the supervised contrastive loss on two views
-of every image (Eq. 5, the log outside the mean over positives); stage 2 fits a personal head on frozen unit-length features.
+Classification", arXiv:2204.11841 (2022).
+
+Stage 1, every round: clients train a shared extractor with the supervised contrastive loss on two augmented views of each image; the server
+averages the extractors by samples (the contract's default `aggregate`). Stage 2, after the last round: each client fits a personal head
+(SVM, logistic regression or MLP) on the frozen features of its original images.
+
+    z = f(x)/||f(x)|| (through a projection, if any),  s_ia = z_i·z_a/τ,  P(i): other views with the label of view i
+    L_in  = mean_i -log[ 1/|P(i)| Σ_{p∈P(i)} exp(s_ip) / Σ_{a≠i} exp(s_ia) ]    Eq. 5, the default
+    L_out = mean_i 1/|P(i)| Σ_{p∈P(i)} -log[ exp(s_ip) / Σ_{a≠i} exp(s_ia) ]    Khosla et al., NeurIPS 2020
 """
 
 from __future__ import annotations
@@ -26,13 +33,17 @@ from edge_fl.methods.contract.method import HeadTier, Method
 
 @dataclass(frozen=True)
 class RepPer(Method):
-    """Only the extractor travels: no labels, features or heads."""
+    """Shared extractor (and projection for stage 1); personal heads are fitted in final personalisation."""
 
     temperature: float = hyper(0.1, "temperature of the contrastive loss", low=1e-3, source="[P]")
-    supcon: str = hyper("in", "the log outside the mean, or in", choices=("in", "out"), source="Eq. 5 [P]")
-    proj_dim: int = hyper(0, "width of a projection, stage 1 only; 0: none", low=0, source="128 in Khosla")
-    augment: str = hyper("supcon", "how a view is made", choices=tuple(AUGMENTATIONS), source="[D]")
-    head: str = hyper("mlp", "the personal head", choices=tuple(heads.HEADS), source="MLP, SVM or LR [P]")
+    supcon: str = hyper("in", "L_in of Eq. 5, or L_out", choices=("in", "out"), source="Eq. 5 [P]")
+    proj_dim: int = hyper(0, "width of the projection in stage 1; 0: none", low=0, source="128 in Khosla")
+    augment: str = hyper(
+        "supcon", "augmentation that makes a view", choices=tuple(AUGMENTATIONS), source="[D]"
+    )
+    head: str = hyper(
+        "mlp", "kind of the personal head", choices=tuple(heads.HEADS), source="MLP, SVM or LR [P]"
+    )
 
     title: ClassVar = "RepPer"
     citation: ClassVar = "Jing et al., arXiv:2204.11841 (2022)"
@@ -51,7 +62,7 @@ class RepPer(Method):
         net, view = self.net, AUGMENTATIONS[self.augment]
         contrast = supcon_in if self.supcon == "in" else supcon
 
-        def loss(w: Parts, batch: Batch) -> Tensor:
+        def loss(w: Parts, batch: Batch) -> Tensor:  # Eq. 5
             views = torch.cat([view(batch.x, fold(batch.key, 1)), view(batch.x, fold(batch.key, 2))])
             z = unit(net.projection(w.get("projection", {}), net.extractor(w["extractor"], views)))
             mask = None if batch.mask is None else batch.mask.repeat(2)
@@ -60,6 +71,7 @@ class RepPer(Method):
         return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        """Stage 2: fit the personal head on features of the final extractor, outside torch (`edge_fl.heads`)."""
         z = data.mapped(lambda x: self.features(down, x))
         x, y = z.x.cpu().numpy(), z.y.cpu().numpy()
         fitted = heads.fit(self.head, x, y, self.net.classes, unit_norm=True, seed=data.run)

@@ -1,5 +1,10 @@
-"""SphereFed: X. Dong, S. Q. Zhang, A. Li, H. T. Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022. Features of length 1
-learn to meet the orthonormal rows of a head that nobody trains; at the end sums from all clients give the best head in closed form.
+"""SphereFed: X. Dong, S. Q. Zhang, A. Li, H. T. Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022.
+
+The head W has fixed orthonormal rows; clients train the extractor so that features of length 1 match the row of their class. After the last
+round the head is calibrated in closed form (least squares) from sums over all clients' features.
+
+    z = f(x)/||f(x)||,  min mean (W z - onehot(y))²
+    A_i = Σ z zᵀ,  B_i = Σ z onehot(y)ᵀ,  W* = ((Σ_i A_i + λ I)⁻¹ Σ_i B_i)ᵀ
 """
 
 from __future__ import annotations
@@ -9,26 +14,36 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_fl.config import OptimiserConfig
+from edge_fl.errors import MethodError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.fixed_heads import calibrated, orthonormal_head
 from edge_fl.learn.losses import one_hot, squared_error, unit
-from edge_fl.learn.network.part import shared
+from edge_fl.learn.network.part import Net, shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import HeadTier, Method
 
 
+def _orthonormal_head(net: Net, method: SphereFed) -> nn.Module:
+    if net.feature_dim < net.classes:
+        raise MethodError(
+            f"SphereFed: {net.feature_dim} features for {net.classes} classes, expected at least as many features"
+        )
+    head = nn.Linear(net.feature_dim, net.classes, bias=False)
+    nn.init.orthogonal_(head.weight)
+    return head
+
+
 @dataclass(frozen=True)
 class SphereFed(Method):
-    """Shared extractor; everybody draws the head from the seed, so that it travels only when it has been calibrated."""
+    """Shared extractor; the head is drawn from the seed and sent only after calibration."""
 
-    ridge: float = hyper(1e-3, "λ of the closing calibration", low=1e-12, source="[D]")
+    ridge: float = hyper(1e-3, "λ of the calibration", low=1e-12, source="[D]")
 
     title: ClassVar = "SphereFed"
     citation: ClassVar = "Dong et al., ECCV 2022"
@@ -36,16 +51,16 @@ class SphereFed(Method):
     has_global: ClassVar = True
     unit_norm: ClassVar = True
     fixed_head: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared(orthonormal_head), "sums": shared()}
+    parts: ClassVar = {"extractor": shared(), "head": shared(_orthonormal_head), "sums": shared()}
     sends: ClassVar = ("extractor", "sums")
     head_tier: ClassVar = HeadTier(
         "native",
-        "nothing, or an own ridge head",
+        "nothing, or a personal ridge head",
         extras=("head",),
-        uploads={"sums": "ridge_sums"},
+        updates={"sums": "ridge_sums"},
         way="ridge",
         numbers={"ridge": "ridge"},
-        closes=True,
+        final=True,
     )
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.1, momentum=0.5)
     deviations: ClassVar = "the loss is the mean over samples and classes"
@@ -71,7 +86,9 @@ class SphereFed(Method):
         if not sums:
             return shared
         gram, moment = (torch.stack([one[key] for one in sums]).double().sum(0) for key in ("gram", "moment"))
-        return {**shared, "head": calibrated(gram, moment, self.ridge)}
+        regularised = gram + self.ridge * torch.eye(len(gram), dtype=torch.float64, device=gram.device)
+        head = torch.linalg.solve(regularised, moment).T.float().contiguous()
+        return {**shared, "head": {"weight": head}}
 
     def features(self, parts: Parts, x: Tensor) -> Tensor:
         return unit(super().features(parts, x))

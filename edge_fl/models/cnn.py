@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from edge_fl.config import InputSpec
-from edge_fl.learn.network.chain import Row
+from edge_fl.learn.network.chain import Chain
 
 
-class Features(Row):
+class Features(Chain):
     """Convolutions, flatten, and (with `width`) a linear layer without activation to `width` features."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Features(Row):
         self.activation = nn.ReLU() if activation else nn.Identity()
         self.feature_dim = width or flat
 
-    def row(self) -> Sequence[nn.Module]:
+    def layers(self) -> Sequence[nn.Module]:
         return self.convolutions, self.flatten, self.linear, self.activation
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_fl.config import InputSpec
-from edge_fl.learn.network.chain import Row
+from edge_fl.learn.network.chain import Chain
 
 
 def normalised(x: Tensor, input: InputSpec) -> Tensor:
@@ -21,7 +21,7 @@ def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
     return like.new_tensor(values).expand(like.shape[1]).reshape(-1, 1, 1)
 
 
-class Normalised(Row):
+class Normalised(Chain):
     """(x - mean) / std per channel, then the extractor; the constants are not state, so they are never averaged or sent."""
 
     mean: Tensor
@@ -35,7 +35,7 @@ class Normalised(Row):
             constant = torch.tensor(values, dtype=torch.float32).expand(input.channels).reshape(1, -1, 1, 1)
             self.register_buffer(name, constant.clone(), persistent=False)
 
-    def row(self) -> Sequence[Callable[[Tensor], Tensor]]:
+    def layers(self) -> Sequence[Callable[[Tensor], Tensor]]:
         return self.standardise, self.extractor
 
     def standardise(self, x: Tensor) -> Tensor:

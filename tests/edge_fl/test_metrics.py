@@ -15,12 +15,6 @@ def test_accuracy_is_the_share_that_is_right() -> None:
     assert math.isnan(metrics.accuracy(np.array([]), np.array([])))
 
 
-def test_recall_is_per_class_and_unknown_without_samples() -> None:
-    recall = metrics.per_class_recall(np.array([0, 1, 1, 1]), np.array([0, 0, 1, 1]), 3)
-    assert recall[:2].tolist() == [0.5, 1.0]
-    assert np.isnan(recall[2])
-
-
 def test_a_summary_of_unequal_clients() -> None:
     found = metrics.summarise([1.0, 0.5, 0.0], [2, 1, 1])
     assert found == metrics.Summary(

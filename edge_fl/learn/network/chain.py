@@ -1,8 +1,8 @@
-"""Networks that are plain chains of layers, and their gradient without autograd.
+"""Gradients without autograd for networks that are plain chains of layers.
 
-A step on a small batch is bound by memory and by calls more than by arithmetic: autograd writes every weight's gradient to memory for the
-optimiser to read it again, and its graph costs as much as a small layer. Here the backward pass goes layer by layer with the kernels
-that autograd itself would call, and the gradient of a linear layer stays in its two factors (`Product`).
+A step on a small batch is limited by memory traffic and call overhead: autograd writes every gradient to memory, the optimiser reads it
+again, and building the graph costs as much as a small layer. Here the backward pass calls the same kernels layer by layer, and the gradient
+of a linear layer's weight stays in its two factors (`Product`). Optional: `objective.CrossEntropy` falls back to autograd.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_fl.learn.network import precision
 from edge_fl.learn.optimiser import Gradients, Path, Product
 
 aten = torch.ops.aten
-LARGE_BYTES = 1 << 20  # what the second-level cache of a core holds
+LARGE_BYTES = 1 << 20  # size of a core's second-level cache
 ONEDNN = (  # measured on x86-64 only; other processors keep torch's own product
     platform.machine() == "x86_64"
     and torch.backends.mkldnn.is_available()
@@ -28,28 +28,28 @@ ONEDNN = (  # measured on x86-64 only; other processors keep torch's own product
 )
 
 
-class Row(nn.Module):
-    """A module that applies what `row` lists, one after the other, and does nothing else."""
+class Chain(nn.Module):
+    """A module that applies its `layers` one after the other."""
 
-    def row(self) -> Sequence[Callable[[Tensor], Tensor]]:
-        """Modules, or functions of a tensor that have nothing to train."""
+    def layers(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """Modules, or functions without parameters."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.row():
+        for layer in self.layers():
             x = layer(x)
         return x
 
 
 class Layer(NamedTuple):
-    """One layer of a chain; `tensors` are the names of its weight and bias in the part, as far as it has them."""
+    """One layer of a chain; `tensors` are the names of its weight and bias in the part, if any."""
 
     layer: Callable[[Tensor], Tensor]
     tensors: tuple[str, ...]
 
 
-class Bound(NamedTuple):
-    """A link with its tensors at hand; `paths` says where these stand among what trains, () for a layer that does not."""
+class BoundLayer(NamedTuple):
+    """A layer with its tensors; `paths` are their paths among the trained parameters, () for a frozen layer."""
 
     layer: Any
     tensors: tuple[Tensor, ...]
@@ -57,64 +57,64 @@ class Bound(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of layer: which of them are understood, its forward and its backward pass.
+    """Forward and backward pass of a layer type, and which layers of the type are `supported`.
 
-    `forward(layer, x, *tensors)` -> (y, what the backward pass needs); `backward(layer, grad, kept, wanted, *tensors)`, with the gradient
-    of y -> (the gradient of x, or anything where it is not `wanted`; the gradients of the tensors).
+    forward: (layer, x, *tensors) -> (y, saved); backward: (layer, gradient of y, saved, wanted, *tensors) -> (gradient of x, undefined if
+    not `wanted`; gradients of the tensors).
     """
 
-    understood: Callable[[Any], bool]
+    supported: Callable[[Any], bool]
     forward: Callable[..., tuple[Tensor, Any]]
     backward: Callable[..., tuple[Tensor, Sequence[Tensor | Product]]]
 
 
-def links(module: nn.Module) -> tuple[Layer, ...] | None:
-    """The layers of a chain, first to last; None for a network with any other module, a hook, or a tensor that two layers share."""
+def layers_of(module: nn.Module) -> tuple[Layer, ...] | None:
+    """The layers of a chain; None for a network with unsupported modules, hooks, or tensors shared between layers."""
     if any(child._forward_hooks or child._forward_pre_hooks for child in module.modules()):
         return None
     names = {id(tensor): name for name, tensor in module.named_parameters()}
-    found: list[Layer] = []
+    layers: list[Layer] = []
     for layer in _flat(module):
         if isinstance(layer, nn.Module):
-            if type(layer) not in KINDS or not KINDS[type(layer)].understood(layer):
+            if type(layer) not in KINDS or not KINDS[type(layer)].supported(layer):
                 return None
-            found.append(Layer(layer, tuple(names[id(tensor)] for tensor in layer.parameters())))
+            layers.append(Layer(layer, tuple(names[id(tensor)] for tensor in layer.parameters())))
         else:
-            found.append(Layer(layer, ()))
-    tensors = [name for link in found for name in link.tensors]
-    return tuple(found) if len(set(tensors)) == len(tensors) else None
+            layers.append(Layer(layer, ()))
+    tensors = [name for layer in layers for name in layer.tensors]
+    return tuple(layers) if len(set(tensors)) == len(tensors) else None
 
 
-def gradient(chain: Sequence[Bound], x: Tensor, error: Callable[[Tensor], Tensor]) -> Gradients | None:
-    """d loss / d every tensor that trains, where `error` gives d loss / d output [B, C] for the output of the chain, both float32.
+def gradient(chain: Sequence[BoundLayer], x: Tensor, error: Callable[[Tensor], Tensor]) -> Gradients | None:
+    """d loss / d each trained tensor; `error` maps the chain's output [B, C] to d loss / d output, both float32.
 
-    None where nothing trains, or where a function stands behind the first layer that does, because its gradient is not known.
+    None if nothing is trained, or if a plain function follows the first trained layer, because its gradient is unknown.
     """
-    first = next((place for place, link in enumerate(chain) if link.paths), len(chain))
-    if first == len(chain) or any(type(link.layer) not in KINDS for link in chain[first:]):
+    first = next((place for place, bound in enumerate(chain) if bound.paths), len(chain))
+    if first == len(chain) or any(type(bound.layer) not in KINDS for bound in chain[first:]):
         return None
     dtype = precision.current()
-    kept: list[Any] = []
+    saved: list[Any] = []
     rounded: list[tuple[Tensor, ...]] = []
     for layer, tensors, _ in chain:
         if dtype is not None and tensors:
             x, tensors = x.to(dtype), tuple(t.to(dtype) for t in tensors)
-        x, held = KINDS[type(layer)].forward(layer, x, *tensors) if type(layer) in KINDS else (layer(x), None)
-        kept.append(held)
+        x, keep = KINDS[type(layer)].forward(layer, x, *tensors) if type(layer) in KINDS else (layer(x), None)
+        saved.append(keep)
         rounded.append(tensors)
-    found: dict[Path, Tensor | Product] = {}
+    grads: dict[Path, Tensor | Product] = {}
     grad = error(x.float()).to(x.dtype)
     for place in range(len(chain) - 1, first - 1, -1):
         layer, _, paths = chain[place]
         backward = KINDS[type(layer)].backward
-        grad, own = backward(layer, grad, kept[place], place > first, *rounded[place])
-        found |= zip(paths, own if dtype is None else [_widened(each) for each in own], strict=False)
-    return found
+        grad, own = backward(layer, grad, saved[place], place > first, *rounded[place])
+        grads |= zip(paths, own if dtype is None else [_widened(each) for each in own], strict=False)
+    return grads
 
 
 def _flat(module: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]]:
-    if isinstance(module, Row) and type(module).forward is Row.forward:
-        inner: Sequence[Any] = module.row()
+    if isinstance(module, Chain) and type(module).forward is Chain.forward:
+        inner: Sequence[Any] = module.layers()
     elif type(module) is nn.Sequential:
         inner = list(module)
     else:
@@ -123,7 +123,7 @@ def _flat(module: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]
 
 
 def _widened(grad: Tensor | Product) -> Tensor | Product:
-    """In float32, as parameters are."""
+    """The gradient in float32, the parameters' type."""
     if isinstance(grad, Product):
         return Product(grad.left.float(), grad.right.float())
     return grad.float()
@@ -136,7 +136,7 @@ def _linear_backward(
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias. For a batch's few rows and weights beyond the cache torch's own product takes twice as long as oneDNN's."""
+    """x @ weight.T + bias. For few rows and weights larger than the cache, oneDNN takes half the time of torch's product."""
     plain = x.dtype != torch.float32 or x.device.type != "cpu" or is_functorch_wrapped_tensor(x)
     if plain or not ONEDNN or weight.nbytes < LARGE_BYTES:
         return F.linear(x, weight, bias)
@@ -160,8 +160,8 @@ def _pool(layer: nn.MaxPool2d, x: Tensor) -> Any:
     return y, (x, places)
 
 
-def _pool_backward(layer: nn.MaxPool2d, grad: Tensor, kept: tuple[Tensor, Tensor], wanted: bool) -> Any:
-    x, places = kept
+def _pool_backward(layer: nn.MaxPool2d, grad: Tensor, saved: tuple[Tensor, Tensor], wanted: bool) -> Any:
+    x, places = saved
     return aten.max_pool2d_with_indices_backward(grad, x, *_window(layer), places), ()
 
 

@@ -1,6 +1,6 @@
-"""One client's work: its data, its personal parts, and what it does when asked to train, personalise or evaluate.
+"""One client: its data, and its training, final personalisation and evaluation.
 
-The server's simulation and a full device both run exactly this, which is why their results are the same to the bit.
+Simulation and full devices run the same code, therefore their results are bit-identical.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
 
 @dataclass(frozen=True)
 class Client:
-    """A client and where its tensors live; `run` is the run's seed. Results depend on (run, round, id), not on who else takes part.
+    """A client on a torch `device`; `run` is the run's seed. Results depend on (run, round, id), not on the other participants.
 
-    `noise` is where privacy's noise comes from; None: the run's seed, too.
+    `noise` is the source of privacy noise; None: the run's seed.
     """
 
     id: str
@@ -44,52 +44,52 @@ class Client:
     noise: Noise | None = None
 
     def batches(self, round: int) -> Batches:
-        """The training data as it is drawn in a round."""
+        """The training data with the random decisions of a round."""
         x, y = self._placed["train"]
         return Batches(x, y, self.classes, self.batch_size, self.run, round, self.id)
 
     def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
-        """One local update -> (what goes up, the new personal parts)."""
+        """Run one local update -> (the update to send, the new personal parts)."""
         with computing_in(self.precision):
             up, own = steps.train(method, down, own, self.batches(round), self.noise)
-        return Update(self.id, len(self.data.train), up, update_codec.told(method, own)), own
+        return Update(self.id, len(self.data.train), up, update_codec.epsilon_spent(method, own)), own
 
     def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
-        """The closing step, with the accuracies before (where the method has a model by then) and after."""
+        """Final personalisation, with the accuracies before it (if the method can predict by then) and after it."""
         before = self.evaluate(method, down, own) if method.predicts_early else {}
         with computing_in(self.precision):
             up, own = steps.personalise(method, down, own, self.batches(round), self.noise)
         after = self.evaluate(method, down, own, personalised=True)
-        found = {**before, **after, **update_codec.told(method, own)}
-        return Update(self.id, len(self.data.train), up, found), own
+        measured = {**before, **after, **update_codec.epsilon_spent(method, own)}
+        return Update(self.id, len(self.data.train), up, measured), own
 
     def evaluate(
         self, method: Method, down: Parts, own: Parts, *, personalised: bool = False
     ) -> dict[str, float]:
-        """Accuracies on the client's own test and validation sets (METHODS.md G13), by the names of `edge_fl.metrics`, and the method's own
+        """Accuracies on the client's test and validation sets (docs/methods.md G13), named as in `edge_fl.metrics`, and the method's own
         numbers.
         """
-        found: dict[str, float] = {
+        measured: dict[str, float] = {
             metrics.TEST_SAMPLES: len(self.data.test),
             metrics.VALIDATION_SAMPLES: len(self.data.validation),
         }
 
-        def note(names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> None:
+        def record(names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> None:
             for name, part in zip(names, ("test", "validation"), strict=True):
                 x, y = self._placed[part]
                 if len(y):
-                    found[name] = _accuracy(predict, x, y)
+                    measured[name] = _accuracy(predict, x, y)
 
         if personalised or method.predicts_early:
-            note(AFTER if personalised else BEFORE, lambda x: steps.predict(method, down, own, x))
+            record(AFTER if personalised else BEFORE, lambda x: steps.predict(method, down, own, x))
         if method.has_global:
-            with_norm = norm.restored(down, own)  # what of BatchNorm does not travel is the client's here too
-            note(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
-        return {**found, **steps.measure(method, down, own, self.batches(0))}
+            with_norm = norm.restored(down, own)  # local BatchNorm tensors belong to the model here too
+            record(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
+        return {**measured, **steps.measure(method, down, own, self.batches(0))}
 
     @cached_property
     def _placed(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """The sets of images as tensors, brought to the device once."""
+        """Images and labels of each set as tensors on the device."""
         parts = {"train": self.data.train, "validation": self.data.validation, "test": self.data.test}
         return {
             name: (as_tensor(s.x).to(self.device), as_tensor(s.y).to(self.device))
@@ -97,7 +97,7 @@ class Client:
         }
 
     def at(self, device: str) -> Client:
-        """The same client with its tensors elsewhere."""
+        """The same client on another torch device."""
         return replace(self, device=device)
 
 

@@ -17,4 +17,4 @@ def of_full(method: Method) -> Egress:
 def of_method(method: Method) -> list[Egress]:
     """One list per tier that the method allows."""
     tier = method.head_tier
-    return [of_full(method), *([of_head(method.uploads())] if tier.kind != "none" else [])]
+    return [of_full(method), *([of_head(method.head_updates())] if tier.kind != "none" else [])]

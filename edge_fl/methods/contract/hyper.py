@@ -1,4 +1,4 @@
-"""Hyper-parameters of methods: dataclass fields that carry their range, their meaning and where the default comes from."""
+"""Hyper-parameters of methods: dataclass fields with range, description and source of the default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_fl.errors import MethodError, nearest
 
 @dataclass(frozen=True)
 class Hyper:
-    """What `methods show` prints and what a value is checked against: closed range [low, high], or one of `choices`."""
+    """Description, allowed values (closed range [low, high], or `choices`) and source of a hyper-parameter."""
 
     doc: str
     low: float | None = None

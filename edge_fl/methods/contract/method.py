@@ -1,22 +1,23 @@
-"""The contract of a method: it declares its parts and says, in pure functions, what a client and the server do.
+"""The contract of a method: it declares its parts and defines, in pure functions, the steps of client and server.
 
 The same object runs in a plain loop, vectorised over clients, and on a device. How each kind of method fits:
 
 - **one shared model** (FedAvg, FedProx, MOON): all parts are shared; `local_update` is one `fit`.
-- **split models** (FedPer, FedRep, FedCRC, LG-FedAvg): some parts are personal; two stages are two `fit` calls, and what a stage
-  must not change is not among the arguments of its `fit`.
+- **split models** (FedPer, FedRep, FedCRC, LG-FedAvg): some parts are personal. Two stages are two `fit` calls; a part that a stage must
+  not change is not among the arguments of its `fit`.
 - **extra personal networks** (Ditto's model, DualFed's projector, FedRIR's decoder, FedKD's teacher, FedCP's policy): parts declared
-  with a builder, `personal(build)`; they exist on every client from the start (`init_own`), sampled or not.
-- **statistics that travel** (prototypes of FedProto, FedCRL, FedPAC; SphereFed's sums): parts like any other, a dict of tensors;
-  `aggregate` says how they are joined.
-- **server-side training** (FedGH's head) and **server-side optimisation** (FedPAC's combination): inside `aggregate`, which is pure
-  too: server memory is a shared part that `broadcast` does not send.
-- **per-client broadcast** (FedAMP, FedPAC): `broadcast(shared, client)` picks what this client gets.
-- **closing steps** (fine-tuning, RepPer's heads, SphereFed's calibration): `personalise` on the clients, then `finalise` on the server.
-- **unusual inner loops** (pFedMe, Per-FedAvg, Fed-RoD, FedALA, FedRIR): a pure step given to `learn.fit.scan`.
-- **schedules** (learning rate, FedKD's threshold): `at(round)` returns the method as it is in that round.
+  with a builder, `personal(build)`; every client has them from the start (`init_own`), sampled or not.
+- **statistics** (prototypes of FedProto, FedCRL, FedPAC; SphereFed's sums): parts like any other, a dict of tensors, combined in
+  `aggregate`.
+- **server-side training** (FedGH's head) and **optimisation** (FedPAC's combination): inside `aggregate`, which is pure too; server memory
+  is a shared part that `broadcast` does not send.
+- **per-client broadcast** (FedAMP, FedPAC): `broadcast(shared, client)` selects what this client receives.
+- **final personalisation** (fine-tuning, RepPer's heads, SphereFed's calibration): `personalise` on the clients, then `finalise` on the
+  server.
+- **custom inner loops** (pFedMe, Per-FedAvg, FedALA, FedRIR): a pure step passed to `learn.fit.scan`.
+- **schedules** (learning rate, FedKD's threshold): `at(round)` returns the method with that round's settings.
 
-BatchNorm policy, checks and bookkeeping are not a method's business: engines call methods through `methods.steps`.
+BatchNorm policy, checks and update codec are applied by `methods.contract.steps`, through which engines call a method.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -43,16 +44,15 @@ from edge_fl.learn.optimiser import Optimiser, Sgd
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract import hyper
 
-Uploads = Mapping[str, Share]  # by part: how a head-only device finds it
-Numbers = Mapping[str, str | float]  # by name: as they are, or the hyper-parameter that gives them
-PERSONAL = "personal_"  # before a part's name: the client's own version of a part that it also receives
-TUNED = "tuned_"  # the same, as the closing fine-tuning leaves it
+Numbers = Mapping[str, str | float]  # setting of a head plan -> value, or the hyper-parameter that holds it
+PERSONAL = "personal_"  # prefix of a part's name: the client's own version of a part that it also receives
+TUNED = "tuned_"  # prefix: the version after fine-tuning in final personalisation
 SHARED_MODEL = {name: shared() for name in ("extractor", "head")}
 PERSONAL_MODEL = {f"{PERSONAL}{name}": personal(like=name) for name in ("extractor", "head")}
 
 
 class BatchNorm(Enum):
-    """Who keeps BatchNorm of a shared part (METHODS.md G6): all shared; running statistics local; every tensor of it local."""
+    """BatchNorm of shared parts (docs/methods.md G6): all shared; running statistics local; all of its tensors local."""
 
     SYNC = "sync"
     LOCAL_STATS = "local_stats"
@@ -61,30 +61,31 @@ class BatchNorm(Enum):
 
 @dataclass(frozen=True)
 class HeadTier:
-    """What a head-only device does under a method (METHODS.md 6.2).
+    """Training on head-only devices (docs/methods.md, "Device tiers").
 
-    kind: "native" (a stage of the method itself), "adapted" (a documented reduction) or "none" (no shared extractor: refused).
-    `extras` names the shared parts that travel beside the extractor, `start` the one among them that is a linear head to start from;
-    `uploads` the parts that a device may send back, and how it finds each (`edge_fl.heads.shares`). They join the next `aggregate`, or
-    with `closes` the method's `finalise`. `way` is how the linear head is found (`edge_fl.heads.WAYS`), `numbers` the plan's numbers by
-    the hyper-parameters that give them, or as they are.
+    kind: "native" (a stage of the method itself), "adapted" (a documented reduction) or "none" (not supported: no shared extractor).
+    trains: what the device trains, in words.
+    extras: shared parts of a release in addition to the extractor; start: the extra that is a linear head to start from.
+    updates: head updates that a device may send: part -> how it is computed (`edge_fl.heads.shares`). They join the next `aggregate`,
+    or with `final` the method's `finalise`.
+    way: how the linear head is found (`edge_fl.heads.WAYS`); numbers: settings of the head plan.
     """
 
     kind: str = "adapted"
     trains: str = "head"
     extras: tuple[str, ...] = ()
-    uploads: Uploads = field(default_factory=dict)
+    updates: Mapping[str, Share] = field(default_factory=dict)
     start: str = "head"
     way: Way = "own"
     numbers: Numbers = field(default_factory=dict)
-    closes: bool = False
+    final: bool = False
 
 
 @dataclass(frozen=True)
 class Method(ABC):
     """A method on a net. Fields made with `hyper(...)` are its hyper-parameters; they are checked when the method is built.
 
-    `compression` and `privacy` say how its updates travel, which is `methods.transit`'s business and no method's.
+    `compression` and `privacy` are for the update codec; methods do not use them.
     """
 
     net: Net = field(repr=False)
@@ -100,21 +101,21 @@ class Method(ABC):
     # shared parts in the ONNX extractor; () = nothing to export
     exports: ClassVar[tuple[str, ...]] = ("extractor",)
     batch_norm: ClassVar[BatchNorm] = BatchNorm.SYNC
-    uniform: ClassVar[bool] = False  # clients weigh the same instead of by samples
+    uniform: ClassVar[bool] = False  # equal weights for clients instead of weights by samples
     unit_norm: ClassVar[bool] = False  # features have length 1
     head_tier: ClassVar[HeadTier] = HeadTier()
     has_global: ClassVar[bool] = False  # `predict_global` gives logits
     predicts_early: ClassVar[bool] = True  # a client can predict before `personalise`
-    sends: ClassVar[tuple[str, ...]] = ()  # shared parts that clients send up; () = every one
-    receives: ClassVar[tuple[str, ...]] = ()  # shared parts that go down to clients; () = every one
-    fixed_head: ClassVar[bool] = False  # everybody draws it from the seed, so that it need not travel
+    sends: ClassVar[tuple[str, ...]] = ()  # shared parts that clients send; () = all
+    receives: ClassVar[tuple[str, ...]] = ()  # shared parts that clients receive; () = all
+    fixed_head: ClassVar[bool] = False  # server and clients draw the head from the seed, so it is not sent
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
     vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap
-    usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's, for whoever names only the method
+    usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's; used when a recipe names none
     deviations: ClassVar[str] = ""  # from the paper, for `methods show`
 
     def __post_init__(self) -> None:
-        """Completes the net by the method's own parts and checks the hyper-parameters. Raises MethodError."""
+        """Add the method's own parts to the net and check the hyper-parameters. Raises MethodError."""
         known = hyper.hypers(type(self))
         hyper.check(self.title, {name: getattr(self, name) for name in known}, known)
         if self.epochs < 0:
@@ -124,26 +125,23 @@ class Method(ABC):
             net = net.with_added(name, spec, self)
         object.__setattr__(self, "net", net)
 
-    # what the server starts from, and what a client owns before it has ever taken part
+    # initial parts of server and clients
 
     def init_shared(self) -> Parts:
-        """Initial shared parts, prototypes all absent; override to add other statistics."""
+        """Initial shared parts, with all prototypes absent; override to add other statistics."""
         start = {name: self.net.parts[name].init() for name in self.travelling() if name in self.net.parts}
         if PROTOTYPES in self.travelling():
             start[PROTOTYPES] = no_prototypes(self.net.classes, self.net.feature_dim)
         return start
 
     def init_own(self, client: str) -> Parts:
-        """Initial personal parts of a client: the same on all clients but for those declared `salted` (METHODS.md G11)."""
+        """Initial personal parts of a client: equal on all clients except parts declared `salted` (docs/methods.md G11)."""
         own: Parts = {}
         for name, spec in self.parts.items():
             if spec.travels:
                 continue
             if name in self.net.parts:
                 own[name] = self.net.parts[name].init(client if spec.salted else "")
-            elif spec.state_of:
-                trained = tree.parameters({part: self.net.parts[part].init() for part in spec.state_of})
-                own[name] = tree.flat(self.optimiser.init(trained))
             elif spec.start:
                 own[name] = {key: torch.tensor(value) for key, value in spec.start.items()}
         return own
@@ -151,59 +149,59 @@ class Method(ABC):
     # one round
 
     def at(self, round: int) -> Self:
-        """The method as it is in a round (1-based)."""
+        """The method with the settings of a round (1-based)."""
         return replace(self, optimiser=self.optimiser.at(round))
 
     def broadcast(self, shared: Parts, client: str) -> Parts:
-        """What one client receives: by default the shared parts that `receives` names, a fixed head only once it is another."""
+        """The parts that one client receives: by default those in `receives`; a fixed head only after it changed."""
         sent = (name for name in self.receives or self.travelling() if name in shared)
         return {name: shared[name] for name in sent if not self._drawn(name, shared[name])}
 
     @abstractmethod
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        """One client's round -> (up, own). Pure: arguments are not changed, randomness comes from `data`."""
+        """One client's training in a round -> (up, own). Pure: arguments are not changed, randomness comes from `data`."""
 
     def pack(self, up: Parts) -> Parts:
-        """An update as it travels: prototypes without absent classes. Runs outside vmap, so that shapes may depend on values."""
+        """An update for transport: prototypes without absent classes. Runs outside vmap, so shapes may depend on values."""
         return {name: only_owned(params) if name == PROTOTYPES else params for name, params in up.items()}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        """The server's step over packed updates in ascending client id, consumed once."""
+        """Combine packed updates, an iterable in ascending client id, into new shared parts."""
         return weighted_mean(shared, updates, uniform=self.uniform)
 
     # once, after the last round
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        """A client's closing step -> (up, own); by default nothing."""
+        """A client's final personalisation -> (up, own); by default nothing."""
         return {}, own
 
     def finalise(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        """The server's closing step over what `personalise` sent up; by default nothing."""
+        """Complete the shared parts from the updates of `personalise`; by default nothing."""
         return shared
 
-    # use
+    # prediction
 
     def features(self, parts: Parts, x: Tensor) -> Tensor:
-        """What the exported extractor computes: pixels [N, C, H, W] -> features [N, d], inference behaviour."""
+        """Features of the exported extractor: pixels [N, C, H, W] -> [N, d], inference behaviour."""
         return self.net.extractor.frozen(parts["extractor"], x)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Personalised logits [N, C] from the client's shared and personal parts together: by default the plain prediction."""
+        """Personalised logits [N, C] from the client's received and personal parts; by default `classify`."""
         return self.classify(parts, x)
 
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
-        """Logits [N, C] of the global model: the plain prediction by its head, or None for methods that have none."""
+        """Logits [N, C] of the global model, or None if the method has none."""
         head = "global_head" if "global_head" in shared else "head"
         return self.classify(shared, x, head) if self.has_global else None
 
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
-        """The method's own numbers beside accuracies, from all parts of a client and its training data; by default none.
+        """The method's own numbers from all parts of a client and its training data; by default none.
 
-        Their names begin with the method's ("fedcrl.tau_mix"), so that nobody takes them for an accuracy.
+        Names begin with the method's name ("fedcrl.tau_mix"), which distinguishes them from accuracies.
         """
         return {}
 
-    # what follows from the declarations
+    # derived from the declarations
 
     def travelling(self) -> tuple[str, ...]:
         """Names of the shared parts."""
@@ -214,51 +212,47 @@ class Method(ABC):
         return self.sends or self.travelling()
 
     def averages(self) -> bool:
-        """Whether clients send networks that all of them were sent alike, so that a late change can be moved to newer ones (FedBuff)."""
+        """Whether late updates can join (FedBuff): clients send only networks, and all clients received the same ones."""
         sent, alike = self.sent(), type(self).broadcast is Method.broadcast
         return (
             bool(sent) and alike and not self.trains_everyone and all(name in self.net.parts for name in sent)
         )
 
-    def uploads(self) -> Uploads:
-        """What head-only devices may send back; nothing under privacy, whose noise is put on the updates of full ones."""
-        return {} if self.privacy.noise_multiplier else self.head_tier.uploads
+    def head_updates(self) -> Mapping[str, Share]:
+        """Head updates that head-only devices may send; none under privacy, because only full devices add noise."""
+        return {} if self.privacy.noise_multiplier else self.head_tier.updates
 
     def _drawn(self, name: str, params: Params) -> bool:
-        """Whether a part is the fixed head as everybody draws it."""
+        """Whether a part is the fixed head as drawn from the seed."""
         return self.fixed_head and name == "head" and tree.same(params, self.net.head.init())
 
-    # the plain pieces that a method's own steps are made of
+    # building blocks of the methods
 
     @property
     def loss(self) -> CrossEntropy:
-        """The plain training loss: cross-entropy of head on extractor."""
+        """Cross-entropy of head(extractor(x)); params are Parts with both."""
         return CrossEntropy({"extractor": self.net.extractor, "head": self.net.head})
 
     @property
     def head_loss(self) -> CrossEntropy:
-        """The plain training loss of the head on features."""
+        """Cross-entropy of head(z) on features z; params are the head's."""
         return CrossEntropy({"head": self.net.head})
 
     def fit_head(self, head: Params, z: Batches, *, stage: str, epochs: int) -> Params:
-        """A head of the net's size after cross-entropy on features of a frozen extractor."""
+        """Train a head on features z of a frozen extractor with cross-entropy."""
         return fit(self.head_loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
 
     def fit_extractor(
         self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head"
     ) -> Params:
-        """The extractor after `epochs` of cross-entropy under a frozen head."""
+        """Train an extractor under a frozen head (the net's part `name`) with cross-entropy for `self.epochs`."""
         loss = CrossEntropy(
             {"extractor": self.net.extractor, name: self.net.parts[name]}, frozen={name: head}
         )
         return fit(loss, extractor, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
-        """The plain prediction: a head of the net's size on `features`; a fixed head that is not among the parts is drawn."""
+        """Logits [N, C] of a head on `features`; a fixed head that is not among the parts is drawn from the seed."""
         part = self.net.parts[head]
         params = part.init() if self.fixed_head and head not in parts else parts[head]
         return part.frozen(params, self.features(dict(parts), x))
-
-    def resumed(self, kept: Params, w: Parts) -> Any:
-        """The state of an optimiser of w, from how a client keeps it."""
-        return tree.shaped(kept, self.optimiser.init(tree.parameters(w)))

@@ -1,4 +1,4 @@
-"""BatchNorm policies (METHODS.md G6), applied around a method's own functions so that no method has to know.
+"""BatchNorm policies (docs/methods.md G6), applied around a method's functions; methods are not aware of them.
 
 Under `local_stats` and `local_bn` some BatchNorm tensors of a shared part stay on the client, in the personal part ``<part>.norm``. A
 client still sends its running statistics as ``<part>.export_norm``; the server averages them into exports and never broadcasts them.
@@ -30,13 +30,13 @@ def kept(method: Method, part: str) -> frozenset[str]:
 
 
 def own_at_start(method: Method) -> Parts:
-    """The BatchNorm memory of a client before its first round."""
+    """A client's local BatchNorm tensors before its first round."""
     shared = {part: method.net.parts[part].init() for part in method.travelling() if kept(method, part)}
     return {part + OWN: _only(params, kept(method, part)) for part, params in shared.items()}
 
 
 def stripped(method: Method, parts: Parts) -> Parts:
-    """Parts as they travel: without what clients keep."""
+    """Parts without the tensors that stay on the clients."""
     return {part: _without(params, kept(method, part)) for part, params in parts.items()}
 
 
@@ -48,7 +48,7 @@ def restored(parts: Parts, own: Parts) -> Parts:
 
 
 def separated(method: Method, up: Parts) -> tuple[Parts, Parts]:
-    """(what travels, including the statistics for exports; what the client keeps)."""
+    """Split an update -> (parts to send, including the statistics for exports; the client's local tensors)."""
     exported = {
         part + EXPORT: _only(params, kept(method, part)) for part, params in up.items() if kept(method, part)
     }
@@ -57,12 +57,12 @@ def separated(method: Method, up: Parts) -> tuple[Parts, Parts]:
 
 
 class ExportMean:
-    """Takes the export statistics out of a stream of updates and averages them on the way."""
+    """Separates the export statistics from a stream of updates and averages them."""
 
     def __init__(self) -> None:
         self._means: dict[str, Mean] = {}
 
-    def peel(self, updates: Iterable[Update], *, uniform: bool) -> Iterator[Update]:
+    def extract(self, updates: Iterable[Update], *, uniform: bool) -> Iterator[Update]:
         """The updates without their export statistics."""
         for update in updates:
             for name in [name for name in update.parts if name.endswith(EXPORT)]:
@@ -75,19 +75,19 @@ class ExportMean:
 
 
 def for_export(shared: Parts) -> Parts:
-    """Shared parts with the averaged statistics put back in."""
+    """Shared parts with the averaged export statistics inserted."""
     averaged = {name.removesuffix(EXPORT): params for name, params in shared.items() if name.endswith(EXPORT)}
     return merge({name: params for name, params in shared.items() if not name.endswith(EXPORT)}, averaged)
 
 
 def newcomer(method: Method, shared: Parts, x: Tensor) -> Parts:
-    """Shared parts for a client that was never there: averaged BatchNorm whose statistics then saw its pixels x once (FedBN)."""
+    """Shared parts for a client that never trained: averaged BatchNorm, its statistics updated by one pass over pixels x (FedBN)."""
     whole = for_export(shared)
-    seen = tree.clone(whole["extractor"])
+    extractor = tree.clone(whole["extractor"])
     with torch.no_grad():
         for chunk in x.split(EVALUATION_BATCH):
-            method.net.extractor(seen, pixels(chunk))
-    return {**whole, "extractor": seen}
+            method.net.extractor(extractor, pixels(chunk))  # updates the buffers in place
+    return {**whole, "extractor": extractor}
 
 
 def _only(params: Params, names: frozenset[str]) -> Params:

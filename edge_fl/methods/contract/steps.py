@@ -1,6 +1,6 @@
-"""The steps of federated learning as every engine calls them: a method's pure functions inside its BatchNorm policy and its checks.
+"""The steps of a method as engines and devices call them: its pure functions with BatchNorm policy, checks and update codec applied.
 
-Simulation and devices run exactly these; nothing else calls `local_update` or `aggregate`.
+No other code calls a method's `local_update` or `aggregate`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def start_own(method: Method, client: str) -> Parts:
 
 
 def broadcast(method: Method, shared: Parts, client: str) -> Parts:
-    """What travels down to one client."""
+    """The parts that one client receives."""
     return norm.stripped(method, method.broadcast(shared, client))
 
 
 def train(
     method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
 ) -> tuple[Parts, Parts]:
-    """One local update -> (what travels up, the client's new personal parts). Raises RunError when it diverged.
+    """Run one local update -> (parts to send, the client's new personal parts). `noise` is privacy's; None: derived from the run's seed.
 
-    `noise` is privacy's, None for what follows from the run's seed. Raises PrivacyError when a client's budget is spent.
+    Raises RunError if the update diverged, PrivacyError if the client's privacy budget is exhausted.
     """
     update_codec.require_budget(method, own)
     up, new = local_update(method, down, own, data)
@@ -52,14 +52,14 @@ def train(
 
 
 def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """`train` without its check and what comes after it, which look at values: this much runs under vmap."""
+    """`train` without checks and update codec, which depend on values; this part runs under vmap."""
     return _client_step(method, method.local_update, down, own, data)
 
 
 def personalise(
     method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
 ) -> tuple[Parts, Parts]:
-    """The closing step of one client -> (what travels up, its personal parts). Raises as `train`."""
+    """Run one client's final personalisation -> (parts to send, its personal parts). Raises as `train`."""
     up, new = _client_step(method, method.personalise, down, own, data)
     require_finite(method, data.client, data.round, up, new)
     return sent(method, "personalise", down, up, new, data, noise)
@@ -68,13 +68,13 @@ def personalise(
 def sent(
     method: Method, step: str, down: Parts, up: Parts, own: Parts, data: Batches, noise: Noise | None = None
 ) -> tuple[Parts, Parts]:
-    """(what a step gave as it travels up, the client's personal parts after that)."""
-    seed = seed_for(data.run, f"transit.{step}", data.round, data.client)
+    """Encode the result of a step for transport -> (parts to send, the client's personal parts)."""
+    seed = seed_for(data.run, f"transit.{step}", data.round, data.client)  # renaming changes results
     return update_codec.sent(method, down, method.pack(up), own, seed, noise)
 
 
 def received(method: Method, updates: Iterable[Update], downs: Mapping[str, Parts]) -> Iterator[Update]:
-    """Updates as the server's steps take them, from those that came; `downs` are the broadcasts of this round, not those of late ones."""
+    """Decode updates for the server's steps; `downs` are this round's broadcasts by client (a late update carries its own)."""
     for update in updates:
         if update.parts and method.compression.kind != "none":
             down = downs[update.client] if update.start is None else update.start
@@ -83,29 +83,29 @@ def received(method: Method, updates: Iterable[Update], downs: Mapping[str, Part
 
 
 def aggregate(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
-    """The server's step over one round's updates, in ascending client id."""
+    """Aggregate one round's updates, in ascending client id."""
     exports = norm.ExportMean()
-    aggregated = method.aggregate(shared, exports.peel(updates, uniform=method.uniform))
+    aggregated = method.aggregate(shared, exports.extract(updates, uniform=method.uniform))
     return {**aggregated, **exports.value()}
 
 
 def finalise(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
-    """The server's closing step."""
+    """Complete the shared parts from the updates of final personalisation."""
     return method.finalise(shared, updates)
 
 
 def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:
-    """Personalised logits [N, C] of a client that received `down` and owns `own`."""
+    """Personalised logits [N, C] of a client with received parts `down` and personal parts `own`."""
     return method.predict(merge(norm.restored(down, own), own), x)
 
 
 def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str, float]:
-    """The method's own numbers of such a client, as far as they are finite; none under privacy, whose budget does not count them."""
+    """The method's own finite numbers for a client; none under privacy, because its budget does not cover them."""
     if method.privacy.noise_multiplier:
         return {}
     with torch.no_grad():
-        found = method.measure(merge(norm.restored(down, own), own), data)
-    return {name: float(value) for name, value in found.items() if value.isfinite()}
+        numbers = method.measure(merge(norm.restored(down, own), own), data)
+    return {name: float(value) for name, value in numbers.items() if value.isfinite()}
 
 
 def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
@@ -117,21 +117,21 @@ def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
 
 
 def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:
-    """What the exported extractor computes, [N, C, H, W] -> [N, d]."""
+    """Features of the exported extractor, [N, C, H, W] -> [N, d]."""
     return method.features(norm.for_export(shared), x)
 
 
 def require_finite(method: Method, client: str, round: int, *trees: Parts) -> None:
-    """Raises RunError, naming the client, the round and the tensor, for NaN or Infinity."""
+    """Raises RunError with client, round and tensor if a value is NaN or infinite."""
     if broken := next(filter(None, map(first_not_finite, trees)), None):
         raise RunError(
-            f"{method.title}, client {client or '?'}, round {round}: the local update gave NaN or Infinity in {broken}; "
-            "it was not used (lower the learning rate?)"
+            f"{method.title}, client {client or '?'}, round {round}: the local update has NaN or Infinity in {broken}",
+            consequence="the update was not used (lower the learning rate?)",
         )
 
 
 def _client_step(method: Method, step: Step, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    kept = {key: params for key, params in own.items() if key.endswith(norm.OWN) or update_codec.is_ours(key)}
+    kept = {k: p for k, p in own.items() if k.endswith(norm.OWN) or update_codec.is_codec_state(k)}
     up, new = step(norm.restored(down, own), {k: p for k, p in own.items() if k not in kept}, data)
     up, own_norm = norm.separated(method, up)
     return up, {**kept, **new, **own_norm}

@@ -1,4 +1,4 @@
-"""From a method to the plan that its releases carry for head-only devices: METHODS.md 6.2 in the words of the manifest."""
+"""The head plan that a method's releases carry for head-only devices (docs/methods.md, "Device tiers")."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.methods.contract.method import Method
 
-STEPS = 300  # a few epochs are too few steps on a small device (METHODS.md section 5)
+STEPS = 300  # lower bound: a few epochs over a small data set are too few steps (docs/methods.md, "Heads")
 
 
 def head_plan(method: Method, batch_size: int, *, collect: bool = True) -> HeadPlan:
-    """What heads on this method's features are to do; without `collect` nothing is sent back.
+    """How devices fit heads on this method's features, and which head updates they send (none without `collect`).
 
-    The optimiser's numbers are the method's own, its momentum 0 where it has none (Adam): devices descend by SGD.
+    Devices use SGD with the method's learning rate and weight decay; momentum is 0 if the method's optimiser has none (Adam).
     """
     tier = method.head_tier
     fields: dict[str, Any] = {
@@ -25,13 +25,12 @@ def head_plan(method: Method, batch_size: int, *, collect: bool = True) -> HeadP
         "batch_size": batch_size,
         **{name: _number(method, value) for name, value in tier.numbers.items()},
     }
-    uploads = dict(method.uploads()) if collect else {}
+    uploads = dict(method.head_updates()) if collect else {}
     start = tier.start if tier.start in tier.extras else ""
     return HeadPlan(way=tier.way, start=start, uploads=uploads, **fields)
 
 
 def _number(method: Method, value: str | float) -> float:
-    """A hyper-parameter by name, or the number itself."""
     if not isinstance(value, str):
         return value
     return getattr(method, value)  # type: ignore[no-any-return]

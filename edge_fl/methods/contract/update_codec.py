@@ -1,11 +1,10 @@
-"""An update on its way from a client to the server: made private, then small, by the client, and opened by the server.
+"""Update codec: the transformation of an update for transport, on the client, and its inverse on the server.
 
-    local update -> change against the broadcast -> clip and noise -> compress -> ... -> open -> aggregate
+    local update -> difference to the broadcast -> clip, add noise -> compress -> ... -> decompress -> aggregate
 
-This stands around every method and inside every engine, so that a simulation sends the very bytes that devices send. It acts on the
-parameters that a client has received; all else (statistics such as class means, buffers, what has no counterpart in the broadcast) travels
-as it is, which privacy does not allow. Noise comes first: what is compressed, and what error feedback keeps for later, has it already, so
-that nothing bare ever leaves.
+It wraps every method inside every engine, so that a simulation sends the same bytes as devices. It acts on the parameters that the client
+received; everything else (class means, buffers, tensors without a counterpart in the broadcast) travels unchanged, which privacy forbids.
+Noise is added first, so compression and the residuals of error feedback only see values that are already private.
 """
 
 from __future__ import annotations
@@ -23,19 +22,15 @@ from edge_fl.methods.contract import norm
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON
 
-RESIDUAL = ".residual"  # behind a part's name: what error feedback has kept back of it
-LEDGER, SPENT = (
-    "privacy",
-    "budget_exhausted",
-)  # the personal part that knows what a client's updates have told, as μ²
+RESIDUAL = ".residual"  # suffix of a part's name: what error feedback keeps for the next update
+PRIVACY, SPENT = "privacy", "spent"  # the personal part and its tensor: μ² that a client's updates have spent
 
 
 def sent(
     method: Method, down: Parts, up: Parts, own: Parts, seed: int, noise: Noise | None = None
 ) -> tuple[Parts, Parts]:
-    """(an update as it travels, the client's personal parts after it). What is random follows from `seed`, but for `noise` if given.
-
-    Raises PrivacyError when the update would tell more than the budget: then nothing leaves.
+    """Encode an update -> (parts for transport, the client's personal parts afterwards). Randomness comes from `seed`, noise from `noise`
+    if given. Raises PrivacyError if the update would exceed the privacy budget.
     """
     if not up or not (_is_private(method) or method.compression.kind in CODECS):
         return up, own
@@ -45,14 +40,14 @@ def sent(
         _require_covered(method, change, up)
         require_budget(method, own)
         change = private.released(change, method.privacy, noise or private.seeded(fold(key_of(seed), 0)))
-        own = {**own, LEDGER: {SPENT: own[LEDGER][SPENT] + private.cost(method.privacy)}}
+        own = {**own, PRIVACY: {SPENT: own[PRIVACY][SPENT] + private.cost(method.privacy)}}
     if method.compression.kind in CODECS:
         return _compressed(method, change, up, own, seed)
     return tree.merge(up, tree.map(torch.add, bases, change)), own
 
 
 def received(method: Method, down: Parts, up: Parts) -> Parts:
-    """The update of a client that had received `down`, opened. Raises ProtocolError for a code that cannot be read."""
+    """Decode the update of a client that had received `down`. Raises ProtocolError for a code that cannot be read."""
     if (codec := CODECS.get(method.compression.kind)) is None:
         return up
     opened = dict(up)
@@ -65,23 +60,23 @@ def received(method: Method, down: Parts, up: Parts) -> Parts:
 
 
 def own_at_start(method: Method) -> Parts:
-    """What a client remembers from one update to the next, before its first."""
+    """The codec's state on a client before its first update: zero residuals, nothing spent."""
     own: Parts = {}
     if (codec := CODECS.get(method.compression.kind)) and codec.feedback:
-        zeros = tree.map(torch.zeros_like, _bases(method, *unlearnt(method)))
+        zeros = tree.map(torch.zeros_like, _bases(method, *untrained(method)))
         own = {part + RESIDUAL: params for part, params in zeros.items()}
     if _is_private(method):
-        own[LEDGER] = {SPENT: torch.zeros(())}
+        own[PRIVACY] = {SPENT: torch.zeros(())}
     return own
 
 
-def is_ours(part: str) -> bool:
-    """Whether a personal part is remembered here, and not the method's."""
-    return part.endswith(RESIDUAL) or part == LEDGER
+def is_codec_state(part: str) -> bool:
+    """Whether a personal part belongs to the codec and not to the method."""
+    return part.endswith(RESIDUAL) or part == PRIVACY
 
 
-def unlearnt(method: Method) -> tuple[Parts, Parts]:
-    """The first broadcast, and the update of a client that has learnt nothing from it, statistics apart."""
+def untrained(method: Method) -> tuple[Parts, Parts]:
+    """(the first broadcast, the update of a client that learned nothing from it); statistics such as class means are left out."""
     start = method.init_shared()  # where some layers are personal, not the whole network
     networks = {
         name: start.get(name, method.net.parts[name].init())
@@ -92,41 +87,42 @@ def unlearnt(method: Method) -> tuple[Parts, Parts]:
     return norm.stripped(method, method.broadcast(start, "")), up
 
 
-def told(method: Method, own: Parts) -> dict[str, float]:
-    """What a client's updates have told so far, as a metric; nothing without privacy."""
+def epsilon_spent(method: Method, own: Parts) -> dict[str, float]:
+    """Epsilon spent by a client's updates so far, as a metric; empty without privacy."""
     if not _is_private(method):
         return {}
-    return {EPSILON: private.epsilon(float(own[LEDGER][SPENT]), method.privacy.delta)}
+    return {EPSILON: private.epsilon(float(own[PRIVACY][SPENT]), method.privacy.delta)}
 
 
-def is_spent(method: Method, own: Parts) -> bool:
-    """Whether a client's next update would tell more than the budget."""
+def budget_exhausted(method: Method, own: Parts) -> bool:
+    """Whether a client's next update would exceed its privacy budget."""
     privacy = method.privacy
     if not (_is_private(method) and privacy.budget):
         return False
-    return private.epsilon(float(own[LEDGER][SPENT]) + private.cost(privacy), privacy.delta) > privacy.budget
+    after = float(own[PRIVACY][SPENT]) + private.cost(privacy)
+    return private.epsilon(after, privacy.delta) > privacy.budget
 
 
 def require_budget(method: Method, own: Parts) -> None:
-    """Raises PrivacyError when the client's next update would tell more than the budget."""
-    if is_spent(method, own):
+    """Raises PrivacyError when a client's next update would exceed its privacy budget."""
+    if budget_exhausted(method, own):
         raise PrivacyError(
-            f"{EPSILON} is {told(method, own)[EPSILON]:.3g}, and one more update would go beyond the budget of"
-            f" {method.privacy.budget:g}; nothing was sent, and this client trains no more"
+            f"{EPSILON} is {epsilon_spent(method, own)[EPSILON]:.3g}, another update would exceed the budget of {method.privacy.budget:g}",
+            consequence="nothing was sent, and this client does not train again",
         )
 
 
 def require_possible(method: Method) -> None:
-    """Raises MethodError for a method or a network that sends what noise does not cover, and for a budget below one update."""
+    """Raises MethodError if the method sends values that noise does not cover, or if the budget is below the cost of one update."""
     if not _is_private(method):
         return
-    down, up = unlearnt(method)
+    down, up = untrained(method)
     bare = {name: {"*": torch.zeros(())} for name in method.sent() if name not in method.net.parts}
     _require_covered(method, _bases(method, down, up), {**up, **bare})
     least = private.epsilon(private.cost(method.privacy), method.privacy.delta)
     if 0 < method.privacy.budget < least:
         raise MethodError(
-            f"[privacy] budget = {method.privacy.budget:g}: one update tells {least:.3g} already"
+            f"[privacy] budget = {method.privacy.budget:g}, expected at least {least:.3g}, the cost of one update"
         )
 
 
@@ -135,7 +131,7 @@ def _is_private(method: Method) -> bool:
 
 
 def _bases(method: Method, down: Parts, up: Parts) -> Parts:
-    """What is acted on of an update, as it was in the broadcast: parameters of networks that the client had received."""
+    """The received values of the parameters that the codec acts on."""
     found = {
         part: {name: t for name, t in down.get(part, {}).items() if name in params and _is_parameter(name, t)}
         for part, params in up.items()
@@ -152,8 +148,8 @@ def _require_covered(method: Method, covered: Parts, up: Parts) -> None:
     bare = tree.leaves(up).keys() - tree.leaves(covered).keys()
     if bare:
         raise MethodError(
-            f"[privacy] {method.title} sends {'.'.join(min(bare))}, expected parameters that the client had received and nothing else"
-            " (no BatchNorm statistics, no class means): noise would not cover it"
+            f"[privacy] {method.title} sends {'.'.join(min(bare))}, which noise does not cover; expected only parameters that the client"
+            " received (no BatchNorm statistics, no class means)"
         )
 
 
@@ -163,8 +159,8 @@ def _compressed(method: Method, change: Parts, up: Parts, own: Parts, seed: int)
     residuals = {name: dict(params) for name, params in own.items() if name.endswith(RESIDUAL)}
     for number, ((part, name), tensor) in enumerate(sorted(tree.leaves(change).items())):
         residual = residuals.setdefault(part + RESIDUAL, {})
-        wanted = tensor + residual.get(name, 0.0)
-        coded = codec.encode(wanted, keep, fold(key, number))
+        target = tensor + residual.get(name, 0.0)
+        coded = codec.encode(target, keep, fold(key, number))
         packed[part] |= {name + code: t for code, t in coded.items()}
-        residual[name] = wanted - codec.decode(coded, wanted.shape)
+        residual[name] = target - codec.decode(coded, target.shape)
     return packed, {**own, **residuals} if codec.feedback else own

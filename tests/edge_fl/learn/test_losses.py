@@ -187,14 +187,6 @@ def test_mmd_has_the_number_of_section_7() -> None:
     assert losses.mmd(ones, ones) == 0
 
 
-def test_simplex_etf_has_unit_columns_at_equal_angles() -> None:
-    frame = losses.simplex_etf(64, 10, seeded(64, 10))
-    gram = frame.T @ frame
-    assert close(gram.diagonal(), torch.ones(10))
-    assert close(gram[~torch.eye(10, dtype=torch.bool)], torch.full((90,), -0.111111), 1e-6)
-    assert close(frame.sum(1), torch.zeros(64))
-
-
 def test_proximal_counts_parameters_only_and_pulls_with_mu() -> None:
     w = {"weight": torch.tensor([2.0], requires_grad=True), "buffer:mean": torch.tensor([5.0])}
     reference = {"weight": torch.tensor([1.0]), "buffer:mean": torch.tensor([0.0])}

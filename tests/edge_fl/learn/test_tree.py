@@ -86,12 +86,10 @@ def test_arrays_come_back_bit_for_bit_with_memory_of_their_own(whole: Parts) -> 
             assert arrays[name][key] == whole[name][key]
 
 
-def test_where_and_blend_choose_without_asking() -> None:
+def test_where_selects_a_tree_by_a_tensor() -> None:
     one, other = example(), tree.map(lambda t: t + 1, example())
     for flag, chosen in [(torch.tensor(1.0), one), (torch.tensor(0.0), other), (torch.tensor(True), one)]:
         assert tree.same(tree.where(flag, one, other), chosen)
-    a, b = {"w": torch.tensor([0.1, 0.7])}, {"w": torch.tensor([5.0, 9.0])}
-    assert tree.blend({"w": torch.tensor([1.0, 0.0])}, a, b)["w"].equal(torch.tensor([0.1, 9.0]))
 
 
 def test_the_first_nan_is_named() -> None:

@@ -85,7 +85,7 @@ def closed(name: str) -> tuple[Method, SequentialFleet, Parts, Mapping[str, Mapp
     method, run = toy.method(name), ran(name)
     fleet = SequentialFleet(run.clients, method)
     fleet.restore(iter(run.own.items()))
-    shared, metrics = rounds.close(method, fleet, run.shared, 2)
+    shared, metrics = rounds.final_personalisation(method, fleet, run.shared, 2)
     return method, fleet, shared, metrics
 
 
@@ -181,7 +181,7 @@ def test_what_it_sends_is_what_the_server_takes(name: str) -> None:
         taken = validation.parts_of(tensors.pack(to_arrays(update.parts)), expected)
         assert fingerprint(taken) == fingerprint(update.parts)
     stranger = {"nobody": {"w": np.zeros(1, np.float32)}}
-    with pytest.raises(validation.RefusedError, match="nobody"):
+    with pytest.raises(validation.RejectedError, match="nobody"):
         validation.parts_of(tensors.pack(stranger), expected)
 
 
@@ -275,7 +275,7 @@ def test_it_beats_chance_after_a_few_rounds(name: str) -> None:
     shared = steps.start(method)
     for result in rounds.run(method, fleet, Plan(rounds=number, seed=3)):
         shared = result.shared
-    _, metrics = rounds.close(method, fleet, shared, number)
+    _, metrics = rounds.final_personalisation(method, fleet, shared, number)
     found = [metrics[id]["personal.test_acc.after"] for id in ("c0", "c1", "c4")]
     assert np.mean(found) > 0.35, found  # five to ten classes each: guessing the commonest gives 0.23
 
@@ -312,7 +312,7 @@ def test_a_client_may_be_absent_for_rounds_and_one_may_never_come(name: str) -> 
         assert logits(method, run, "c2").isfinite().all()
     fleet = SequentialFleet(run.clients, method)
     fleet.restore(iter(run.own.items()))
-    _, metrics = rounds.close(method, fleet, run.shared, 4)
+    _, metrics = rounds.final_personalisation(method, fleet, run.shared, 4)
     assert metrics.keys() == run.clients.keys()
 
 
@@ -333,7 +333,7 @@ def test_a_class_that_nobody_has_does_no_harm(name: str) -> None:
     fleet = SequentialFleet(data, method)
     results = list(rounds.run(method, fleet, Plan(rounds=2, seed=3)))
     assert tree.first_not_finite(results[-1].shared) is None
-    shared, metrics = rounds.close(method, fleet, results[-1].shared, 2)
+    shared, metrics = rounds.final_personalisation(method, fleet, results[-1].shared, 2)
     assert tree.first_not_finite(shared) is None
     assert all("personal.test_acc.after" in report for report in metrics.values())
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches, pixels
 from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods import fedala
 from edge_fl.methods.contract import steps
 from edge_fl.methods.fedala import FedALA
 from tests.edge_fl.methods import toy
@@ -107,3 +108,8 @@ def test_the_weights_are_learnt_on_a_share_of_the_data() -> None:
     assert share.x.equal(data.sample(0.8, "s1").x)
     assert not share.x.equal(toy.batches(round=2).sample(0.8, "s1").x)
     assert len(data.sample(0.0, "s1")) == 1
+
+
+def test_weights_of_one_and_zero_keep_the_exact_bits() -> None:
+    a, b = {"w": torch.tensor([0.1, 0.7])}, {"w": torch.tensor([5.0, 9.0])}
+    assert fedala.mixed({"w": torch.tensor([1.0, 0.0])}, a, b)["w"].equal(torch.tensor([0.1, 9.0]))

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from edge_fl.learn import attention, tree
+from edge_fl.learn import tree
+from edge_fl.methods import fedamp
 from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
@@ -15,7 +16,7 @@ SCALARS = torch.tensor([[0.0], [1.0], [3.0]], dtype=torch.float64)
 
 
 def test_attention_and_mixtures_have_the_worked_out_values() -> None:
-    weights = attention.by_distance(SCALARS, alpha=1.0, sigma=1.0)
+    weights = fedamp.attention_by_distance(SCALARS, alpha=1.0, sigma=1.0)
     expected = [
         [0.631997, 0.367879, 0.000123],
         [0.367879, 0.613805, 0.018316],
@@ -23,22 +24,24 @@ def test_attention_and_mixtures_have_the_worked_out_values() -> None:
     ]
     assert torch.allclose(weights, torch.tensor(expected, dtype=torch.float64), atol=1e-6)
     models = [{"head": {"w": w.float()}} for w in SCALARS]
-    mixed = [float(parts["head"]["w"]) for parts in attention.mixtures(models, weights)]
+    mixed = [float(parts["head"]["w"]) for parts in fedamp.mixtures(models, weights)]
     assert mixed == pytest.approx([0.368250, 0.668752, 2.962998], abs=1e-6)
 
 
 def test_attention_starts_from_alpha_over_sigma_and_fades_with_sigma() -> None:
-    weights = attention.by_distance(SCALARS[[0, 2]], alpha=2.0, sigma=9.0)
+    weights = fedamp.attention_by_distance(SCALARS[[0, 2]], alpha=2.0, sigma=9.0)
     assert float(weights[0, 1]) == pytest.approx(2 / 9 * math.exp(-1))
 
 
 @pytest.mark.parametrize(
     "weights",
     [
-        attention.by_distance(SCALARS, 1.0, 1.0),
-        attention.by_distance(SCALARS, 50.0, 20.0),  # to others more than 1 in all
-        attention.by_cosine(torch.randn(4, 7, generator=torch.Generator().manual_seed(0)).double(), 0.3, 5.0),
-        attention.by_cosine(SCALARS[:1], 0.3, 5.0),  # nobody else there
+        fedamp.attention_by_distance(SCALARS, 1.0, 1.0),
+        fedamp.attention_by_distance(SCALARS, 50.0, 20.0),  # to others more than 1 in all
+        fedamp.attention_by_cosine(
+            torch.randn(4, 7, generator=torch.Generator().manual_seed(0)).double(), 0.3, 5.0
+        ),
+        fedamp.attention_by_cosine(SCALARS[:1], 0.3, 5.0),  # nobody else there
     ],
 )
 def test_rows_add_up_to_one_and_nothing_is_negative(weights: torch.Tensor) -> None:
@@ -48,23 +51,23 @@ def test_rows_add_up_to_one_and_nothing_is_negative(weights: torch.Tensor) -> No
 
 def test_the_heuristic_keeps_its_own_weight_and_prefers_the_like_minded() -> None:
     models = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.2]], dtype=torch.float64)
-    weights = attention.by_cosine(models, own=0.4, scale=3.0)
+    weights = fedamp.attention_by_cosine(models, own=0.4, scale=3.0)
     assert torch.allclose(weights.diag(), torch.full((3,), 0.4, dtype=torch.float64))
     assert weights[0, 1] > weights[0, 2]
 
 
 def test_equal_models_mix_to_themselves() -> None:
     model = toy.net().extractor.init()
-    weights = attention.by_distance(torch.zeros(3, 1, dtype=torch.float64), 1e4, 1e6)
-    for mixed in attention.mixtures([{"extractor": model}] * 3, weights):
+    weights = fedamp.attention_by_distance(torch.zeros(3, 1, dtype=torch.float64), 1e4, 1e6)
+    for mixed in fedamp.mixtures([{"extractor": model}] * 3, weights):
         assert tree.same(mixed, {"extractor": model})
 
 
 def test_the_distance_is_over_parameters_whatever_their_order() -> None:
     model = {"extractor": toy.net().extractor.init()}
     turned = {"extractor": dict(reversed(model["extractor"].items()))}
-    assert attention.vectors([model]).equal(attention.vectors([turned]))
-    assert attention.vectors([model]).shape[1] == sum(t.numel() for t in tree.parameters(model).values())
+    assert fedamp.vectors([model]).equal(fedamp.vectors([turned]))
+    assert fedamp.vectors([model]).shape[1] == sum(t.numel() for t in tree.parameters(model).values())
 
 
 @pytest.mark.parametrize("variant", ["fedamp", "heur"])
@@ -84,7 +87,7 @@ def test_running_statistics_are_mixed_with_the_same_weights() -> None:
     method = toy.method("fedamp", sigma=1.0, alpha=0.2)
     run = toy.federate(method, rounds=1)
     models = [update.parts for update in run.updates[0].values()]
-    weights = attention.by_distance(attention.vectors(models), 0.2, 1.0)[0]
+    weights = fedamp.attention_by_distance(fedamp.vectors(models), 0.2, 1.0)[0]
     name = "buffer:extractor.convolutions.1.running_var"
     expected = sum(w * m["extractor"][name].double() for w, m in zip(weights, models, strict=True))
     assert torch.allclose(

@@ -7,6 +7,7 @@ import torch
 
 from edge_fl.learn import tree
 from edge_fl.methods.contract import steps
+from edge_fl.methods.fedetf import simplex_etf
 from tests.edge_fl.methods import toy
 
 
@@ -72,3 +73,11 @@ def test_what_has_no_learning_rate_stays(frozen: str) -> None:
     trained = method.local_update(down, {}, toy.batches("c1"))[0]
     assert tree.same(own["personal_head"], method.net.head.init()) == (frozen == "frame_lr")
     assert tree.same(own["personal_projection"], trained["projection"]) == (frozen == "projection_lr")
+
+
+def test_a_frame_of_any_size_has_unit_columns_at_equal_angles() -> None:
+    frame = simplex_etf(torch.randn(64, 10, generator=torch.Generator().manual_seed(0)))
+    gram = frame.T @ frame
+    assert torch.allclose(gram.diagonal(), torch.ones(10), atol=1e-6)
+    assert torch.allclose(gram[~torch.eye(10, dtype=torch.bool)], torch.full((90,), -0.111111), atol=1e-6)
+    assert torch.allclose(frame.sum(1), torch.zeros(64), atol=1e-6)

@@ -1,4 +1,4 @@
-"""FedKD: a student that travels thin, a teacher that stays (METHODS.md 4.20). Ranks and factors themselves: test_lowrank.py."""
+"""FedKD: a student that travels thin, a teacher that stays (METHODS.md 4.20)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch.nn import functional as F
 
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.lowrank import LEFT
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
+from edge_fl.methods import fedkd
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
+from edge_fl.methods.fedkd import LEFT
 from tests.edge_fl.methods import toy
 
 STUDENT = ("extractor", "head")
@@ -151,3 +152,49 @@ def test_clients_predict_with_their_teacher_and_the_global_model_is_the_student(
     z = net.extractor.frozen(run.shared["extractor"], x)
     found = steps.predict_global(run.method, run.shared, x)
     assert torch.equal(found, net.head.frozen(run.shared["head"], z))
+
+
+def low_rank(rows: int, columns: int, rank: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(rank)
+    return torch.randn(rows, rank, generator=draw) @ torch.randn(rank, columns, generator=draw)
+
+
+@pytest.mark.parametrize(("energy", "rank"), [(0.5, 1), (0.9, 2), (0.95, 3), (1.0, 3)])
+def test_the_rank_keeps_the_share_of_energy(energy: float, rank: int) -> None:
+    assert fedkd.rank(torch.tensor([3.0, 2.0, 1.0]), energy) == rank
+
+
+def test_a_matrix_of_zeros_has_rank_one() -> None:
+    assert fedkd.rank(torch.zeros(4), 0.95) == 1
+
+
+def test_factors_with_all_the_energy_are_lossless() -> None:
+    params = {
+        "conv.weight": low_rank(8, 36, 3).reshape(8, 4, 3, 3),
+        "linear.weight": torch.randn(6, 7),
+        "bias": torch.ones(5),
+    }
+    back = fedkd.multiplied(fedkd.factorised(params, 1.0), params)
+    assert back.keys() == params.keys()
+    assert all(torch.allclose(back[name], params[name], atol=1e-5) for name in params)
+
+
+def test_a_low_rank_matrix_is_sent_as_two_thin_factors() -> None:
+    thin = fedkd.factorised({"conv.weight": low_rank(8, 36, 2).reshape(8, 4, 3, 3)}, 0.999)
+    assert {name: tuple(t.shape) for name, t in thin.items()} == {
+        "conv.weight~left": (8, 2),
+        "conv.weight~right": (2, 36),
+    }
+
+
+def test_factors_that_are_larger_than_the_matrix_are_not_sent() -> None:
+    params = {"weight": torch.eye(6), "bias": torch.ones(6), "scale": torch.tensor(2.0)}
+    thin = fedkd.factorised(params, 0.95)
+    assert tree.same(thin, params)
+    assert tree.count(fedkd.factorised({"weight": low_rank(6, 6, 1)}, 0.95)) == 12
+
+
+def test_less_energy_drops_the_smallest_singular_values() -> None:
+    matrix = torch.diag(torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
+    back = fedkd.multiplied(fedkd.factorised({"weight": matrix}, 0.9), {"weight": matrix})["weight"]
+    assert torch.allclose(back.diagonal()[:3], torch.tensor([3.0, 2.0, 0.0]), atol=1e-6)

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from edge_fl.learn import simplex, tree
-from edge_fl.learn.aggregation.mean import Update, prototypes, spread
+from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update, prototypes
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
+from edge_fl.methods import fedpac
 from edge_fl.methods.contract import steps
+from edge_fl.methods.fedpac import spread
 from tests.edge_fl.methods import toy
 
 
@@ -36,7 +38,7 @@ def test_padding_does_not_spread() -> None:
 
 def test_two_opposite_clients_keep_nine_tenths_of_their_own_head() -> None:
     h = np.array([[1.0, 0, 0, 1], [0, 1, 1, 0]])
-    first, second = simplex.mixtures(np.array([0.5, 0.5]), h)
+    first, second = fedpac.combination_weights(np.array([0.5, 0.5]), h)
     assert first is not None
     assert second is not None
     assert np.allclose(first, [0.9, 0.1])
@@ -44,7 +46,7 @@ def test_two_opposite_clients_keep_nine_tenths_of_their_own_head() -> None:
 
 
 def test_identical_clients_count_by_the_inverse_of_their_variance() -> None:
-    for weights in simplex.mixtures(np.array([1.0, 2.0, 4.0]), np.ones((3, 4))):
+    for weights in fedpac.combination_weights(np.array([1.0, 2.0, 4.0]), np.ones((3, 4))):
         assert weights is not None
         assert np.allclose(weights, np.array([4, 2, 1]) / 7)
 
@@ -55,7 +57,7 @@ def test_weights_of_real_clients_are_not_negative_and_sum_to_one() -> None:
     v = np.array([float(s["V"]) for s in spreads])
     h = np.array([s["H"].numpy().ravel() for s in spreads], np.float64)
     assert (v > 0).all()
-    for weights in simplex.mixtures(v, h):
+    for weights in fedpac.combination_weights(v, h):
         assert weights is not None
         assert weights.min() >= 0
         assert np.isclose(weights.sum(), 1)
@@ -132,3 +134,49 @@ def test_a_class_without_global_mean_is_pulled_to_the_clients_own() -> None:
     }
     ups = [method.local_update({**down, "prototypes": p}, {}, toy.batches())[0] for p in (partly, wholly)]
     assert tree.same(ups[0]["extractor"], ups[1]["extractor"])
+
+
+def test_a_diagonal_matrix_gives_weights_in_inverse_proportion() -> None:
+    weights = fedpac.minimise(np.diag([1.0, 2.0, 4.0]))
+    assert weights is not None
+    assert np.allclose(weights, np.array([4, 2, 1]) / 7)
+
+
+def test_the_weights_of_two_opposite_clients() -> None:
+    weights = fedpac.minimise(np.array([[0.5, 0.0], [0.0, 4.5]]))
+    assert weights is not None
+    assert np.allclose(weights, [0.9, 0.1])
+
+
+@pytest.mark.parametrize("clients", [2, 7, 40])
+def test_weights_fulfil_the_conditions_of_a_minimum(clients: int) -> None:
+    rng = np.random.default_rng(clients)
+    spread = rng.normal(size=(clients, 5))
+    quadratic = 1e4 * (spread @ spread.T + np.diag(rng.uniform(0.1, 1.0, clients)))
+    weights = fedpac.minimise(quadratic)
+    assert weights is not None
+    assert weights.min() >= 0
+    assert np.isclose(weights.sum(), 1)
+    slope = quadratic @ weights  # equal where a weight is positive, not smaller where it is 0
+    level = weights @ slope
+    assert np.allclose(slope[weights > 0], level, rtol=0.02)  # weights below 1e-3 were cut off
+    assert (slope >= 0.98 * level).all()
+
+
+def test_a_negligible_weight_is_zero_and_the_rest_still_sum_to_one() -> None:
+    weights = fedpac.minimise(np.diag([1.0, 5000.0]))
+    assert weights is not None
+    assert weights.tolist() == [1.0, 0.0]
+
+
+def test_a_matrix_that_is_not_positive_semidefinite_loses_its_small_eigenvalues() -> None:
+    weights = fedpac.minimise(np.diag([0.005, 2.0, 3.0, -0.5]))
+    without = fedpac.minimise(np.diag([0.0, 2.0, 3.0, 0.0]))
+    assert weights is not None
+    assert without is not None
+    assert np.array_equal(weights, without)
+    assert np.isclose(weights.sum(), 1)
+
+
+def test_a_matrix_with_nan_has_no_minimum() -> None:
+    assert fedpac.minimise(np.array([[np.nan]])) is None

@@ -63,10 +63,10 @@ def test_the_mean_is_weighted_by_samples() -> None:
 def test_a_straggler_stops_after_whole_epochs_the_same_in_every_run() -> None:
     data = toy.batches()
     steps_of = {len(list(data.batches("train", epochs))) for epochs in (1, 2, 3, 4)}
-    hurried = [len(list(replace(data, round=r).hurried(0.5).batches("train", 4))) for r in range(40)]
+    hurried = [len(list(replace(data, round=r).with_stragglers(0.5).batches("train", 4))) for r in range(40)]
     assert set(hurried) == steps_of
     assert 10 <= hurried.count(max(steps_of)) < 35
-    again = [len(list(replace(data, round=r).hurried(0.5).batches("train", 4))) for r in range(40)]
+    again = [len(list(replace(data, round=r).with_stragglers(0.5).batches("train", 4))) for r in range(40)]
     assert hurried == again
 
 

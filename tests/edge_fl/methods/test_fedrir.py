@@ -18,19 +18,23 @@ from edge_fl.learn.losses import cross_entropy, gaussian_nll, vclub
 from edge_fl.learn.optimiser import Adam, Sgd
 from edge_fl.learn.random import fold, key_of, normal
 from edge_fl.learn.tree import Params, Parts
+from edge_fl.methods import fedrir_networks
 from edge_fl.methods.contract import steps
-from edge_fl.methods.contract.method import Method
-from edge_fl.models import build_net, fedrir
+from edge_fl.methods.fedrir import OBJECTIVES, FedRIR
+from edge_fl.methods.fedrir_measures import explained
+from edge_fl.models import build_net
 from tests.edge_fl.methods import toy
 
 S1 = ("specific_extractor", "decoder")
 
 
-def method(**options: Any) -> Method:
-    return toy.method("fedrir", **{"optimiser": Adam(1e-3), **options})
+def method(**options: Any) -> FedRIR:
+    made = toy.method("fedrir", **{"optimiser": Adam(1e-3), **options})
+    assert isinstance(made, FedRIR)
+    return made
 
 
-def start(of: Method, client: str = "c0") -> tuple[Parts, Parts]:
+def start(of: FedRIR, client: str = "c0") -> tuple[Parts, Parts]:
     """(down, own) as `local_update` gets them, BatchNorm memory put back."""
     own = of.init_own(client)
     return of.init_shared(), own
@@ -60,11 +64,10 @@ def test_stage_one_moves_the_specific_extractor_and_the_decoder_and_stage_two_le
     up, new = ours.local_update(down, own, data)
     trained = {name: own[name] for name in S1}
 
-    def fill(w: Parts, batch: Batch) -> Tensor:
-        return fedrir.reconstruction(ours.net, 0.6, 0.1, w, batch)
-
     state = ours.optimiser.init(tree.parameters(trained))
-    alone, _ = fit_from(state, fill, trained, data, stage="s1", epochs=1, optimiser=ours.optimiser)
+    alone, _ = fit_from(
+        state, ours.reconstruction, trained, data, stage="s1", epochs=1, optimiser=ours.optimiser
+    )
     assert all(tree.same(new[name], alone[name]) for name in S1)  # BatchNorm statistics included
     assert not any(tree.same(new[name], own[name]) for name in (*S1, "estimator", "head"))
     assert not tree.same(up["extractor"], down["extractor"])
@@ -148,7 +151,7 @@ def test_a_share_of_nothing_hides_nothing() -> None:
 def test_the_networks_have_the_papers_sizes(side: int, channels: int, size: int) -> None:
     net = build_net(ModelConfig("cnn2-bn"), InputSpec(channels, side, side), 10)
     assert sum(t.numel() for t in tree.parameters(net.extractor.init()).values()) == size
-    specific, decoder = fedrir.specific_extractor(net), fedrir.decoder(net)
+    specific, decoder = fedrir_networks.specific_extractor(net), fedrir_networks.decoder(net)
     image = torch.zeros(2, channels, side, side)
     assert specific(image).shape == (2, 1024)
     flat = (
@@ -164,7 +167,7 @@ def test_the_networks_have_the_papers_sizes(side: int, channels: int, size: int)
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 30, 17)])
 def test_the_decoder_fits_images_of_any_size(shape: tuple[int, int, int]) -> None:
-    decoder = fedrir.Decoder(6, InputSpec(*shape))
+    decoder = fedrir_networks.Decoder(6, InputSpec(*shape))
     assert decoder(torch.zeros(2, 6)).shape == (2, *shape)
 
 
@@ -196,20 +199,18 @@ def test_without_weight_stage_two_is_cross_entropy_on_both_features() -> None:
     assert tree.same(new["estimator"], own["estimator"])
 
 
-def test_the_clamped_bound_is_at_least_zero_and_silent_below() -> None:
-    net = method().net
-    q = {"estimator": net.estimator.init()}
-    _, clamped = fedrir.objective("vclub", clamp=True)
-    _, raw = fedrir.objective("vclub", clamp=False)
+def test_the_clamped_bound_is_at_least_zero_and_zero_below() -> None:
+    clamped, raw = method(), method(id_clamp=False)
+    q = {"estimator": raw.net.estimator.init()}
     draw = torch.Generator().manual_seed(0)
     signs = set()
     for _ in range(20):
         f_g, f_cs = torch.randn(2, 8, 12, generator=draw)
         f_g.requires_grad_()
-        value = raw(net, q, f_g, f_cs, None)
+        value, bounded = (each.information(vclub, q, f_g, f_cs) for each in (raw, clamped))
         signs.add(bool(value > 0))
-        assert clamped(net, q, f_g, f_cs, None) == value.clamp(min=0)
-        gradients = torch.autograd.grad(clamped(net, q, f_g, f_cs, None), f_g)[0]
+        assert bounded == value.clamp(min=0)
+        gradients = torch.autograd.grad(bounded, f_g)[0]
         assert (gradients.abs().max() == 0) == bool(value < 0)
     assert signs == {True, False}
 
@@ -227,7 +228,8 @@ def test_every_objective_is_what_it_says() -> None:
         "none": (torch.tensor(0.0), torch.tensor(0.0)),
     }
     for name, values in expected.items():
-        found = [term(net, q, f_g, f_cs, None) for term in fedrir.objective(name, clamp=False)]
+        ours = method(id_objective=name, id_clamp=False)
+        found = [ours.information(loss, q, f_g, f_cs) for loss in OBJECTIVES[name]]
         assert all(torch.equal(a, b) for a, b in zip(found, values, strict=True))
 
 
@@ -275,9 +277,9 @@ def test_reconstruction_is_a_variational_autoencoder_of_normalised_images() -> N
     z = mean + torch.exp(0.5 * log_variance) * normal(fold(batch.key, 2), *mean.shape)
     error = ((net.decoder(w["decoder"], z) - (batch.x - 0.3) / 0.4) ** 2).mean()
     divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum(1).mean()
-    found = fedrir.reconstruction(net, 0.6, 0.1, tree.clone(w), batch)
+    found = method().reconstruction(tree.clone(w), batch)
     assert torch.isclose(found, error + 0.1 * divergence, rtol=1e-5)
-    assert torch.isclose(fedrir.reconstruction(net, 0.6, 0.0, tree.clone(w), batch), error, rtol=1e-5)
+    assert torch.isclose(method(kld_weight=0.0).reconstruction(tree.clone(w), batch), error, rtol=1e-5)
 
 
 def test_it_tells_how_far_its_two_features_are_apart() -> None:
@@ -306,8 +308,8 @@ def test_a_feature_that_is_linear_in_the_other_is_explained_whole() -> None:
     f_cs = torch.randn(200, 12, generator=draw)
     turned = f_cs @ torch.randn(12, 12, generator=draw) + 3
     noise = torch.randn(200, 12, generator=draw)
-    assert fedrir.explained(turned, f_cs) == pytest.approx(1, abs=1e-5)
-    assert fedrir.explained(noise, f_cs) < 0.15
+    assert explained(turned, f_cs) == pytest.approx(1, abs=1e-5)
+    assert explained(noise, f_cs) < 0.15
 
 
 def test_masking_changes_what_stage_one_learns() -> None:

@@ -93,7 +93,9 @@ def test_a_client_sends_its_sums_once_and_those_who_send_none_do_not_count() -> 
 
 def test_the_closing_figures_are_those_of_the_calibrated_head() -> None:
     run = toy.federate(toy.method("spherefed"))
-    shared, metrics = rounds.close(run.method, SequentialFleet(run.clients, run.method), run.shared, 2)
+    shared, metrics = rounds.final_personalisation(
+        run.method, SequentialFleet(run.clients, run.method), run.shared, 2
+    )
     client = run.clients["c0"]
     right = steps.predict_global(run.method, shared, run.images("c0")).argmax(1).numpy() == client.data.test.y
     assert metrics["c0"]["global.test_acc"] == metrics["c0"]["personal.test_acc.after"] == right.mean()

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from edge_fl.config import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import factored_gradient, fit, gradient, measured_gradient
-from edge_fl.learn.network.chain import Row, links
+from edge_fl.learn.fit import factored_gradient, fit, gradient, gradient_and_aux
+from edge_fl.learn.network.chain import Chain, layers_of
 from edge_fl.learn.network.part import Part
 from edge_fl.learn.network.precision import computing_in
 from edge_fl.learn.objective import CrossEntropy
@@ -49,21 +49,21 @@ class Own(nn.Linear):
         return super().forward(x).abs()
 
 
-class Folded(Row):
+class Folded(Chain):
     """A row that does something else as well."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).abs()
 
 
-class Late(Row):
+class Late(Chain):
     """Two layers with a function between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(512, 8), nn.Linear(8, CLASSES)
 
-    def row(self) -> tuple[Callable[[Tensor], Tensor], ...]:
+    def layers(self) -> tuple[Callable[[Tensor], Tensor], ...]:
         return self.first, torch.tanh, self.second
 
 
@@ -183,7 +183,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("build", OTHERS.values(), ids=OTHERS)
 def test_what_is_no_chain_is_left_to_autograd(build: Callable[[], nn.Module]) -> None:
-    assert links(build()) is None
+    assert layers_of(build()) is None
 
 
 def test_a_loss_that_does_not_know_its_gradient_leaves_it_to_autograd() -> None:
@@ -207,5 +207,5 @@ def test_the_gradient_moves_nothing() -> None:
     before, x = tree.clone(params), b.x.clone()
     loss.gradient(params, b)
     assert tree.same(params, before) and torch.equal(b.x, x)
-    measured_gradient(lambda p, b: (loss(p, b), ()), params, b)
+    gradient_and_aux(lambda p, b: (loss(p, b), ()), params, b)
     assert tree.same(params, before)

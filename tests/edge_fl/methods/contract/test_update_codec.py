@@ -169,7 +169,7 @@ def test_what_was_told_grows_by_update_and_ends_with_the_budget() -> None:
     for number in (1, 2):
         update, own = toy.clients()["c0"].train(method, number, down, own)
         assert update.metrics == {EPSILON: pytest.approx(private.epsilon(number * cost, 1e-5), rel=1e-6)}
-    assert update_codec.is_spent(method, own)
+    assert update_codec.budget_exhausted(method, own)
     with pytest.raises(PrivacyError, match=r"privacy.epsilon is .* nothing was sent"):
         toy.clients()["c0"].train(method, 3, down, own)
     with pytest.raises(PrivacyError):
@@ -180,12 +180,14 @@ def test_who_has_spent_its_budget_is_asked_no_more_and_the_run_ends_when_nobody_
     method = private_method("fedavg", replace_budget(private.epsilon(1.5 * private.cost(PRIVACY), 1e-5)))
     fleet = SequentialFleet(toy.clients(), method)
     fleet.personal.put(
-        "c1", {**fleet.personal.get("c1"), update_codec.LEDGER: {update_codec.SPENT: torch.tensor(1e3)}}
+        "c1", {**fleet.personal.get("c1"), update_codec.PRIVACY: {update_codec.SPENT: torch.tensor(1e3)}}
     )
     run = rounds.run(method, fleet, Plan(2, seed=3))
     first = next(run)
-    assert first.spent == ("c1",) and first.answered == ("c0", "c2", "c3", "c4")
-    with pytest.raises(BudgetExhaustedError, match="round 2: the privacy budget of all 5 clients is spent"):
+    assert first.exhausted == ("c1",) and first.responded == ("c0", "c2", "c3", "c4")
+    with pytest.raises(
+        BudgetExhaustedError, match="round 2: the privacy budget of all 5 clients is exhausted"
+    ):
         next(run)
 
 
@@ -201,7 +203,7 @@ def test_who_has_spent_its_budget_is_asked_no_more_and_the_run_ends_when_nobody_
 )
 def test_what_noise_does_not_cover_is_refused_by_name(name: str, norm: bool, bare: str) -> None:
     method = replace(toy.method(name, toy.net(norm=norm)), privacy=PRIVACY)
-    with pytest.raises(MethodError, match=rf"\[privacy\] .* sends {bare}.*noise would not cover it"):
+    with pytest.raises(MethodError, match=rf"\[privacy\] .* sends {bare}.*noise does not cover"):
         update_codec.require_possible(method)
 
 
@@ -213,7 +215,7 @@ def test_methods_that_send_parameters_alone_can_be_private(name: str) -> None:
 
 
 def test_a_budget_below_one_update_is_refused_at_once() -> None:
-    with pytest.raises(MethodError, match=r"budget = 0.01: one update tells 1\.\d+ already"):
+    with pytest.raises(MethodError, match=r"budget = 0.01, expected at least 1\.\d+, the cost of one update"):
         update_codec.require_possible(private_method("fedavg", replace_budget(0.01)))
 
 
