@@ -10,6 +10,7 @@ import re
 import resource
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -130,6 +131,7 @@ def test_row_17_a_server_with_a_full_disk_acknowledges_nothing(real_bench, tmp_p
     bench = real_bench
     db = Database.open(tmp_path / "registry.sqlite")
     bench.inbox.journal = Journal(db)
+    bench.server = replace(bench.server, journal=bench.inbox.journal)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(mode, report, payload):
@@ -145,7 +147,7 @@ def test_row_17_a_server_with_a_full_disk_acknowledges_nothing(real_bench, tmp_p
         assert not device.acks
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    (parcel,) = device._unanswered.values()
+    (parcel,) = device._unacknowledged.values()
     device.report(*parcel)
     assert bench.eventually(lambda: bool(device.acks))
     assert len(reports.of_run(db, "t1")) <= 1
