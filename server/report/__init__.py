@@ -1,5 +1,6 @@
-"""The report of a run: one file that opens without a network, and says of every number on which line of the JSONL it stands.
+"""The report of a run as one self-contained file, and the plots of runs and comparisons.
 
-facts     what there is to say, from the run's folder alone
-page      as one self-contained HTML file, as Markdown, as JSON
+facts      the report as a value, read from the run's folder; every figure names its lines of round_metrics.jsonl
+page       the report as HTML, Markdown and JSON
+plots      figures for numbers; run_plots selects the figures of a run or a comparison
 """

@@ -1,7 +1,7 @@
-"""What a report says, as one value from a run's folder alone. Every figure is a `Figure`: its value, and the lines it was taken from.
+"""The contents of a report, read from a run's folder: every number is a `Figure`, which names its lines of round_metrics.jsonl.
 
-Accuracies are what their names say (`edge_fl.metrics`): "last" is the last line that has the metric, the closing step's where that measured
-it; "best_by_validation" is the round whose validation accuracy was highest, and there is no best on test.
+Accuracies have the names of `edge_fl.metrics`: "last" is the last line with the metric, the final personalisation's if it measured it;
+"best_by_validation" is the round with the highest validation accuracy. No round is selected by its test accuracy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl import metrics
-from edge_fl.config import Recipe
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
 from server.runs import round_metrics
-from server.runs.results import Results
+from server.runs.results import Results, RunManifest
 from server.runs.round_metrics import RoundLine
 
 WORST = 10
@@ -27,7 +26,7 @@ PER_DEVICE = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TE
 
 
 class Figure(Struct, frozen=True):
-    """A number: `field` of `metric` on `lines` of round_metrics.jsonl ("7", or "1-12" where it is the sum over them)."""
+    """A number: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines."""
 
     value: float | int | None
     lines: str
@@ -37,7 +36,7 @@ class Figure(Struct, frozen=True):
 
 
 Points = tuple[tuple[int, Figure, Figure], ...]
-"""Where something was measured (a round, or labels per class), and the mean and std over clients there."""
+"""(round or labels per class, mean over clients, std over clients), ascending."""
 
 
 class Accuracy(Struct, frozen=True):
@@ -50,14 +49,14 @@ class Accuracy(Struct, frozen=True):
 
 
 class SentMessage(Struct, frozen=True):
-    """One kind of message that devices send, and what is in it."""
+    """A kind of message that devices send, and its content."""
 
     message: str
     content: str
 
 
 class RunReport(Struct, frozen=True):
-    """Everything that a report says."""
+    """The contents of a report. `kept` names the parts that stay on the client."""
 
     run: str
     created: str
@@ -80,73 +79,57 @@ class RunReport(Struct, frozen=True):
 
 
 def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
-    """The report of a run; `egress` are its method's manifests, `personal` its personal parts.
-
-    Raises InputError for a folder that is no run's.
-    """
+    """The report of a run with its method's egress manifests and personal parts. Raises InputError for an invalid folder."""
     manifest, state, recipe = results.manifest(), results.state(), results.recipe()
     found = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
     metric, devices = _devices(found)
     ranked = sorted(devices, key=lambda name: (devices[name].value or 0.0, name))
-    made = manifest.provenance
-    versions = {"edge-fl": made.edge_fl, "Python": made.python, "machine": made.machine, **made.libraries}
-    if made.commit:
-        versions["commit"] = made.commit.sha[:12] + (", with changes" if made.commit.dirty else "")
-    if manifest.data_hash:
-        versions["data"] = manifest.data_hash
     return RunReport(
-        manifest.run,
-        manifest.created,
-        state.state,
-        state.reason,
-        manifest.source,
-        recipe.method.name,
-        recipe.data.dataset,
-        settings(recipe),
-        leaving(manifest.source, egress),
-        ", ".join(personal) or "none: the method keeps no part on the client",
-        _accuracy(found),
-        _curves(found),
-        _by_labels(found),
-        metric,
-        devices,
-        tuple(ranked[:WORST]),
-        _totals(found),
-        {name: version for name, version in versions.items() if version},
+        run=manifest.run,
+        created=manifest.created,
+        state=state.state,
+        reason=state.reason,
+        source=manifest.source,
+        method=recipe.method.name,
+        dataset=recipe.data.dataset,
+        settings=dict(_flat(msgspec.to_builtins(recipe))),
+        egress=sent_by_devices(manifest.source, egress),
+        kept=", ".join(personal) or "none: the method keeps no part on the client",
+        accuracy=_accuracy(found),
+        curves=_curves(found),
+        labels=_by_labels(found),
+        devices_by=metric,
+        devices=devices,
+        worst=tuple(ranked[:WORST]),
+        totals=_totals(found),
+        versions=_versions(manifest),
     )
 
 
-def settings(recipe: Recipe) -> dict[str, str]:
-    """Every setting by its dotted name."""
-    return dict(_flat(msgspec.to_builtins(recipe)))
-
-
-def leaving(source: str, egress: Sequence[Egress]) -> tuple[SentMessage, ...]:
-    """What left the devices: what the egress manifest of each tier lets go."""
+def sent_by_devices(source: str, egress: Sequence[Egress]) -> tuple[SentMessage, ...]:
+    """The messages that the egress manifest of each tier allows; none for simulated clients."""
     if source == "simulated":
         return ()
     parts = (
-        SentMessage(f"{kind} report, of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
+        SentMessage(f"{kind} report of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
         for one in egress
         for kind, names in one.parts.items()
     )
-    form = (
-        SentMessage(f"in what form, of {one.tier} devices", form_of(one))
-        for one in egress
-        if one.tier == "full"
+    encoding = (
+        SentMessage(f"encoding of {one.tier} devices", _encoding(one)) for one in egress if one.tier == "full"
     )
-    said = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
+    messages = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
     numbers = dict.fromkeys(number for one in egress for number in one.numbers)
     return (
         *parts,
-        *form,
-        *(SentMessage(*one) for one in said.items()),
+        *encoding,
+        *(SentMessage(*one) for one in messages.items()),
         SentMessage("numbers in a report", ", ".join(numbers)),
     )
 
 
-def form_of(egress: Egress) -> str:
-    """How the parts of a tier travel: their compression, and the noise on them."""
+def _encoding(egress: Egress) -> str:
+    """Compression and noise of the parts that a tier sends."""
     compression, privacy = egress.compression, egress.privacy
     share = f" of {compression.keep:g} of the values" if compression.kind == "topk" else ""
     if not privacy.noise_multiplier:
@@ -156,6 +139,20 @@ def form_of(egress: Egress) -> str:
         f"compression {compression.kind}{share}; clipped to {privacy.clip:g}, noise multiplier"
         f" {privacy.noise_multiplier:g}, budget per device {budget} at delta {privacy.delta:g}"
     )
+
+
+def _versions(manifest: RunManifest) -> dict[str, str]:
+    origin = manifest.provenance
+    versions = {
+        "edge-fl": origin.edge_fl,
+        "Python": origin.python,
+        "machine": origin.machine,
+        **origin.libraries,
+    }
+    if origin.commit:
+        versions["commit"] = origin.commit.sha[:12] + (", with changes" if origin.commit.dirty else "")
+    versions["data"] = manifest.data_hash
+    return {name: version for name, version in versions.items() if version}
 
 
 def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]:
@@ -214,7 +211,7 @@ def _curves(found: Sequence[RoundLine]) -> dict[str, Points]:
 
 
 def _by_labels(found: Sequence[RoundLine]) -> dict[str, Points]:
-    """How many labels each kind of head needs, as the devices whose head is `auto` measured it last."""
+    """Accuracy by labels per class for each kind of head, as devices whose head is `auto` measured it last."""
     for line in reversed(found):
         if curves := metrics.by_labels({name: name for name in line.metrics}):
             return {
@@ -230,7 +227,7 @@ def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure]:
 
 
 def _devices(found: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
-    """The metric that says most about single devices, and each one's newest value."""
+    """The first of `PER_DEVICE` that was measured by client, and each client's newest value."""
     for metric in PER_DEVICE:
         for line in reversed(found):
             values = {client: report[metric] for client, report in line.clients.items() if metric in report}
@@ -254,6 +251,8 @@ def _totals(found: Sequence[RoundLine]) -> dict[str, Figure]:
     for field in ("selected", "responded"):
         totals[field] = Figure(sum(len(getattr(line, field)) for line in rounds), lines, field)
     for line in reversed(found):
-        if told := [report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report]:
-            return {**totals, "largest_epsilon": Figure(max(told), str(line.line), "max", metrics.EPSILON)}
+        if spent := [
+            report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report
+        ]:
+            return {**totals, "largest_epsilon": Figure(max(spent), str(line.line), "max", metrics.EPSILON)}
     return totals

@@ -51,7 +51,9 @@ def ago(moment: str, now: datetime | None = None) -> str:
         then = datetime.fromisoformat(moment)
     except ValueError:
         return NOTHING
-    passed = ((now or datetime.now(UTC)) - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
+    passed = (
+        (now or datetime.now(UTC)) - (then if then.tzinfo else then.replace(tzinfo=UTC))
+    ).total_seconds()
     if passed < 60:
         return f"{int(passed // 10) * 10} s" if passed >= 10 else "now"
     for limit, unit, name in ((3600, 60, "min"), (172_800, 3600, "h")):

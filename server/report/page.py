@@ -1,33 +1,38 @@
-"""A report as one HTML file without any outside reference, as Markdown, and as JSON; written from a `RunReport` alone."""
+"""A `RunReport` as one HTML file without external references, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure as MatplotlibFigure
 
 from edge_fl.errors import RunError
 from edge_fl.files import atomic
-from server.report import facts, formatting, svg
+from server.report import facts, formatting, plots, style
 from server.report.facts import Figure, Points, RunReport
+from server.report.plots import Curve
 from server.runs.results import Results
 
 FOLDER = Path(__file__).parent
 STYLE = FOLDER.parent / "dashboard" / "style.css"
 NAME = "report.html"
-WORDS = {
-    "simulated": "the clients' data are on the server; nothing was asked of any device",
+SIZES = {"wide": (10.0, 3.2), "narrow": (3.5, 3.6)}  # inches
+SOURCES = {
+    "simulated": "all clients were simulated on the server; no device took part",
     "fleet": "full devices trained on their own data; the server only aggregated",
-    "hybrid": "full devices trained on their own data, beside clients whose data are on the server",
+    "hybrid": "full devices trained on their own data, together with clients simulated on the server",
 }
 TOTALS: dict[str, Callable[[float | int | None], str]] = {
     "rounds": formatting.number,
-    "asked": formatting.number,
-    "answered": formatting.number,
+    "selected": formatting.number,
+    "responded": formatting.number,
     "seconds": formatting.seconds,
     "bytes_down": formatting.size,
     "bytes_up": formatting.size,
@@ -36,7 +41,7 @@ TOTALS: dict[str, Callable[[float | int | None], str]] = {
 
 
 def report(results: Results) -> RunReport:
-    """What there is to say of a run."""
+    """Read the report of a run."""
     from edge_fl.methods.contract.egress import of_method  # torch comes with it
     from server import catalogue
 
@@ -48,32 +53,32 @@ def report(results: Results) -> RunReport:
 
 
 def write(results: Results) -> Path:
-    """Writes the run's report.html -> its path. Raises RunError when the disk does not take it."""
+    """Write the run's report.html and return its path. Raises RunError if it cannot be written."""
     path = results.path / NAME
     try:
         atomic.write(path, html(report(results)))
     except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); the run's numbers are untouched"
-        ) from error
+        text = f"{path}: cannot be written ({error.strerror})"
+        raise RunError(text, consequence="the run's numbers are unchanged") from error
     return path
 
 
 def html(found: RunReport) -> str:
-    """The self-contained page."""
+    """The report as a self-contained page."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((FOLDER / "report.html.j2").read_text())
-    series, labels = _series(found.curves), _series(found.labels)
-    values = {name: figure.value for name, figure in found.devices.items() if figure.value is not None}
+    values = [figure.value for figure in found.devices.values() if figure.value is not None]
     return template.render(
         report=found,
         style=Markup(STYLE.read_text()),
-        curves=_drawn(series, "round"),
-        labels=_drawn(labels, "labels per class"),
-        spread=Markup(svg.fitting(lambda width: svg.spread(values, width=width))) if values else "",
-        source=WORDS[found.source],
+        curves=_curves(found.curves, "round"),
+        labels=_curves(found.labels, "labels per class"),
+        spread=_drawn(lambda size: plots.histogram(values, found.devices_by, size), "spread")
+        if values
+        else "",
+        source=SOURCES[found.source],
         totals=TOTALS,
         show=_show,
         attributes=_attributes,
@@ -82,11 +87,11 @@ def html(found: RunReport) -> str:
 
 
 def markdown(found: RunReport) -> str:
-    """The same for a terminal or a pull request: settings, accuracies, totals."""
+    """The report as Markdown: accuracies, totals, sent data, settings."""
     lines = [
         f"# {found.run}",
         "",
-        f"{found.method} on {found.dataset}, {found.state}. Source {found.source}: {WORDS[found.source]}.",
+        f"{found.method} on {found.dataset}, {found.state}. Source {found.source}: {SOURCES[found.source]}.",
         "",
     ]
     lines += [
@@ -106,7 +111,7 @@ def markdown(found: RunReport) -> str:
     if found.worst:
         worst = ", ".join(f"{name} {_show(found.devices[name])}" for name in found.worst)
         lines += ["", f"Worst devices by {found.devices_by}, %: {worst}"]
-    lines += ["", "What left the devices:", ""]
+    lines += ["", "Sent by devices:", ""]
     lines += [f"- {one.message}: {one.content}" for one in found.egress] or ["- nothing"]
     lines += ["", f"Parts that stay on the client: {found.kept}", "", "| setting | value |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in found.settings.items()]
@@ -114,47 +119,43 @@ def markdown(found: RunReport) -> str:
 
 
 def json(found: RunReport) -> str:
-    """The whole report, every figure with the lines it stands on."""
+    """The report as JSON; every figure names its lines."""
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
 
 
 FORMATS: dict[str, Callable[[RunReport], str]] = {"html": html, "md": markdown, "json": json}
 
 
-def _drawn(series: Sequence[svg.Series], step: str) -> Markup:
-    """Curves and their legend; empty without any point."""
-    if not any(one.points for one in series):
-        return Markup("")
-    label = f"Accuracy by {step}"
-    drawn = svg.fitting(lambda width: svg.curves(series, width=width, label=label, step=step))
-    return Markup(drawn + svg.legend(series))
-
-
-def _series(curves: Mapping[str, Points]) -> list[svg.Series]:
-    series = []
+def _curves(curves: Mapping[str, Points], step: str) -> Markup:
+    """Means by `step` with a band of one std over clients; empty without any point."""
+    drawn = {}
     for name, points in curves.items():
-        drawn = []
-        for at, mean, std in points:
-            if mean.value is not None:
-                around = std.value or 0.0
-                marks = {
-                    "line": mean.lines,
-                    "metric": mean.metric,
-                    "field": "mean",
-                    "value": repr(mean.value),
-                }
-                drawn.append(svg.Point(at, mean.value, mean.value - around, mean.value + around, marks))
-        series.append(svg.Series(name, drawn))
-    return series
+        measured = [(at, mean.value, std.value or 0.0) for at, mean, std in points if mean.value is not None]
+        if measured:
+            places, means, stds = zip(*measured, strict=True)
+            drawn[name] = Curve(places, np.array(means), np.array(stds))
+    legend = "outside upper left"
+    draw = partial(plots.accuracy, drawn, "accuracy", step=step, legend=legend)
+    return _drawn(lambda size: draw(size=size), step) if drawn else Markup("")
+
+
+def _drawn(draw: Callable[[tuple[float, float]], MatplotlibFigure], salt: str) -> Markup:
+    """A figure for wide and one for narrow windows; the style sheet shows the one that fits."""
+    return Markup(
+        "".join(
+            f'<div class="{kind}">{style.inline(draw(size), f"{salt} {kind}")}</div>'
+            for kind, size in SIZES.items()
+        )
+    )
 
 
 def _show(figure: Figure) -> str:
-    """Shares in per cent, counts as they are."""
+    """Accuracies in per cent, counts unchanged."""
     return formatting.number(figure.value) if figure.field == "clients" else formatting.share(figure.value, 2)
 
 
 def _attributes(figure: Figure) -> Markup:
-    """Where a number stands, for whoever checks it."""
+    """Attributes that name the lines of a number."""
     fields = {"line": figure.lines, "field": figure.field, "metric": figure.metric, "client": figure.client}
     given = {**fields, "value": "" if figure.value is None else repr(figure.value)}
     return Markup(

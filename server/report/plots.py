@@ -1,4 +1,4 @@
-"""The papers' pictures, each from numbers alone: who has which labels, accuracy by round, features, class separation, likeness."""
+"""The papers' figures from numbers: labels by client, accuracy by round, features, class separation, CKA similarity."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from server.report import style
 
-MAX_LEGEND = 24  # more entries than this say nothing
+MAX_LEGEND = 24  # entries
 LARGEST_DOT = 120.0  # points^2
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean accuracy (0..1) by round over seeds, its std where there are several, and what the closing step made of it, if known."""
+    """Mean accuracy (0..1) by round with its std (zeros for none), and the accuracy after final personalisation if known."""
 
     rounds: Sequence[int]
     mean: NDArray[np.float64]
@@ -27,8 +27,8 @@ class Curve:
     after: float | None = None
 
     @property
-    def closing(self) -> float | None:
-        """`after` where it is news."""
+    def final(self) -> float | None:
+        """`after` where it differs from the last round."""
         if self.after is None or (len(self.mean) and np.isclose(self.mean[-1], self.after)):
             return None
         return self.after
@@ -36,7 +36,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Points:
-    """Images as points [n, 2], each of a class (or client), by place in `names`."""
+    """Images as points [n, 2]; `group` [n] is the index of each one's class or client in `names`."""
 
     at: NDArray[np.float32]
     group: NDArray[np.int64]
@@ -64,11 +64,18 @@ def labels(counts: NDArray[np.int64], clients: Sequence[str], classes: Sequence[
         return picture
 
 
-def accuracy(curves: Mapping[str, Curve], what: str) -> Figure:
-    """A line per method, mean accuracy by round in per cent; the band is one std over seeds, a diamond the end of the closing step."""
+def accuracy(
+    curves: Mapping[str, Curve],
+    what: str,
+    *,
+    step: str = "round",
+    size: tuple[float, float] | None = None,
+    legend: str = "outside right upper",
+) -> Figure:
+    """Mean accuracy in per cent by `step`, a line per method; the band is one std, a diamond the final personalisation."""
     end = max((round for curve in curves.values() for round in curve.rounds), default=0)
     with style.styled():
-        picture = style.figure(6.4, max(3.4, 0.19 * len(curves)))
+        picture = style.figure(*(size or (6.4, max(3.4, 0.19 * len(curves)))))
         axes = picture.subplots()
         for series, (name, curve) in enumerate(curves.items()):
             look = style.line(series)
@@ -76,14 +83,26 @@ def accuracy(curves: Mapping[str, Curve], what: str) -> Figure:
             if curve.std.any():
                 low, high = (curve.mean - curve.std) * 100, (curve.mean + curve.std) * 100
                 axes.fill_between(curve.rounds, low, high, color=look["color"], alpha=0.15, linewidth=0)
-            if curve.closing is not None:
-                axes.plot([end], [curve.closing * 100], marker="D", color=look["color"], clip_on=False)
-        if any(curve.closing is not None for curve in curves.values()):
-            axes.plot([], [], "D", color="#555555", label="after the closing step")
-        axes.set_xlabel("round")
+            if curve.final is not None:
+                axes.plot([end], [curve.final * 100], marker="D", color=look["color"], clip_on=False)
+        if any(curve.final is not None for curve in curves.values()):
+            axes.plot([], [], "D", color="#555555", label="after final personalisation")
+        axes.set_xlabel(step)
         axes.set_ylabel(f"{what}, %")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        picture.legend(loc="outside right upper")
+        picture.legend(loc=legend)
+        return picture
+
+
+def histogram(values: Sequence[float], what: str, size: tuple[float, float]) -> Figure:
+    """The number of devices by accuracy (0..1), in bins of 5 per cent."""
+    with style.styled():
+        picture = style.figure(*size)
+        axes = picture.subplots()
+        axes.hist(np.multiply(values, 100), bins=20, range=(0, 100), rwidth=0.95, color=style.COLOURS[0])
+        axes.set_xlabel(f"{what}, %")
+        axes.set_ylabel("devices")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         return picture
 
 
@@ -101,7 +120,7 @@ def embedding(panels: Mapping[str, Points]) -> Figure:
             axes.set_title(title)
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set(visible=True, color="#CCCCCC")
-        for axes in grid:  # those left over
+        for axes in grid:  # unused panels
             axes.set_axis_off()
         _name_groups(picture, list(panels.values()))
         return picture
@@ -123,8 +142,8 @@ def separation(values: Mapping[str, tuple[float, float]], what: str) -> Figure:
         return picture
 
 
-def likeness(matrix: NDArray[np.float64], names: Sequence[str], what: str) -> Figure:
-    """Linear CKA between every two networks on the same images (DualFed, Figure 6). matrix [n, n], 0..1."""
+def similarity(matrix: NDArray[np.float64], names: Sequence[str], what: str) -> Figure:
+    """CKA similarity of every two networks on the same images (DualFed, Figure 6). matrix [n, n], 0..1."""
     with style.styled():
         side = min(max(0.36 * len(names) + 1.6, 3), 12)
         picture = style.figure(side + 0.7 + 0.07 * max(map(len, names)), side)
@@ -145,7 +164,7 @@ def likeness(matrix: NDArray[np.float64], names: Sequence[str], what: str) -> Fi
 
 
 def _name_ticks(axes: Axes, which: str, names: Sequence[str], what: str) -> None:
-    """Every name while they can be read, else every tenth place."""
+    """Every name up to 30, else every tenth index."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     every = 1 if len(names) <= 30 else 10
     axis.set_ticks(range(0, len(names), every), list(names[::every]))
@@ -155,7 +174,7 @@ def _name_ticks(axes: Axes, which: str, names: Sequence[str], what: str) -> None
 
 
 def _name_groups(picture: Figure, panels: Sequence[Points]) -> None:
-    """One legend for all panels when they share their groups, else one each; none where there would be too many entries."""
+    """One legend for all panels if they share their groups, else one each; none for more than `MAX_LEGEND` entries."""
     same = len({tuple(points.names) for points in panels}) == 1
     for axes, points in zip(picture.axes, panels, strict=False):
         if len(points.names) <= MAX_LEGEND and not same:

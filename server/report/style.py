@@ -1,8 +1,9 @@
-"""How pictures look and how they are saved: colours that colour-blind readers tell apart, no display, the same bytes every time."""
+"""Style and output of figures: colours for colour-blind readers, no display, reproducible bytes."""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,10 @@ from edge_fl.errors import RunError
 from edge_fl.files import atomic
 
 COLOURS = tuple("#3f90da #ffa90e #bd1f01 #94a4a2 #832db6 #a96b59 #e76300 #b9ac70 #717581 #92dadd".split())
-"""M. A. Petroff, "Accessible Color Sequences for Data Visualization" (2021): ten that colour-blind readers tell apart."""
+"""M. A. Petroff, "Accessible Color Sequences for Data Visualization" (2021)."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES = ("-", "--", ":", "-.")
-AREA = "cividis"  # for matrices; its lightness grows evenly
+AREA = "cividis"  # for matrices; perceptually uniform
 
 RC: dict[str, Any] = {
     "font.size": 9,
@@ -33,19 +34,19 @@ RC: dict[str, Any] = {
     "legend.fontsize": 8,
     "lines.linewidth": 1.5,
     "savefig.dpi": 150,
-    "svg.hashsalt": "edge-fl",  # or every file would name its parts by chance
+    "svg.hashsalt": "edge-fl",  # without it ids in SVG are random
 }
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Figures made in here look alike; nothing outside is changed."""
+    """Apply the style to figures made inside the block."""
     with matplotlib.rc_context(RC):  # type: ignore[arg-type]  # the stubs list every key
         yield
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, which arranges its own margins."""
+    """An empty figure of this size in inches, with automatic margins."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -60,8 +61,19 @@ def line(series: int) -> dict[str, Any]:
     return {"color": COLOURS[series % len(COLOURS)], "linestyle": LINES[turn % len(LINES)]}
 
 
+def inline(picture: Figure, salt: str) -> str:
+    """The figure as an SVG element for a page, whose style sheet colours text and lines; `salt` keeps its ids apart from other figures'."""
+    held = io.StringIO()
+    with styled(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        picture.savefig(held, format="svg", metadata={"Date": None}, transparent=True)
+    drawn = held.getvalue()
+    drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+    drawn = re.sub(r' xmlns(:\w+)?="[^"]*"|(?<=<g) id="[^"]*"', "", drawn)
+    return re.sub(r"stroke: #(?:000000|e5e5e5|cccccc)", "stroke: var(--line)", drawn)
+
+
 def save(picture: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes `name`.svg and `name`.png. Raises RunError when the disk does not take them."""
+    """Write `name`.svg and `name`.png. Raises RunError if they cannot be written."""
     paths = []
     for ending, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
         held = io.BytesIO()
@@ -72,8 +84,7 @@ def save(picture: Figure, folder: Path, name: str) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             atomic.write(path, held.getvalue())
         except OSError as error:
-            raise RunError(
-                f"{path}: cannot be written ({error.strerror}); the numbers are untouched"
-            ) from error
+            text = f"{path}: cannot be written ({error.strerror})"
+            raise RunError(text, consequence="the numbers are unchanged") from error
         paths.append(path)
     return paths

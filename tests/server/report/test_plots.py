@@ -1,7 +1,8 @@
-"""Pictures are the same bytes every time, need no display, and show what was measured; separation and likeness are their formulas."""
+"""Figures are reproducible, need no display, and show the measured values; separation and CKA similarity follow their formulas."""
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -33,7 +34,7 @@ DRAWN = {
     "accuracy": lambda: plots.accuracy({"fedavg": CURVE, "repper": Curve([], np.array([]), np.array([]), 0.9)}, "accuracy"),
     "embedding": lambda: plots.embedding({"fedavg": POINTS, "fedrep": POINTS}),
     "separation": lambda: plots.separation({"fedavg": (0.5, 0.1), "fedrep": (0.6, 0.0)}, "method"),
-    "likeness": lambda: plots.likeness(np.array([[1.0, 0.3], [0.3, 1.0]]), ["fedavg", "fedrep"], "method"),
+    "cka-similarity": lambda: plots.similarity(np.array([[1.0, 0.3], [0.3, 1.0]]), ["fedavg", "fedrep"], "method"),
 }  # fmt: skip
 
 
@@ -45,6 +46,13 @@ def test_a_picture_is_the_same_bytes_every_time(name: str, tmp_path: Path) -> No
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     width, height = struct.unpack(">II", first[1].read_bytes()[16:24])
     assert width > 300 and height > 200
+
+
+def test_an_inline_figure_has_no_external_reference_and_ids_of_its_own() -> None:
+    first, second = (style.inline(DRAWN["accuracy"](), salt) for salt in ("a", "b"))
+    assert first.startswith("<svg") and not re.search(r"http|<!|xmlns|href=\"[^#]|url\((?!#)", first)
+    assert not set(re.findall(r' id="([^"]+)"', first)) & set(re.findall(r' id="([^"]+)"', second))
+    assert "var(--line)" in first and "#000000" not in first
 
 
 def test_pictures_need_no_display_and_leave_pyplot_alone() -> None:
@@ -64,10 +72,10 @@ def test_no_two_of_the_first_forty_series_look_alike() -> None:
     assert len({tuple(style.line(n).values()) for n in range(40)}) == 40
 
 
-def test_a_closing_step_is_drawn_only_where_it_changes_something() -> None:
-    assert CURVE.closing == 0.8
-    assert Curve([1], np.array([0.8]), np.array([0.0]), after=0.8).closing is None
-    assert Curve([1], np.array([0.8]), np.array([0.0])).closing is None
+def test_the_final_personalisation_is_drawn_only_if_it_changes_the_accuracy() -> None:
+    assert CURVE.final == 0.8
+    assert Curve([1], np.array([0.8]), np.array([0.0]), after=0.8).final is None
+    assert Curve([1], np.array([0.8]), np.array([0.0])).final is None
 
 
 def test_class_separation_is_one_for_points_and_none_for_noise() -> None:
@@ -81,7 +89,7 @@ def test_class_separation_is_one_for_points_and_none_for_noise() -> None:
     assert np.isnan(features.separation(z, np.zeros(4, np.int64)))
 
 
-def test_likeness_ignores_rotation_and_scale_and_sees_difference() -> None:
+def test_cka_similarity_ignores_rotation_and_scale_and_sees_difference() -> None:
     a = RNG.normal(size=(200, 6)).astype(np.float32)
     turn, _ = np.linalg.qr(RNG.normal(size=(6, 6)))
     assert features.linear_cka(a, (3 * a @ turn + 5).astype(np.float32)) == pytest.approx(1, abs=1e-5)
@@ -106,7 +114,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 def test_a_run_is_drawn_from_its_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plots", run.name, "--runs", str(run.parent)]) == 0
     names = {Path(line).name for line in capsys.readouterr().out.split()}
-    assert names == {f"{n}.{e}" for n in ("labels", "accuracy", "features", "separation", "likeness") for e in ("svg", "png")}  # fmt: skip
+    figures = ("labels", "accuracy", "features", "separation", "cka-similarity")
+    assert names == {f"{name}.{ending}" for name in figures for ending in ("svg", "png")}
     assert all((run / "plots" / name).stat().st_size for name in names)
 
 
@@ -124,7 +133,7 @@ def test_a_run_of_devices_is_drawn_without_their_data(tmp_path: Path) -> None:
     assert {path.name for path in run_plots.of_run(results)} == {"accuracy.svg", "accuracy.png"}
     with Results.create(tmp_path, Recipe(source="fleet")) as empty:
         pass
-    with pytest.raises(InputError, match="its data are on the devices"):
+    with pytest.raises(InputError, match="are on the devices"):
         run_plots.of_run(empty)
 
 
@@ -134,7 +143,14 @@ def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
     found = comparison.run(grid, tmp_path)
     paths = run_plots.of_comparison(grid, found, tmp_path)
     names = {path.name for path in paths}
-    for what in ("labels", "accuracy", "separation", "likeness", "features-by-class", "features-by-client"):
+    for what in (
+        "labels",
+        "accuracy",
+        "separation",
+        "cka-similarity",
+        "features-by-class",
+        "features-by-client",
+    ):
         assert {f"digits-dirichlet-0.3-{what}.svg", f"digits-dirichlet-0.3-{what}.png"} <= names
     drawn = dict(run_plots._of_block([(cell, found[cell.key]) for cell in grid], tmp_path))
     assert isinstance(drawn["separation"], Figure)
@@ -143,7 +159,7 @@ def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
 
 
 def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> None:
-    """Ditto's clients have a personal model beside the shared one: their features are not FedAvg's."""
+    """Ditto's clients have a personal and a shared model: their features are not FedAvg's."""
     base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = {cell.label: cell for cell in cells(base, ["ditto"])}
     comparison.run(list(grid.values()), tmp_path)

@@ -1,4 +1,4 @@
-"""The report of a run: its figures are those of the JSONL, it refers to nothing outside, and it says what left the devices."""
+"""The report of a run: its figures equal those of the JSONL, it has no external reference, and it lists what devices sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def round_of(clients: dict[str, dict[str, float]], **fields: Any) -> RoundMetric
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    """A run of five rounds and a closing step, its values by client."""
+    """A run of five rounds and a final personalisation, with values by client."""
     rng = np.random.default_rng(3)
     with Results.create(tmp_path, Recipe(name="toy")) as results:
         for round in range(1, 6):
@@ -46,10 +46,10 @@ def results(tmp_path: Path) -> Results:
             results.append_round(
                 round_of(found, round=round, selected=tuple(CLIENTS), responded=tuple(CLIENTS[1:]), **sizes)
             )
-        closing = {client: {metrics.PERSONAL_AFTER: float(rng.uniform(0.6, 0.9))} for client in CLIENTS}
+        final = {client: {metrics.PERSONAL_AFTER: float(rng.uniform(0.6, 0.9))} for client in CLIENTS}
         for client in CLIENTS[:2]:  # the heads of these are `auto`
-            closing[client] |= {metrics.at_labels(k, "mlp"): float(rng.uniform(0.2, 0.9)) for k in (5, 1, 20)}
-        results.append_round(round_of(closing, round=5, final=True))
+            final[client] |= {metrics.at_labels(k, "mlp"): float(rng.uniform(0.2, 0.9)) for k in (5, 1, 20)}
+        results.append_round(round_of(final, round=5, final=True))
     return results
 
 
@@ -63,7 +63,7 @@ def lines(results: Results) -> list[dict[str, Any]]:
 
 
 def recomputed(found: list[dict[str, Any]], figure: dict[str, str]) -> float:
-    """A figure once more, from its lines alone and without the code that made it."""
+    """The value of a figure, computed from its lines without the code under test."""
     chosen = [found[int(number) - 1] for number in figure["line"].split(",")]
     if figure["field"] in ("selected", "responded"):
         return sum(len(line[figure["field"]]) for line in chosen)
@@ -86,11 +86,11 @@ def recomputed(found: list[dict[str, Any]], figure: dict[str, str]) -> float:
     }[figure["field"]]
 
 
-def test_every_figure_is_what_its_lines_say(results: Results) -> None:
+def test_every_figure_equals_the_value_on_its_lines(results: Results) -> None:
     drawn = page.html(page.report(results))
     marks = [
         dict(re.findall(r'data-(\w+)="([^"]*)"', tag))
-        for tag in re.findall(r"<(?:td|dd|circle)[^>]*data-line[^>]*>", drawn)
+        for tag in re.findall(r"<(?:td|dd)[^>]*data-line[^>]*>", drawn)
     ]
     found = lines(results)
     assert len(marks) > 50 and {"mean", "bottom_decile", "bytes_up", "value"} <= {
@@ -100,36 +100,36 @@ def test_every_figure_is_what_its_lines_say(results: Results) -> None:
         assert float(mark["value"]) == pytest.approx(recomputed(found, mark), rel=1e-12), mark
 
 
-def test_the_closing_step_is_the_last_word_and_no_round_is_chosen_by_its_test_accuracy(
+def test_the_final_personalisation_is_last_and_no_round_is_selected_by_its_test_accuracy(
     results: Results, report: facts.RunReport
 ) -> None:
     rows = {(row.metric, row.which): row for row in report.accuracy}
     assert rows[metrics.PERSONAL_AFTER, "last"].figures[0].lines == "6"
     best = rows[metrics.PERSONAL_BEFORE, metrics.BEST_BY_VALIDATION]
-    validation = [np.mean([r[NAMES[2]] for r in line["metrics"].values()]) for line in lines(results)[:5]]
+    validation = [np.mean([r[NAMES[2]] for r in line["clients"].values()]) for line in lines(results)[:5]]
     assert best.round == 1 + int(np.argmax(validation))
     assert report.worst[0] == min(report.devices, key=lambda name: report.devices[name].value)
 
 
-def test_accuracy_by_labels_is_a_curve_and_no_row_of_the_table(report: facts.RunReport) -> None:
+def test_accuracy_by_labels_is_a_curve_and_not_a_row_of_the_table(report: facts.RunReport) -> None:
     assert [labels for labels, _, _ in report.labels["mlp"]] == [1, 5, 20]
     assert not any("labels_" in row.metric for row in report.accuracy)
     drawn = page.html(report)
     assert "by labels per class" in drawn and f'data-metric="{metrics.at_labels(5, "mlp")}"' in drawn
 
 
-def test_what_left_the_devices_is_what_the_egress_manifest_lets_go() -> None:
+def test_the_report_lists_the_messages_of_the_egress_manifest() -> None:
     manifests = of_method(catalogue.sample("fedkd"))
-    said = {one.message: one.content for one in facts.leaving("fleet", manifests)}
-    assert said["update report, of full devices"] == "tensors of: change, change.export_norm"
-    assert "metrics" in said["rpt"] and metrics.PERSONAL_AFTER in said["numbers in a report"]
-    assert facts.leaving("simulated", manifests) == ()
+    sent = {one.message: one.content for one in facts.sent_by_devices("fleet", manifests)}
+    assert sent["update report of full devices"] == "tensors of: change, change.export_norm"
+    assert "metrics" in sent["rpt"] and metrics.PERSONAL_AFTER in sent["numbers in a report"]
+    assert facts.sent_by_devices("simulated", manifests) == ()
 
 
-def test_what_updates_told_is_the_largest_of_all_clients_and_no_accuracy(tmp_path: Path) -> None:
+def test_epsilon_is_the_largest_over_clients_and_not_an_accuracy(tmp_path: Path) -> None:
     with Results.create(tmp_path, Recipe(name="toy")) as results:
-        told = {"c0": 3.0, "c1": 10.62}
-        found = {name: {metrics.EPSILON: value, metrics.PERSONAL_AFTER: 0.5} for name, value in told.items()}
+        spent = {"c0": 3.0, "c1": 10.62}
+        found = {name: {metrics.EPSILON: value, metrics.PERSONAL_AFTER: 0.5} for name, value in spent.items()}
         results.append_round(round_of(found, round=1, final=True))
     report = page.report(results)
     assert report.totals["largest_epsilon"].value == 10.62 and "largest epsilon: 10.6" in page.markdown(
@@ -138,46 +138,46 @@ def test_what_updates_told_is_the_largest_of_all_clients_and_no_accuracy(tmp_pat
     assert {row.metric for row in report.accuracy} == {metrics.PERSONAL_AFTER}
 
 
-def test_the_form_in_which_parts_left_is_said() -> None:
+def test_the_report_states_compression_and_noise() -> None:
     method = replace(
         catalogue.sample("fedper"),
         compression=CompressionConfig("topk"),
         privacy=PrivacyConfig(2.0, 0.5, budget=8.0),
     )
-    said = {one.message: one.content for one in facts.leaving("fleet", of_method(method))}
-    assert said["in what form, of full devices"] == (
+    sent = {one.message: one.content for one in facts.sent_by_devices("fleet", of_method(method))}
+    assert sent["encoding of full devices"] == (
         "compression topk of 0.1 of the values; clipped to 0.5, noise multiplier 2, budget per device epsilon 8 at delta 1e-05"
     )
 
 
-def test_a_page_refers_to_nothing_outside(report: facts.RunReport) -> None:
+def test_a_page_has_no_external_reference(report: facts.RunReport) -> None:
     drawn = page.html(report)
-    assert not re.search(r"(src|href)=|url\(|@import|https?:|//[a-z]", drawn)
+    assert not re.search(r"src=|href=(?!\"#)|url\((?!#)|@import|https?:|//[a-z]", drawn)
 
 
-def test_text_from_a_run_is_text_on_the_page(report: facts.RunReport) -> None:
+def test_text_from_a_run_is_escaped(report: facts.RunReport) -> None:
     drawn = page.html(msgspec.structs.replace(report, reason="<script>alert(1)</script>"))
     assert "<script" not in drawn and "&lt;script&gt;" in drawn
 
 
-def test_markdown_and_json_say_the_same(results: Results, report: facts.RunReport) -> None:
+def test_markdown_and_json_have_the_same_figures(results: Results, report: facts.RunReport) -> None:
     after = next(row for row in report.accuracy if row.metric == metrics.PERSONAL_AFTER)
     assert f"| {100 * (after.figures[0].value or 0):.2f} |" in page.markdown(report)
-    told = json.loads(page.json(report))
-    assert told["totals"]["bytes_up"] == {
+    decoded = json.loads(page.json(report))
+    assert decoded["totals"]["bytes_up"] == {
         "value": 13500, "lines": "1,2,3,4,5", "field": "bytes_up", "metric": "", "client": "",
     }  # fmt: skip
     assert page.write(results).read_text() == page.html(report)
 
 
-def test_a_run_that_measured_nothing_has_a_report_too(tmp_path: Path) -> None:
+def test_a_run_without_measurements_has_a_report(tmp_path: Path) -> None:
     with Results.create(tmp_path, Recipe(name="toy")) as results:
-        results.finish("failed", "round 1: nobody answered")
+        results.finish("failed", "round 1: no client responded")
     drawn = page.html(page.report(results))
-    assert "Nothing was measured" in drawn and "nobody answered" in drawn
+    assert "Nothing was measured" in drawn and "no client responded" in drawn
 
 
-def test_a_summary_that_a_fleets_run_wrote_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_summary_without_values_by_client_is_read_unchanged(tmp_path: Path) -> None:
     summary = Summary(0.5, 0.6, 0.1, float("nan"), 3)
     with Results.create(tmp_path, Recipe(name="toy")) as results:
         results.append_round(
@@ -190,11 +190,11 @@ def test_a_summary_that_a_fleets_run_wrote_is_read_as_it_is(tmp_path: Path) -> N
 @pytest.mark.browser
 @pytest.mark.timeout(300)
 def test_it_opens_with_the_network_blocked(results: Results, browser: Any, tmp_path: Path) -> None:
-    path, asked = page.write(results), []
+    path, requested = page.write(results), []
     context = browser.new_context(offline=True, viewport={"width": 1440, "height": 900})
     tab = context.new_page()
-    tab.on("request", lambda request: asked.append(request.url))
-    tab.on("console", lambda message: asked.append(message.text))
+    tab.on("request", lambda request: requested.append(request.url))
+    tab.on("console", lambda message: requested.append(message.text))
     tab.goto(path.as_uri(), timeout=DEADLINE_S * 1000)
     shown = tab.eval_on_selector_all(
         "#accuracy [data-line]", "all => all.map(e => ({...e.dataset, shown: e.innerText}))"
@@ -205,4 +205,4 @@ def test_it_opens_with_the_network_blocked(results: Results, browser: Any, tmp_p
         assert figure["shown"] == (f"{value:.0f}" if figure["field"] == "clients" else f"{100 * value:.2f}")
     tab.screenshot(path=tmp_path / "report.png", full_page=True)
     context.close()
-    assert asked == [path.as_uri()] and len(shown) >= 30
+    assert requested == [path.as_uri()] and len(shown) >= 30
