@@ -33,7 +33,7 @@ from server.orchestrate import deployment
 from server.orchestrate import run as orchestrator
 from server.orchestrate.setup import RunRequest
 from server.registry import Database, devices, releases, reports, rollouts, runs
-from server.release.rollout.stages import CAREFUL, CAREFUL_FROM, EVERYBODY
+from server.release.rollout.stages import CAREFUL, CAREFUL_FROM, ALL_AT_ONCE
 from server.report import page as report
 from server.runs import checkpoint, round_metrics
 from server.runs.results import Results
@@ -156,7 +156,7 @@ def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_stages(st
     assert {place.name for place in (tmp_path / "web" / "targets").iterdir()} == {"1", "2"}
     assert [head.served for head in heads] == [[1, 2]] * CAREFUL_FROM
     second, first = rollouts.listed(Database.open(run_request.registry), "main")
-    assert (first.plan["stages"], first.state) == (list(EVERYBODY), "completed")
+    assert (first.plan["stages"], first.state) == (list(ALL_AT_ONCE), "completed")
     assert (second.plan["stages"], second.state, second.stage) == (list(CAREFUL), "completed", 2)
 
 
@@ -200,7 +200,7 @@ def test_a_run_that_somebody_asks_to_end_is_stopped(stage, run_request):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    with pytest.raises(StoppedError, match="asked it to end"):
+    with pytest.raises(StoppedError, match="stopped on request"):
         finished(run_request)
     asking.join()
     assert the_run(run_request).state().state == "stopped"
@@ -210,7 +210,7 @@ def test_a_run_that_somebody_asks_to_end_is_stopped(stage, run_request):
 def test_a_missed_quorum_ends_the_run_as_failed(stage, run_request):
     stage.device("d1"), stage.device("d2", tamper=lambda *_: [])
     run_request = with_recipe(run_request, cohort=CohortConfig(min_devices=2, quorum=1.0, deadline_s=0.5))
-    with pytest.raises(RunError, match="1 of 2 clients answered"):
+    with pytest.raises(RunError, match="1 of 2 clients responded"):
         finished(run_request)
     assert the_run(run_request).state().state == "failed"
     assert not [topic for topic in stage.retained() if topic.startswith(("art/", "round/"))]
@@ -237,7 +237,7 @@ def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, run_req
         finished(run_request)
     results = the_run(run_request)
     assert results.state().state == "stopped"
-    assert [record["round"] for record in results.rounds()] == [1]
+    assert [record.round for record in results.rounds()] == [1]
     assert checkpoint.load(results.checkpoints).round == 1
     kept = stage.retained()
     assert not decode(kept["srv/state"], ServerState).online
@@ -278,7 +278,7 @@ def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(r
     assert last.read_bytes() == tensors
     assert Results.open(path).summary() == summary
     with pytest.raises(
-        ConfigError, match="completed, with all its 3 rounds; expected a run that was interrupted"
+        ConfigError, match="completed, with all its 3 rounds; expected an interrupted run"
     ):
         finished(changed(run_request, resume=path))
     assert Results.open(path).summary() == summary
@@ -316,7 +316,7 @@ def test_simulated_clients_train_here_and_heads_are_served_all_the_same(stage, r
     rows = {
         row["device"]: row["tier"] for row in csv.DictReader((path / "devices.csv").read_text().splitlines())
     }
-    assert record["answered"] == {"simulated": 3, "hybrid": 5}[source]
+    assert len(record.responded) == {"simulated": 3, "hybrid": 5}[source]
     assert rows == {
         "c000": "simulated",
         "c001": "simulated",
