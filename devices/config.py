@@ -79,11 +79,6 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     broker: DeviceBroker = DeviceBroker()
 
 
-def load(path: Path) -> dict[str, object]:
-    """Read the settings of a TOML file, without checking them. Raises ConfigError."""
-    return settings.read(path)
-
-
 def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, object]:
     """Set `id` to the name on the device's certificate, if it has one. Raises ConfigError when the settings contain another name."""
     broker = tree.get("broker")
@@ -119,7 +114,7 @@ def from_options(
     file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
 ) -> DeviceConfig:
     """Read `file`, if any, and replace its settings by the options that are not None. Raises ConfigError."""
-    tree = load(file) if file else {}
+    tree = settings.read(file) if file else {}
     given = {name: value for name, value in options.items() if value is not None}
     tree |= {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     if connection:

@@ -31,7 +31,6 @@ class Notifier:
             self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Report an orderly stop."""
         self._send("STOPPING=1")
 
     def _send(self, state: str) -> None:

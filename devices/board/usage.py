@@ -48,7 +48,6 @@ class Usage(Struct, frozen=True):
 
     @property
     def energy_kj(self) -> float:
-        """Estimated energy."""
         return self.cpu_s * self.watts / 1000
 
     @property

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 import tomli_w
 from msgspec import to_builtins
 
-from devices.flash import systemd_units
+from devices.flash import templates
 from devices.flash.card_contents import CardContents, data_folder
 
 FOLDER = "edge-fl"
@@ -49,10 +47,10 @@ def bundle_files(contents: CardContents) -> tuple[File, ...]:
     """Return all files, the manifest last: its presence shows that the bundle is complete."""
     host = contents.config.broker.host
     planned = [
-        _text("install.sh", _script(data_folder(contents.config)), SCRIPT),
+        _text(templates.SCRIPT, templates.install_script(data_folder(contents.config)), SCRIPT),
         _text("config.toml", tomli_w.dumps(to_builtins(contents.config))),
-        _text(systemd_units.SERVICE, systemd_units.service(host)),
-        _text(systemd_units.INSTALLER, systemd_units.installer()),
+        _text(templates.SERVICE, templates.service(host)),
+        _text(templates.INSTALLER, templates.template(templates.INSTALLER)),
         *(_text(f"requirements-{python}.txt", text) for python, text in contents.wheels.requirements.items()),
         *(File(f"{FOLDER}/wheels/{path.name}", path) for path in contents.wheels.files),
         *(File(f"{FOLDER}/images/{path}", file) for path, file in contents.images),
@@ -75,11 +73,6 @@ def parse_manifest(manifest: str) -> dict[str, str]:
     """Return the hash of each file by its path from the root of the boot partition."""
     lines = (line.partition("  ") for line in manifest.splitlines())
     return {f"{FOLDER}/{path}": digest for digest, _, path in lines}
-
-
-def _script(images: str) -> str:
-    text = files(__package__).joinpath("install.sh").read_text("utf-8")
-    return text.replace("@IMAGES@", shlex.quote(images))
 
 
 def _text(name: str, text: str, mode: int = PLAIN) -> File:

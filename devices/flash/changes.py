@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from devices.flash import first_boot
 from devices.flash.bundle import LOG, MANIFEST, File, bundle_files, parse_manifest
@@ -14,16 +13,6 @@ from edge_fl.errors import ConfigError
 CLUSTER_BYTES = 32768  # largest cluster of a FAT partition: the space of the smallest file
 SPARE_BYTES = 4 << 20
 BOOT_FILES = ("cmdline.txt", "firstrun.sh", first_boot.USER_DATA)
-
-
-@dataclass(frozen=True)
-class Change:
-    """One file to write or remove, for display."""
-
-    what: str
-    path: str
-    bytes: int
-    mode: str
 
 
 def plan_changes(
@@ -54,10 +43,12 @@ def apply_changes(target: Target, new: Sequence[File], old: Sequence[str]) -> No
     target.write(new)
 
 
-def list_changes(new: Sequence[File], old: Sequence[str]) -> list[Change]:
-    """Describe the changes by path, size and mode, without contents."""
-    removed = [Change("remove", path, 0, "") for path in old]
-    return [*(Change("write", file.path, file.size, f"{file.mode:04o}") for file in new), *removed]
+def list_changes(new: Sequence[File], old: Sequence[str]) -> list[dict[str, object]]:
+    """Describe the changes as rows of {what, path, bytes, mode}, without contents."""
+    written = [
+        {"what": "write", "path": file.path, "bytes": file.size, "mode": f"{file.mode:04o}"} for file in new
+    ]
+    return [*written, *({"what": "remove", "path": path, "bytes": 0, "mode": ""} for path in old)]
 
 
 def _boot_files(target: Target, *, is_new: bool) -> list[File]:

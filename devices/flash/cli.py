@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +93,7 @@ def flash(
     new, old = plan_changes(target, contents)
     megabytes = sum(file.size for file in new) / 1e6
     if dry_run:
-        show_table([asdict(change) for change in list_changes(new, old)], COLUMNS, format)
+        show_table(list_changes(new, old), COLUMNS, format)
         print_status(f"{target.name}: {len(new)} files, {megabytes:.1f} MB; nothing was written")
     elif not new:
         print_status(f"{target.name}: {device} is installed already; nothing was written")

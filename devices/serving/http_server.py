@@ -23,6 +23,7 @@ from edge_fl.wire.transport import JSON
 
 LOOPBACK = "127.0.0.1"
 READ_S = 10.0
+NOT_FOUND = "expected POST /predict or GET /health"
 Stamp = tuple[tuple[int, int], ...]
 
 
@@ -73,7 +74,7 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             if self.path != "/health":
-                self._answer(HTTPStatus.NOT_FOUND, {"error": "expected POST /predict or GET /health"})
+                self._fail(HTTPStatus.NOT_FOUND, NOT_FOUND)
                 return
             model = service.predictor()
             self._answer(HTTPStatus.OK, {"release": model.manifest.release, "head": model.head.kind})
@@ -81,13 +82,12 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
             if self.path != "/predict":
-                self._answer(HTTPStatus.NOT_FOUND, {"error": "expected POST /predict or GET /health"})
+                self._fail(HTTPStatus.NOT_FOUND, NOT_FOUND)
             elif not length.isascii() or not length.isdigit():
-                self._answer(HTTPStatus.LENGTH_REQUIRED, {"error": "expected a Content-Length"})
+                self._fail(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
             elif int(length) > MAX_PICTURE_BYTES:
-                self._answer(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    {"error": f"{length} bytes, at most {MAX_PICTURE_BYTES}"},
+                self._fail(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes, at most {MAX_PICTURE_BYTES}"
                 )
             else:
                 self._predict(self.rfile.read(int(length)))
@@ -96,9 +96,12 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             try:
                 self._answer(HTTPStatus.OK, service.predictor().read_picture("picture", picture))
             except DataError as error:
-                self._answer(HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)})
+                self._fail(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
             except EdgeFLError as error:
-                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": str(error)})
+                self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+        def _fail(self, status: HTTPStatus, reason: str) -> None:
+            self._answer(status, {"error": reason})
 
         def _answer(self, status: HTTPStatus, content: Any) -> None:
             payload = msgspec.json.encode(content)

@@ -27,7 +27,6 @@ from edge_fl.console.output import Format, is_quiet, print_status, show_table
 
 if TYPE_CHECKING:
     from devices.runtime.device import Device
-    from devices.simulated.live_table import LiveTable
 
 FLEET_FOLDER = Path("runs/fleet")
 DEVICES = 12
@@ -94,6 +93,7 @@ def up(
     from devices.simulated.fleet import run_fleet
     from devices.simulated.fleet_config import FleetConfig, tier_counts
     from devices.simulated.fleet_status import DeviceResult
+    from devices.simulated.live_table import LiveTable
     from devices.storage.store import Store
     from edge_fl.config import DataConfig, checked
 
@@ -136,16 +136,10 @@ def up(
         f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', chaos {chaos}' if chaos else ''}"
     )
     draws = watch and sys.stderr.isatty() and not is_quiet()
-    with Store(folder).owned(), _live_table() if draws else nullcontext(_ProgressLine()) as show:
+    with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
         results = run_fleet(config, connect, full_worker=worker, show=show, on_start=stop_on_signal)
     columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__}
     show_table([asdict(result) for result in results], columns, format)
-
-
-def _live_table() -> LiveTable:
-    from devices.simulated.live_table import LiveTable
-
-    return LiveTable()
 
 
 class _ProgressLine:

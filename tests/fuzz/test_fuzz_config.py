@@ -54,7 +54,7 @@ def test_device_settings_with_something_wrong_are_refused_or_taken(data: st.Data
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         Path(file.name).write_bytes(_spoilt(settings, data))
         try:
-            read = device_config.convert(device_config.load(Path(file.name)), file.name)
+            read = device_config.convert(config.read(Path(file.name)), file.name)
         except ConfigError as error:
             _require_helpful(error, file.name)
             return

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from devices.runtime.device import Device
 from devices.runtime.interfaces import DeviceConnect
@@ -126,31 +127,18 @@ class FaultInjector:
 
 def _commanded(chaos: Chaos) -> dict[str, Restart]:
     machines: dict[str, Restarts] = {"broker": chaos.broker, "server": chaos.server}
-    return {
-        name: _Commands(name, commands)
-        for name, commands in machines.items()
-        if commands.stop and commands.start
-    }
+    return {name: partial(_restart, name, own) for name, own in machines.items() if own.stop and own.start}
 
 
-class _Commands:
-    """Restarts a machine by commands, on its own thread."""
+def _restart(machine: str, commands: Restarts, down_s: float) -> None:
+    """Run the stop command and, `down_s` later, the start command on a thread of their own."""
 
-    def __init__(self, name: str, commands: Restarts) -> None:
-        self._name, self._commands = name, commands
+    def run() -> None:
+        for command, wait_s in ((commands.stop, down_s), (commands.start, 0.0)):
+            try:
+                subprocess.run(command, check=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL)
+            except (OSError, subprocess.SubprocessError) as error:
+                log.error("chaos: %s: %s", machine, error)
+            time.sleep(wait_s)
 
-    def __call__(self, down_s: float) -> None:
-        threading.Thread(
-            target=self._restart, args=(down_s,), name=f"edge-fl-restart-{self._name}", daemon=True
-        ).start()
-
-    def _restart(self, down_s: float) -> None:
-        self._run(self._commands.stop)
-        time.sleep(down_s)
-        self._run(self._commands.start)
-
-    def _run(self, command: list[str]) -> None:
-        try:
-            subprocess.run(command, check=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL)
-        except (OSError, subprocess.SubprocessError) as error:
-            log.error("chaos: %s: %s", self._name, error)
+    threading.Thread(target=run, name=f"edge-fl-restart-{machine}", daemon=True).start()

@@ -16,7 +16,7 @@ import pytest
 from broker.provision.authority import Authority
 from devices import config as settings
 from devices.config import DeviceConfig
-from devices.flash import edge_fl_wheel, systemd_units
+from devices.flash import edge_fl_wheel, templates
 from devices.flash.bundle import MANIFEST, bundle_files, parse_manifest
 from devices.flash.card_contents import IDENTITY, CardContents, read_identity, with_pi_paths
 from devices.flash.wheels import PYTHONS, gather, pins
@@ -94,13 +94,10 @@ def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:
 
 
 def test_a_unit_talks_to_the_brokers_address_only_and_to_anywhere_for_a_name() -> None:
-    assert (
-        "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n"
-        in systemd_units.service("192.168.1.10")
+    assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in templates.service(
+        "192.168.1.10"
     )
-    assert "IPAddressAllow=2001:db8::1\n" in systemd_units.service("2001:db8::1")
-    by_name = [
-        line for line in systemd_units.service("broker.local").splitlines() if not line.startswith("#")
-    ]
+    assert "IPAddressAllow=2001:db8::1\n" in templates.service("2001:db8::1")
+    by_name = [line for line in templates.service("broker.local").splitlines() if not line.startswith("#")]
     assert not any("IPAddress" in line for line in by_name)
     assert "~@resources" not in [line.partition("=")[2] for line in by_name]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash import systemd_units
+from devices.flash import templates
 
 pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 EXPOSURE = "20"  # of 100: what systemd calls safe; a plain unit has 96
@@ -23,8 +23,8 @@ def analyse(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("host", ["192.168.1.10", "broker.local"])
 def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> None:
     for name, text in (
-        (systemd_units.SERVICE, systemd_units.service(host)),
-        (systemd_units.INSTALLER, systemd_units.installer()),
+        (templates.SERVICE, templates.service(host)),
+        (templates.INSTALLER, templates.template(templates.INSTALLER)),
     ):
         there = text.replace("/opt/edge-fl/current/bin/edge-fl", "/bin/true")  # it looks for the program
         (tmp_path / name).write_text(there)
@@ -34,12 +34,12 @@ def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> Non
 
 
 def test_the_unit_exposes_little(tmp_path: Path) -> None:
-    (tmp_path / systemd_units.SERVICE).write_text(systemd_units.service("192.168.1.10"))
+    (tmp_path / templates.SERVICE).write_text(templates.service("192.168.1.10"))
     done = analyse(
         "security",
         "--offline=yes",
         f"--threshold={EXPOSURE}",
         "--no-pager",
-        str(tmp_path / systemd_units.SERVICE),
+        str(tmp_path / templates.SERVICE),
     )
     assert done.returncode == 0, done.stdout[-2000:]

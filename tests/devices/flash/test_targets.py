@@ -37,7 +37,7 @@ def card(request: pytest.FixtureRequest, tmp_path: Path) -> MakeCard:
 def flash(target: Target, contents: MakeContents) -> list[str]:
     new, old = plan_changes(target, contents)
     apply_changes(target, new, old)
-    return [change.path for change in list_changes(new, old)]
+    return [str(change["path"]) for change in list_changes(new, old)]
 
 
 @pytest.mark.parametrize(
