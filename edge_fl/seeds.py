@@ -1,6 +1,6 @@
-"""The only source of seeds: every random thing is drawn from a hash of the run, the purpose, the round and the client.
+"""Seeds: the hash of run, purpose, round and client, for everything random.
 
-Because a seed depends on nothing but these four, the plain loop, the vectorised engine and a real device draw the same numbers.
+The plain loop, the vectorised engine and devices therefore draw the same numbers.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ def seed_for(run: int, purpose: str, round: int = 0, client: str = "") -> int:
 
 
 def generator(run: int, purpose: str, round: int = 0, client: str = "") -> np.random.Generator:
-    """A NumPy generator on `seed_for`'s seed."""
+    """A NumPy generator with the seed of `seed_for`."""
     return np.random.default_rng(seed_for(run, purpose, round, client))

@@ -73,7 +73,7 @@ def test_imagenet_weights_that_are_not_there_are_named_with_their_place(package:
     done = run(package, sys.executable, "-c", f"{spec}; resnet18(InputSpec(3, 64, 64), weights='imagenet')")
     assert done.returncode == 1
     place = package / "torch" / "hub" / "checkpoints"
-    assert re.search(rf"DataError: {place}/resnet18-\w+\.pth: not there; put torchvision's", done.stderr)
+    assert re.search(rf"DataError: {place}/resnet18-\w+\.pth: not found; put torchvision's", done.stderr)
 
 
 HEAD = """

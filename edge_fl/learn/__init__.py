@@ -1,1 +1,1 @@
-"""Pure pieces of learning in torch: parts, batches, fit, losses, means."""
+"""Training in torch as pure functions: network parts, batches, fit, losses, aggregation, update encoding."""

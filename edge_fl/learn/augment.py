@@ -1,6 +1,6 @@
-"""Augmentations as pure functions of images and a key, vectorised over the batch: x float32 [B, C, H, W] in 0..1.
+"""Augmentations as pure functions of images x float32 [B, C, H, W] in 0..1 and a key.
 
-Every image draws its own parameters; geometric ones are one affine resampling (flip, crop, scale, rotation together).
+Parameters are drawn per image; flip, crop, scale and rotation are one affine resampling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Augmentation = Callable[[Tensor, Tensor], Tensor]  # (x, key) -> x
 
 
 def none(x: Tensor, key: Tensor) -> Tensor:
-    """x itself."""
+    """No augmentation."""
     return x
 
 
@@ -28,7 +28,7 @@ def crop(x: Tensor, key: Tensor) -> Tensor:
 
 
 def gentle(x: Tensor, key: Tensor) -> Tensor:
-    """For digits and other images that a flip would change: a box of 60 to 100 % of the area and up to 15 degrees of rotation."""
+    """A box of 60 to 100 % of the area and up to 15 degrees of rotation; for digits and other images that must not be flipped."""
     scale_x, scale_y, shift_x, shift_y = _random_box(x, key, 0.6)
     angle = (uniform(fold(key, 9), len(x)) * 2 - 1) * (math.pi / 12)
     return _affine(x, scale_x, scale_y, shift_x, shift_y, angle)
@@ -49,9 +49,9 @@ def supcon(x: Tensor, key: Tensor) -> Tensor:
 
 
 def hide_patches(x: Tensor, key: Tensor, share: float, fill: Tensor, patch: int = 4) -> Tensor:
-    """x with floor(share * P) of the P patches of each image replaced by `fill` [C, 1, 1] in all channels (FedRIR; 4x4 pixels [C]).
+    """Replace floor(share * P) of the P patches of each image by `fill` [C, 1, 1] (FedRIR; 4x4 pixels [C]).
 
-    Each image draws its own. Pixels beyond the last whole patch are never hidden.
+    Patches are drawn per image. Pixels beyond the last whole patch are never hidden.
     """
     rows, columns = x.shape[2] // patch, x.shape[3] // patch
     drawn = uniform(key, len(x), rows * columns)
@@ -99,7 +99,7 @@ def _affine(
 
 
 def _centres(pixels: int, device: torch.device) -> Tensor:
-    """Where the pixels of a side lie between -1 and 1 [pixels]; F.affine_grid's, but that one does not vectorise over clients."""
+    """Pixel centres of a side in -1..1 [pixels], as F.affine_grid computes them, which does not run under vmap."""
     return (torch.arange(pixels, device=device) * 2 + 1) / pixels - 1
 
 

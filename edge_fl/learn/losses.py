@@ -1,6 +1,6 @@
-"""The formulas that methods share (METHODS.md section 2), one pure function each.
+"""Losses of the methods as pure functions (docs/methods.md, F1 to F8).
 
-Every loss averages over the batch. `mask` [B] is 1 for samples and 0 for padding; None means that all rows are samples.
+Every loss is a mean over the batch. `mask` [B] is 1 for samples and 0 for padding; None: no padding.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from edge_fl.learn.tree import Params
 
 
 def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean of values [B] over the rows that count; 0 when none does."""
+    """Mean of values [B] over samples; 0 without samples."""
     if mask is None:
         return values.mean()
     return torch.where(mask > 0, values, 0.0).sum() / mask.sum().clamp(min=1)  # a padded row may be infinite
 
 
 def squared_error(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over the rows that count of the mean squared difference of a and b [B, D]."""
+    """Mean over samples of the mean squared difference of a and b [B, D]."""
     return masked_mean(((a - b) ** 2).mean(1), mask)
 
 
@@ -48,13 +48,13 @@ def balanced_cross_entropy(logits: Tensor, y: Tensor, counts: Tensor, mask: Tens
 
 
 def kl(student: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
-    """KL(teacher || student) of logits [B, C], temperature 1; detach the teacher to distil (F4)."""
+    """KL(teacher || student) of logits [B, C], temperature 1; the caller detaches the teacher (F4)."""
     log_teacher = F.log_softmax(teacher, dim=-1)
     return masked_mean((log_teacher.exp() * (log_teacher - F.log_softmax(student, dim=-1))).sum(-1), mask)
 
 
 def proximal(params: Any, reference: Any, weight: float) -> Tensor | float:
-    """weight/2 * squared distance over parameters, not buffers (F6); 0.0 without computing anything when weight is 0."""
+    """weight/2 * squared distance over parameters, not buffers (F6); the number 0.0 when weight is 0."""
     if weight == 0.0:
         return 0.0
     held, fixed = tree.parameters(params), tree.parameters(reference)
@@ -62,7 +62,7 @@ def proximal(params: Any, reference: Any, weight: float) -> Tensor | float:
 
 
 def supcon(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Supervised contrastive loss L_out of unit vectors u [B, d] (Khosla et al. 2020); anchors without positives count as 0 (F1)."""
+    """Supervised contrastive loss L_out of unit vectors u [B, d] (Khosla et al. 2020); 0 for anchors without positives (F1)."""
     scores, positive, real = _pairs(u, y, temperature, mask)
     log_probability = scores - torch.logsumexp(scores, dim=1, keepdim=True)
     number = positive.sum(1)
@@ -71,7 +71,7 @@ def supcon(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = None)
 
 
 def supcon_in(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
-    """Supervised contrastive loss L_in, the log outside the mean over positives; mean over anchors that have any (F2)."""
+    """Supervised contrastive loss L_in, the log outside the mean over positives; mean over anchors with positives (F2)."""
     scores, positive, real = _pairs(u, y, temperature, mask)
     number = positive.sum(1)
     lowest = torch.finfo(scores.dtype).min
@@ -84,7 +84,7 @@ def supcon_in(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None = No
 
 
 def _pairs(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [B, B] with the diagonal and padding pushed out, the positive pairs, and which rows are samples."""
+    """Scores [B, B] with diagonal and padding set to the lowest float; positive pairs [B, B]; mask of samples [B]."""
     real = torch.ones_like(u[:, 0]) if mask is None else mask.to(u.dtype)
     other = ~torch.eye(len(y), dtype=torch.bool, device=u.device) & (real > 0)[None, :]
     scores = torch.where(other, u @ u.T / temperature, torch.finfo(u.dtype).min)
@@ -92,15 +92,15 @@ def _pairs(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None) -> tup
 
 
 def prototype_scores(features: Tensor, prototypes: Tensor, valid: Tensor, temperature: float) -> Tensor:
-    """Cosine similarity of features [B, k] with prototypes [C, k] over temperature; classes that are not valid [C] get the lowest score."""
-    scores = F.normalize(features, dim=-1) @ F.normalize(prototypes, dim=-1).T / temperature
+    """Cosine similarity of features [B, k] and prototypes [C, k] over temperature; the lowest float for classes not `valid` [C]."""
+    scores = unit(features) @ unit(prototypes).T / temperature
     return torch.where(valid[None, :] > 0, scores, torch.finfo(scores.dtype).min)
 
 
 def prototype_contrast(
     features: Tensor, y: Tensor, prototypes: Params, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
-    """InfoNCE of features against {"mean" [C, k], "count" [C]}, no gradient to these; samples of absent classes are skipped (F3)."""
+    """InfoNCE of features and detached prototypes {"mean" [C, k], "count" [C]}; samples of absent classes are skipped (F3)."""
     known = ((prototypes["count"] > 0)[y] & (y >= 0)).to(features.dtype)  # a label below 0 is padding
     scores = prototype_scores(features, prototypes["mean"].detach(), prototypes["count"], temperature)
     losses = torch.where(known > 0, F.cross_entropy(scores, y.clamp(min=0), reduction="none"), 0.0)
@@ -121,7 +121,7 @@ def gaussian_log_density(y: Tensor, mean: Tensor, log_variance: Tensor) -> Tenso
 
 
 def gaussian_nll(y: Tensor, mean: Tensor, log_variance: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Negative log-likelihood of y [B, d] under N(mean, diag exp(log_variance)), mean over the batch: what q is fitted by (F5)."""
+    """Negative log-likelihood of y [B, d] under N(mean, diag exp(log_variance)), mean over the batch (F5)."""
     return masked_mean(-gaussian_log_density(y, mean, log_variance), mask)
 
 
@@ -155,11 +155,3 @@ def mmd(
 def unit(z: Tensor) -> Tensor:
     """z / |z| along the last dimension."""
     return F.normalize(z, dim=-1)
-
-
-def simplex_etf(dim: int, classes: int, rotation: Tensor) -> Tensor:
-    """Equiangular tight frame [d, C]: unit columns with inner product -1/(C-1), from any full-rank `rotation` [d, C] (F9)."""
-    basis, _ = torch.linalg.qr(rotation.to(torch.float64))
-    centred = torch.eye(classes, dtype=torch.float64) - 1.0 / classes
-    frame: Tensor = math.sqrt(classes / (classes - 1)) * basis[:dim] @ centred
-    return frame.to(torch.float32)

@@ -1,4 +1,4 @@
-"""Optimisers as frozen values: `init` gives the state, `step` is pure, `advance` the same in place; `at(round)` follows the schedule."""
+"""Optimisers as frozen values: `init` returns the state, `step` is pure, `advance` works in place, `at(round)` applies the schedule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Product:
         return self.left.T @ self.right
 
     def add_to(self, weight: Tensor, share: float) -> None:
-        """weight += share * gradient in one pass over the weight."""
+        """weight += share * gradient, in one pass over the weight."""
         if is_functorch_wrapped_tensor(weight):  # vmap has no rule for addmm_
             weight.add_(self.dense(), alpha=share)
         else:
@@ -41,7 +41,7 @@ Gradients = Mapping[Path, Tensor | Product]
 
 
 def dense(grads: Gradients) -> Leaves:
-    """Every gradient as a tensor of its own."""
+    """The gradients as tensors, factors multiplied."""
     return {path: g.dense() if isinstance(g, Product) else g for path, g in grads.items()}
 
 
@@ -49,7 +49,7 @@ def dense(grads: Gradients) -> Leaves:
 class Optimiser(ABC):
     """`lr_steps` lists (round, factor), rounds from 1: from that round on the learning rate is lr * factor.
 
-    `max_norm` is the joint L2 norm that gradients are scaled down to, 0 for none.
+    `max_norm` is the largest joint L2 norm of the gradients; larger ones are scaled down. 0: no limit.
     """
 
     lr: float
@@ -58,7 +58,7 @@ class Optimiser(ABC):
     max_norm: float = field(default=0.0, kw_only=True)
 
     def at(self, round: int) -> Self:
-        """The optimiser as it is in a round (1-based)."""
+        """The optimiser with the learning rate of a round (1-based)."""
         factor = next((factor for start, factor in reversed(self.lr_steps) if round >= start), 1.0)
         return replace(self, lr=self.lr * factor, lr_steps=())
 
@@ -67,17 +67,17 @@ class Optimiser(ABC):
         """The state before the first step."""
 
     def step(self, params: Leaves, grads: Gradients, state: Any) -> tuple[Leaves, Any]:
-        """One step -> (params, state); nothing is changed in place."""
+        """One step -> (params, state), without changes in place."""
         params, state = tree.clone(params), tree.clone(state)
         self.advance(params, grads, state)
         return params, state
 
     @abstractmethod
     def advance(self, params: Leaves, grads: Gradients, state: Any) -> None:
-        """`step` in place, for those who own `params` and `state`: without a second copy of either."""
+        """One step that changes `params` and `state` in place."""
 
     def _prepared(self, params: Leaves, factored: Gradients) -> Leaves:
-        """Clipped, then decayed, in torch's order."""
+        """Gradients after clipping and weight decay, in torch's order."""
         grads = dense(factored)
         if self.max_norm and grads:
             norm = torch.sqrt(torch.stack([(g**2).sum() for g in grads.values()]).sum())

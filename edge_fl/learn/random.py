@@ -1,7 +1,7 @@
 """Random numbers as pure functions of a key: the same bits in a plain loop, under vmap, on a GPU and on a device.
 
-A key is an int64 scalar tensor. Numbers come from hashing key + counter with splitmix64 (Steele, Lea and Flood, OOPSLA 2014), so
-nothing global is touched and an unused draw costs nothing.
+A key is an int64 scalar tensor; numbers are hashes of key + counter by splitmix64 (Steele, Lea and Flood, OOPSLA 2014). There is no
+global state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MIX_B = 0x94D049BB133111EB - 2**64
 
 
 def key_of(seed: int) -> Tensor:
-    """The key of a seed of `edge_fl.seeds`."""
+    """The key for a seed from `edge_fl.seeds`."""
     return torch.tensor(seed, dtype=torch.int64)
 
 
@@ -52,7 +52,7 @@ def dropout(key: Tensor, x: Tensor, rate: float) -> Tensor:
 
 
 def _wrapped(number: int) -> int:
-    """The int64 that `number` overflows to."""
+    """`number` modulo 2**64 as int64."""
     return (number + 2**63) % 2**64 - 2**63
 
 

@@ -1,8 +1,7 @@
-"""Trees of tensors: `Params` (one part), `Parts` (many), and the few operations on them. Matching is by name, never by order.
+"""Trees of tensors: `Params` (one part) and `Parts` (several), and operations on them. Tensors correspond by name, not by order.
 
-Inside a part, a name says what a tensor is: parameters keep their torch name (``conv1.weight``), buffers carry the prefix
-``buffer:`` (``buffer:bn1.running_mean``). So everything that treats the two differently - fitting, proximal terms, means - can
-tell them apart without the network at hand, on a device as well as on the server.
+Parameters keep their torch name (``conv1.weight``), buffers have the prefix ``buffer:`` (``buffer:bn1.running_mean``), so that training,
+proximal terms and means can distinguish them without the network.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ BUFFER = "buffer:"
 
 
 def map(fn: Callable[..., Tensor], tree: T, *others: Any) -> T:
-    """`fn` over corresponding leaves of trees of dicts, tuples and tensors; other leaves (None, numbers) are kept as they are."""
+    """Apply `fn` to corresponding tensors of trees of dicts and tuples; other leaves (None, numbers) stay."""
     result: Any = tree
     if isinstance(tree, Tensor):
         result = fn(tree, *others)
@@ -34,7 +33,7 @@ def map(fn: Callable[..., Tensor], tree: T, *others: Any) -> T:
 
 
 def clone(tree: T) -> T:
-    """A copy that shares no memory and no gradient history."""
+    """A copy without shared memory and gradient history."""
     return map(lambda t: t.detach().clone(), tree)
 
 
@@ -42,13 +41,13 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Tenso
     """All tensors of a tree of dicts by their path of names."""
     if isinstance(tree, Tensor):
         return {path: tree}
-    found: dict[tuple[str, ...], Tensor] = {}
+    result: dict[tuple[str, ...], Tensor] = {}
     for key, item in tree.items():
         if isinstance(item, Tensor):
-            found[*path, key] = item
+            result[*path, key] = item
         else:
-            found |= leaves(item, (*path, key))
-    return found
+            result |= leaves(item, (*path, key))
+    return result
 
 
 def parameters(tree: Any) -> dict[tuple[str, ...], Tensor]:
@@ -62,19 +61,19 @@ def buffers(params: Params) -> Params:
 
 
 def has_buffers(tree: Any) -> bool:
-    """Whether any leaf is a buffer, that is, whether the part keeps running statistics."""
+    """Whether any leaf is a buffer (running statistics)."""
     return any(path[-1].startswith(BUFFER) for path in leaves(tree))
 
 
 def replaced(tree: T, values: Mapping[tuple[str, ...], Tensor], path: tuple[str, ...] = ()) -> T:
-    """The tree with some leaves exchanged; the dicts are new, the other leaves are shared."""
+    """The tree with some leaves replaced; dicts are new, the other leaves are shared."""
     if isinstance(tree, dict):
         return {key: replaced(item, values, (*path, key)) for key, item in tree.items()}  # type: ignore[return-value]
     return values.get(path, tree)  # type: ignore[return-value]
 
 
 def merge(*trees: Parts) -> Parts:
-    """Parts of several trees as one; within a part, later tensors win by name."""
+    """The union of several Parts; for equal names the last tensor is taken."""
     merged: Parts = {}
     for tree in trees:
         for name, params in tree.items():
@@ -83,7 +82,7 @@ def merge(*trees: Parts) -> Parts:
 
 
 def split(parts: Parts, names: Mapping[str, frozenset[str]]) -> tuple[Parts, Parts]:
-    """(the tensors that `names` lists by part, all others); `merge` is the inverse. A part without tensors is left out."""
+    """Split by tensor names per part -> (listed tensors, all others); empty parts are left out. `merge` is the inverse."""
     inside = {
         name: {key: t for key, t in params.items() if key in names.get(name, ())}
         for name, params in parts.items()
@@ -96,27 +95,22 @@ def split(parts: Parts, names: Mapping[str, frozenset[str]]) -> tuple[Parts, Par
 
 
 def prefixed(prefix: str, parts: Parts) -> Parts:
-    """The parts under longer names, as a client keeps its own version of parts that it also receives."""
+    """The parts with a prefix before their names."""
     return {prefix + name: params for name, params in parts.items()}
 
 
 def unprefixed(prefix: str, parts: Parts) -> Parts:
-    """The parts whose name starts with `prefix`, without it."""
+    """The parts whose names start with `prefix`, without it."""
     return {name.removeprefix(prefix): params for name, params in parts.items() if name.startswith(prefix)}
 
 
 def where(flag: Tensor, then: T, otherwise: T) -> T:
-    """`then` if the scalar `flag` is not 0, else `otherwise`: trees of equal structure, no question asked of the flag's value."""
+    """`then` if the scalar `flag` is not 0, else `otherwise`: trees of equal structure; runs under vmap."""
     return map(lambda a, b: torch.where(flag > 0, a, b), then, otherwise)
 
 
-def blend(weights: T, one: T, other: T) -> T:
-    """weights * one + (1 - weights) * other, element by element: `one` to the bit where the weight is 1."""
-    return map(lambda w, a, b: w * a + (1 - w) * b, weights, one, other)
-
-
 def flat(tree: Any, name: str = "") -> Params:
-    """Any tree as one part, each tensor under the names on the way to it; so a client can keep an optimiser's state."""
+    """A tree as one part, each tensor named by its path; stores optimiser states in personal parts."""
     if isinstance(tree, Tensor):
         return {name: tree}
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
@@ -124,7 +118,7 @@ def flat(tree: Any, name: str = "") -> Params:
 
 
 def shaped(params: Params, like: T, name: str = "") -> T:
-    """The inverse of `flat`, for a tree of the same structure as `like`."""
+    """The inverse of `flat`, with the structure of `like`."""
     result: Any = params.get(name)
     if isinstance(like, Mapping):
         result = {key: shaped(params, value, f"{name}|{_word(key)}") for key, value in like.items()}
@@ -150,7 +144,7 @@ def to_arrays(parts: Parts) -> dict[str, dict[str, np.ndarray]]:
 
 
 def from_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]], *, copy: bool = True) -> Parts:
-    """The inverse of `to_arrays`; without `copy`, tensors share the memory of the arrays, which must be writable."""
+    """The inverse of `to_arrays`; without `copy` the tensors share the arrays' memory, which must be writable."""
 
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array) if copy else array)
@@ -175,7 +169,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def first_not_finite(parts: Parts) -> str | None:
-    """The name of the first part and tensor that holds NaN or Infinity, or None."""
+    """The path of the first tensor with NaN or Infinity, or None."""
     for path, tensor in leaves(parts).items():
         if tensor.is_floating_point() and not _finite(tensor):
             return ".".join(path)
@@ -183,5 +177,5 @@ def first_not_finite(parts: Parts) -> str | None:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """A sum is finite only if every term is, and takes a fraction of looking at each; one that is not may also have overflowed."""
+    # A finite sum has only finite terms, and is cheaper than testing each; an infinite one may be an overflow.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

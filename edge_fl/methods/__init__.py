@@ -1,4 +1,4 @@
-"""The methods by name, one file each. A new one is one file and one line in METHODS; `+ft` behind a name wraps it in fine-tuning."""
+"""The methods by name, one file each. To add one: a file and a line in METHODS. The suffix `+ft` adds fine-tuning."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ METHODS: dict[str, type[Method]] = {
     "fedrir": FedRIR,
     "dualfed": DualFed,
 }
-# listed by name; any other method with shared extractor and head takes +ft too
+# the listed ones; `+ft` works for any method with shared extractor and head
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")
 
 _FT = "+ft"
 
 
 def names() -> list[str]:
-    """Every listed method."""
+    """Names of all listed methods."""
     return sorted([*METHODS, *FINE_TUNED])
 
 
 def find(name: str) -> type[Method]:
-    """The class behind a name without its `+ft`; also those registered under the entry point group `edge_fl.methods`."""
+    """The class of a name without `+ft`, from METHODS or the entry point group `edge_fl.methods`. Raises MethodError."""
     base = name.removesuffix(_FT)
     if base in METHODS:
         return METHODS[base]
@@ -93,7 +93,7 @@ def find(name: str) -> type[Method]:
 
 
 def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **options: Any) -> Method:
-    """A method on a net; options are its hyper-parameters, those of fine-tuning included. Raises MethodError."""
+    """Build a method on a net; `options` are its hyper-parameters, including fine-tuning's. Raises MethodError."""
     method = find(name)
     tuned = name.endswith(_FT)
     own, tuning = hyper.hypers(method), hyper.hypers(FineTuned) if tuned else {}
@@ -109,7 +109,7 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
 
 
 def build_method(spec: MethodSpec) -> Method:
-    """The method of a task, on the server as on a device: equal specs give equal initial values. Raises MethodError."""
+    """Build a method from its spec, on server and devices: equal specs give equal initial values. Raises MethodError."""
     config = spec.method
     net = build_net(spec.model, spec.input, len(spec.classes), spec.seed)
     method = build(

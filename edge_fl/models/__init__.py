@@ -1,7 +1,7 @@
-"""The papers' networks by name. A model builds an extractor (raw 0..1 pixels -> features); head and extractor together are a `Net`.
+"""Network architectures by name. A model builds an extractor (raw 0..1 pixels -> features); extractor and head form a `Net`.
 
-Adding a model is one function `(input, **options) -> Module` with an int attribute `feature_dim`, and one line in MODELS. A user's own
-is named `package.module:function_or_Class` and works the same.
+A model is a function `(input, **options) -> Module` whose module has an int attribute `feature_dim`, and a line in MODELS. A model outside this
+package is named `package.module:function_or_Class`.
 """
 
 from __future__ import annotations
@@ -73,5 +73,5 @@ def _find(name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise MethodError(f"model {name!r}: cannot be imported ({error})") from error
     if not callable(found):
-        raise MethodError(f"model {name!r}: a {type(found).__name__}, expected a function or a class")
+        raise MethodError(f"model {name!r}: {type(found).__name__}, expected a function or a class")
     return found  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""The papers' convolutional networks: FedCRC's four convolutions, the two convolutions of FedCRL and PFLlib, FedRIR's with BatchNorm.
+"""Convolutional networks of the papers: FedCRC's four convolutions, two convolutions of FedCRL and PFLlib, FedRIR's with BatchNorm.
 
-`tiny` is ours: two padded convolutions that fit 8x8 digits and a Raspberry Pi.
+`tiny` is for tests and small devices: two padded convolutions for images from 4x4 pixels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Features(Chain):
 
 
 def _block(inputs: int, outputs: int, kernel: int, *, padding: int = 0, norm: bool) -> list[nn.Module]:
-    """Pool before ReLU: the same function and gradient, since the larger stays the larger, on a quarter of the values."""
+    """Pool before ReLU: the same function and gradient as ReLU before pool, with a quarter of the ReLU's work."""
     norms: list[nn.Module] = [nn.BatchNorm2d(outputs)] if norm else []
     return [nn.Conv2d(inputs, outputs, kernel, padding=padding), *norms, nn.MaxPool2d(2), nn.ReLU()]
 
@@ -50,7 +50,7 @@ def tiny(input: InputSpec, feature_dim: int = 64, width: int = 16, norm: bool = 
 def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padding: int = 0) -> nn.Module:
     """Conv5x5,32 -> ReLU -> pool, Conv5x5,64 -> ReLU -> pool, linear [-> ReLU] (PFLlib's FedAvgCNN).
 
-    FedCRL takes feature_dim 128 and no activation (METHODS.md 3.2, whose option rep_activation is `activation` here).
+    FedCRL uses feature_dim 128 and no activation (docs/methods.md, "Networks").
     """
     blocks = [
         *_block(input.channels, 32, 5, padding=padding, norm=False),
@@ -60,7 +60,7 @@ def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padd
 
 
 def cnn2_bn(input: InputSpec, feature_dim: int = 512, padding: int = 0) -> nn.Module:
-    """FedRIR's extractor: Conv5x5,32 -> BN -> ReLU -> pool, Conv5x5,64 -> BN -> ReLU -> pool, linear (METHODS.md 3.3)."""
+    """FedRIR's extractor: Conv5x5,32 -> BN -> ReLU -> pool, Conv5x5,64 -> BN -> ReLU -> pool, linear."""
     blocks = [
         *_block(input.channels, 32, 5, padding=padding, norm=True),
         *_block(32, 64, 5, padding=padding, norm=True),
@@ -69,7 +69,7 @@ def cnn2_bn(input: InputSpec, feature_dim: int = 512, padding: int = 0) -> nn.Mo
 
 
 def cnn4(input: InputSpec, width: int = 64) -> nn.Module:
-    """FedCRC's four convolutions 3x3 with BatchNorm and pooling, flattened (METHODS.md 3.1); needs 16 pixels a side or more."""
+    """FedCRC's four convolutions 3x3 with BatchNorm and pooling, flattened; for images from 16x16 pixels."""
     blocks = _block(input.channels, width, 3, padding=1, norm=True)
     for _ in range(3):
         blocks += _block(width, width, 3, padding=1, norm=True)

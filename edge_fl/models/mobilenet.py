@@ -1,4 +1,4 @@
-"""MobileNetV2 of torchvision as an extractor (about 2.2 M parameters), with stride 1 in its stem for small images."""
+"""torchvision's MobileNetV2 as an extractor (about 2.2 M parameters), with stride 1 in the stem for small images."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class MobileNet(nn.Module):
 
 
 def mobilenet(input: InputSpec, width: float = 1.0) -> nn.Module:
-    """`width` multiplies the channels (0.25 to 1.4)."""
+    """`width` multiplies the numbers of channels (0.25 to 1.4)."""
     return MobileNet(input, width)

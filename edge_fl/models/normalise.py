@@ -1,4 +1,4 @@
-"""The dataset's normalisation, inside the extractor: devices feed raw 0..1 pixels and need no dataset constants (METHODS.md 6.1)."""
+"""The dataset's normalisation as part of the extractor: devices input raw 0..1 pixels (docs/methods.md, "Export")."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def normalised(x: Tensor, input: InputSpec) -> Tensor:
 
 
 def constant(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """Mean or std of an input for every channel of images `like` [N, C, H, W]: [C, 1, 1]."""
+    """Mean or std of an input per channel of images `like` [N, C, H, W]: [C, 1, 1]."""
     return like.new_tensor(values).expand(like.shape[1]).reshape(-1, 1, 1)
 
 
 class Normalised(Chain):
-    """(x - mean) / std per channel, then the extractor; the constants are not state, so they are never averaged or sent."""
+    """(x - mean) / std per channel, then the extractor; the constants are neither averaged nor sent."""
 
     mean: Tensor
     std: Tensor
@@ -39,5 +39,5 @@ class Normalised(Chain):
         return self.standardise, self.extractor
 
     def standardise(self, x: Tensor) -> Tensor:
-        """Raw pixels as the dataset's statistics scale them."""
+        """Normalise raw pixels; a method, so that the chain has it as one layer."""
         return (x - self.mean).div_(self.std)

@@ -1,17 +1,18 @@
-"""ResNet-18 and ResNet-34 of torchvision as extractors, with the stem that small images need."""
+"""torchvision's ResNet-18 and ResNet-34 as extractors, with a small stem for small images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
 import torchvision
 from torch import Tensor, nn
 
 from edge_fl.config import InputSpec
-from edge_fl.errors import MethodError
-from edge_fl.models.weights import load_imagenet
+from edge_fl.errors import DataError, MethodError
 
-SMALL = 64  # pixels a side below which the 7x7 stem and the max-pool throw away too much
+SMALL = 64  # pixels per side; below, the 7x7 stem and the max-pool lose too much detail
 
 
 class ResNet(nn.Module):
@@ -49,5 +50,15 @@ def _resnet(build: Callable[..., nn.Module], enum: str, input: InputSpec, weight
             raise MethodError(
                 f"weights {weights!r}: expected 'imagenet' with 3 channels and {SMALL} pixels or more"
             )
-        load_imagenet(network, enum)
+        _load_imagenet(network, enum)
     return ResNet(network, input)
+
+
+def _load_imagenet(network: nn.Module, enum: str) -> None:
+    """Load torchvision's default weights from the local cache. Raises DataError if the file is missing."""
+    url = getattr(torchvision.models, enum).DEFAULT.url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(url).name
+    if not path.is_file():
+        raise DataError(f"{path}: not found; put torchvision's {path.name} into that folder")
+    # The files have torch's format; weights_only reads nothing but tensors.
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # noqa: TID251

@@ -1,7 +1,6 @@
-"""What clients send and how it is averaged: streaming, in float64, exact where exactness is possible (METHODS.md G4, G5).
+"""Updates and their weighted mean: streaming, summed in float64 (docs/methods.md G4, G5).
 
-Sums run over n_i * x_i with whole n_i, so one upload gives its exact copy and equal uploads their exact value; the caller feeds
-updates in ascending client id.
+Sums are over n_i * x_i with integer n_i, so that the mean of one update, or of equal updates, is exact. Updates come sorted by client id.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from edge_fl.learn.batches import Batches
 from edge_fl.learn.losses import one_hot
 from edge_fl.learn.tree import Params, Parts
 
-PROTOTYPES = "prototypes"  # the part that holds class means, {"mean": [C, d], "count": [C]}
+PROTOTYPES = "prototypes"  # the part of class means, {"mean": [C, d], "count": [C]}
 
 
 @dataclass(frozen=True)
 class Update:
-    """One client's upload of one round: its parts, its number of training samples, and what it measured.
+    """One client's update of one round: its parts, its number of training samples, and its metrics.
 
-    A late one began `staleness` rounds ago, from `start`, which the server has replaced since (`edge_fl.learn.aggregation.staleness`).
+    A late update began `staleness` rounds ago from `start`, an older broadcast (`edge_fl.learn.aggregation.staleness`).
     """
 
     client: str
@@ -35,7 +34,7 @@ class Update:
 
 
 class Mean:
-    """A weighted mean of Params that holds one float64 sum, however many are added; integer buffers take their maximum."""
+    """Streaming weighted mean of Params in one float64 sum; of integer buffers the maximum."""
 
     def __init__(self) -> None:
         self._sums: Params = {}
@@ -43,7 +42,7 @@ class Mean:
         self.weight = 0.0
 
     def add(self, params: Params, weight: float) -> None:
-        """Adds one upload; all must have the same names."""
+        """Add Params; all must have the same names."""
         self.weight += weight
         for name, tensor in params.items():
             if not tensor.is_floating_point():
@@ -51,13 +50,13 @@ class Mean:
                     torch.maximum(self._sums[name], tensor) if name in self._sums else tensor.clone()
                 )
             elif name in self._sums:
-                self._sums[name].add_(tensor, alpha=weight)  # widened on the way, without a copy
+                self._sums[name].add_(tensor, alpha=weight)  # converts to float64 without a copy
             else:
                 self._sums[name] = tensor.to(torch.float64) * weight
             self._dtypes[name] = tensor.dtype
 
     def value(self) -> Params | None:
-        """The mean in the uploads' dtype; None when nothing (or only weight 0) was added."""
+        """The mean in the original dtype; None if the weights sum to 0."""
         if self.weight == 0:
             return None
         return {
@@ -69,9 +68,9 @@ class Mean:
 def weighted_mean(
     shared: Parts, updates: Iterable[Update], *, uniform: bool = False, by_count: bool = True
 ) -> Parts:
-    """Every part averaged over the updates that hold it, weighted by samples (or equally); parts that nobody sent stay as they are.
+    """Average each part over the updates that contain it, weighted by samples or equally (`uniform`); other parts stay.
 
-    The part "prototypes" is averaged class by class, weighted `by_count` or equally over the classes' owners.
+    The part "prototypes" is averaged per class, weighted by samples (`by_count`) or equally over the clients that have the class.
     """
     means: dict[str, Mean] = {}
     classes = PrototypeMean(by_count=by_count)
@@ -87,7 +86,7 @@ def weighted_mean(
 
 
 def mixture(uploads: Iterable[Params], weights: Iterable[float]) -> Params:
-    """Uploads of equal names added up by weights of sum 1; those of weight 0 are left out."""
+    """Sum of Params with weights of sum 1; those of weight 0 are skipped."""
     mean = Mean()
     for params, weight in zip(uploads, weights, strict=True):
         if weight > 0:
@@ -96,7 +95,7 @@ def mixture(uploads: Iterable[Params], weights: Iterable[float]) -> Params:
 
 
 def lerp(old: Params, new: Params, keep: float | Tensor) -> Params:
-    """keep * old + (1 - keep) * new, literally, so that keep = 1 leaves every bit of old (F13); integer buffers are taken from new."""
+    """keep * old + (1 - keep) * new, as written, so that keep = 1 preserves all bits of old (F13); integer buffers from new."""
     return {n: keep * t + (1.0 - keep) * new[n] if t.is_floating_point() else new[n] for n, t in old.items()}
 
 
@@ -107,26 +106,18 @@ def prototypes(features: Batches) -> Params:
     return {"mean": member.T @ features.x / count.clamp(min=1)[:, None], "count": count}
 
 
-def spread(features: Batches) -> Params:
-    """How features z [N, d] lie around their classes: V [] and H [C, d] with H[c] = π_c μ_c (FedPAC)."""
-    known, number = prototypes(features), (features.y >= 0).sum()  # a label below 0 is padding
-    h = known["count"][:, None] * known["mean"] / number
-    squared = torch.where(features.y >= 0, (features.x**2).sum(1), 0.0).sum() / number
-    return {"V": ((squared - (h**2).sum()) / number).clamp(min=0), "H": h}
-
-
 def no_prototypes(classes: int, dim: int) -> Params:
-    """What the server knows before anybody has reported: every class is absent."""
+    """Prototypes with every class absent."""
     return {"mean": torch.zeros(classes, dim), "count": torch.zeros(classes)}
 
 
 def only_owned(prototypes: Params) -> Params:
-    """Prototypes as they travel: `mean` [C_i, d] has rows for the classes whose `count` [C] is not 0 and no others."""
+    """Prototypes for transport: `mean` [C_i, d] only has rows for classes whose `count` [C] is not 0."""
     return {"mean": prototypes["mean"][prototypes["count"] > 0], "count": prototypes["count"]}
 
 
 def with_absent(prototypes: Params) -> Params:
-    """The inverse of `only_owned`; prototypes that have all rows already stay as they are."""
+    """The inverse of `only_owned`; prototypes with all rows are returned unchanged."""
     mean, count = prototypes["mean"], prototypes["count"]
     if len(mean) == len(count):
         return prototypes
@@ -137,7 +128,7 @@ def with_absent(prototypes: Params) -> Params:
 
 
 class PrototypeMean:
-    """Class-wise mean of clients' prototypes, weighted by their counts or equally; never-seen classes keep the old value (G15)."""
+    """Mean of prototypes per class, weighted by counts or equally; classes without reports keep the old value (docs/methods.md G15)."""
 
     def __init__(self, *, by_count: bool = True) -> None:
         self._by_count = by_count
@@ -145,7 +136,7 @@ class PrototypeMean:
         self._weight: Tensor | None = None
 
     def add(self, prototypes: Params) -> None:
-        """Adds {"mean": [C, d], "count": [C]}, or `only_owned` of it."""
+        """Add {"mean": [C, d], "count": [C]}, or `only_owned` of it."""
         prototypes = with_absent(prototypes)
         weight = prototypes["count"].to(torch.float64)
         weight = weight if self._by_count else (weight > 0).to(torch.float64)
@@ -154,7 +145,7 @@ class PrototypeMean:
         self._weight = weight if self._weight is None else self._weight + weight
 
     def value(self, old: Params) -> Params:
-        """{"mean", "count"}; `count` is the weight behind each mean, 0 where a class has never been seen."""
+        """{"mean", "count"}; `count` is the sum of weights per class, 0 for a class that was never reported."""
         if self._sum is None or self._weight is None:
             return old
         seen = self._weight > 0

@@ -1,8 +1,8 @@
-"""Aggregation that a few wrong updates cannot pull away: median and trimmed mean per coordinate, and clipping, for any method.
+"""Robust aggregation for any method: coordinate-wise median and trimmed mean, and clipping.
 
-A cohort's updates are replaced by safer ones before the method's own `aggregate` sees them. Clipping looks at one update at a time and
-streams; median and trimmed mean need the whole cohort in memory, give every client the same centre, and so take away what a method
-makes of the differences between clients (FedAMP). Integer buffers and parts of differing shapes (class means) stay each client's own.
+Updates are replaced before the method's `aggregate`. Clipping streams. Median and trimmed mean need the whole cohort in memory and give
+every client the same values, which removes the differences between clients that some methods use (FedAMP). Integer buffers and tensors of
+different shapes (class means) stay unchanged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Centre = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Robust:
-    """`centre` is "mean" (the method's own), "median" or "trimmed", which leaves out the share `trim` at each end of every coordinate.
+    """`centre`: "mean" (the method's own), "median", or "trimmed" without the share `trim` at each end of every coordinate.
 
-    `clip` above 0 is the largest L2 norm of the change that one client may make to one part.
+    `clip` above 0: the largest L2 norm of one client's change to one part.
     """
 
     centre: str = "mean"
@@ -34,7 +34,7 @@ class Robust:
 
 
 def robust(updates: Iterable[Update], shared: Parts, how: Robust) -> Iterator[Update]:
-    """The updates as the method's aggregate is to see them."""
+    """The updates for the method's `aggregate`."""
     clipped = (clip(update, shared, how.clip) for update in updates) if how.clip else iter(updates)
     centre = centres(how.trim).get(how.centre)
     return centred(clipped, centre) if centre else clipped
@@ -46,19 +46,19 @@ def centres(trim: float) -> Mapping[str, Centre]:
 
 
 def median(values: Tensor) -> Tensor:
-    """The median over clients of each coordinate, [K, ...] -> [...]; between the two middle ones for an even K."""
+    """Median over clients per coordinate, [K, ...] -> [...]; for even K the mean of the two middle values."""
     ordered, clients = values.sort(0).values, len(values)
     return (ordered[(clients - 1) // 2] + ordered[clients // 2]) / 2
 
 
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
-    """The mean over clients of each coordinate without the floor(trim * K) smallest and largest, [K, ...] -> [...]."""
+    """Mean over clients per coordinate without the floor(trim * K) smallest and largest values, [K, ...] -> [...]."""
     cut = min(int(trim * len(values)), (len(values) - 1) // 2)
     return values.sort(0).values[cut : len(values) - cut].mean(0)
 
 
 def centred(updates: Iterable[Update], centre: Centre) -> Iterator[Update]:
-    """Every update with the centre of all in the place of its own values, in each tensor that all hold alike."""
+    """Replace each tensor that all updates hold with equal shape by the centre over the updates."""
     cohort = list(updates)
     middle = {
         name: _middle([update.parts[name] for update in cohort if name in update.parts], centre)
@@ -69,7 +69,7 @@ def centred(updates: Iterable[Update], centre: Centre) -> Iterator[Update]:
 
 
 def clip(update: Update, shared: Parts, bound: float) -> Update:
-    """The update with each part at most `bound` away from the server's, in L2 norm; a part that the server does not have, from 0."""
+    """Scale down the change of each part against the server's (0 where it has none) to L2 norm `bound`."""
     return replace(
         update, parts={name: _clipped(p, shared.get(name, {}), bound) for name, p in update.parts.items()}
     )
@@ -81,7 +81,7 @@ def _middle(sent: Sequence[Params], centre: Centre) -> Params:
         for name, tensor in sent[0].items()
         if tensor.is_floating_point()
         and all(name in params and params[name].shape == tensor.shape for params in sent)
-        and "count" not in sent[0]  # class means: a class that a client does not have is no vote
+        and "count" not in sent[0]  # class means: absent classes must not contribute
     }
 
 

@@ -1,4 +1,4 @@
-"""Updates that began from parts that are no longer the newest: what they changed is moved to the newest ones, and weighs less the later.
+"""Staleness correction of late updates: their change is applied to the newest parts with a weight that decreases with the delay.
 
 J. Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (FedBuff), AISTATS 2022, Algorithm 1 and section 5: the
 server adds the mean over a buffer of s(τ) Δ_i, where Δ_i is client i's change, τ how many aggregates ago it began, and
@@ -20,9 +20,9 @@ def weight(staleness: int) -> float:
 
 
 def moved(update: Update, shared: Parts) -> Update:
-    """The update as if it had begun from `shared`, its change times s(τ); one that did (no `start`) stays as it is.
+    """`shared` plus s(τ) times the update's change; an update that is not late (no `start`) is returned unchanged.
 
-    Integer buffers and tensors that the server does not send stay as the client has sent them.
+    Integer buffers and tensors that are not in the broadcast stay as sent.
     """
     if update.start is None:
         return update

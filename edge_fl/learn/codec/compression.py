@@ -1,11 +1,11 @@
-"""Updates made smaller before they travel: a tensor's change against what was received, coded, and opened again by the server.
+"""Compression of updates: encode a tensor's change against the received value, and decode it on the server.
 
-- `fp16` halves it, to the nearest number.
-- `int8` quarters it: whole multiples of one scale per tensor, rounded at random, up as often as its share of the way up, so that a mean
-  over clients is not biased (QSGD: Alistarh et al., NeurIPS 2017; in federated learning FedPAQ: Reisizadeh et al., AISTATS 2020).
-- `topk` sends the share `keep` of each tensor's values that are largest, and where they stand. The rest stays with the client and is
-  added to its next change (error feedback: Stich et al., NeurIPS 2018; Karimireddy et al., ICML 2019; by tensor as in Deep Gradient
-  Compression: Lin et al., ICLR 2018), so that all that is sent and what is left over sum to all that was learnt.
+- `fp16`: half the size, rounded to nearest.
+- `int8`: a quarter of the size; multiples of one scale per tensor with stochastic rounding, so that a mean over clients is unbiased
+  (QSGD: Alistarh et al., NeurIPS 2017; FedPAQ: Reisizadeh et al., AISTATS 2020).
+- `topk`: the share `keep` of each tensor's values with the largest magnitude, and their positions. The client adds the rest to its next
+  change (error feedback: Stich et al., NeurIPS 2018; Karimireddy et al., ICML 2019; per tensor as in Deep Gradient Compression: Lin et al.,
+  ICLR 2018).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LARGEST_FP16 = torch.finfo(torch.float16).max
 LEVELS = 127
 
 Coded = dict[str, Tensor]
-"""What stands for one float32 tensor on the way: values under "", what else is needed to read them under SCALE or AT."""
+"""One encoded float32 tensor: values under "", the scale under SCALE, positions under AT."""
 
 
 @dataclass(frozen=True)
 class Codec:
-    """`encode(change, keep, key)` draws from `key`; `decode(coded, shape)` gives float32. `feedback`: what it loses is kept for later."""
+    """`encode(change, keep, key)` draws from `key`; `decode(coded, shape)` returns float32. `feedback`: the client keeps the residual."""
 
     encode: Callable[[Tensor, float, Tensor], Coded]
     decode: Callable[[Coded, torch.Size], Tensor]
@@ -64,7 +64,7 @@ def _to_largest(change: Tensor, keep: float, key: Tensor) -> Coded:
 def _from_largest(coded: Coded, shape: torch.Size) -> Tensor:
     at = coded[AT].long()
     if not bool((at.diff() > 0).all() and (at >= 0).all() and (at < shape.numel()).all()):
-        raise ProtocolError(f"topk: positions of values, expected ascending ones below {shape.numel()}")
+        raise ProtocolError(f"topk: invalid positions, expected ascending ones below {shape.numel()}")
     return coded[""].new_zeros(shape.numel()).index_put((at,), coded[""]).reshape(shape)
 
 
@@ -73,4 +73,4 @@ CODECS: Mapping[str, Codec] = {
     "int8": Codec(_to_levels, _from_levels),
     "topk": Codec(_to_largest, _from_largest, feedback=True),
 }
-"""By the name that a recipe has for it; "none" is none of them."""
+"""By their names in recipes; "none" has no codec."""

@@ -1,11 +1,10 @@
-"""Differential privacy of what a client sends: its change is clipped to a length and drowned in Gaussian noise before anything else.
+"""Differential privacy of updates: a client clips its change and adds Gaussian noise.
 
-The client itself adds the noise, so that the guarantee holds against the server too (local, client-level): between any two data sets
-that a client could hold, its update differs by at most twice the clip. There is no amplification by sampling: the server that draws
-the cohort is who must not know.
+The guarantee is local and client-level: it holds against the server too, because the client adds the noise. Updates from any two data sets
+differ by at most twice the clip. There is no amplification by sampling, because the server draws the cohort.
 
-k updates of noise multiplier z tell exactly as much as one with μ² = k (2 / z)² (Gaussian differential privacy: Dong, Roth and Su, J. R.
-Stat. Soc. B 2022), which is what is kept; epsilon follows from it by Opacus. Floating-point noise is not hardened (Mironov, CCS 2012).
+k updates with noise multiplier z have the privacy loss of one with μ² = k (2 / z)² (Gaussian differential privacy: Dong, Roth and Su, J. R.
+Stat. Soc. B 2022). μ² is stored; Opacus converts it to epsilon. Floating-point noise is not hardened (Mironov, CCS 2012).
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from edge_fl.config import PrivacyConfig
 from edge_fl.learn import random, tree
 from edge_fl.learn.tree import Parts
 
-SENSITIVITY = 2.0  # how far apart two clipped changes can be, in clips
-LARGEST_EPSILON = 500.0  # where the library's search ends
+SENSITIVITY = 2.0  # largest distance of two clipped changes, in clips
+LARGEST_EPSILON = 500.0  # upper end of the library's search
 
 Noise = Callable[[int], Tensor]
-"""So many standard normal numbers, float32 [n]."""
+"""n -> standard normal numbers, float32 [n]."""
 
 
 def released(change: Parts, privacy: PrivacyConfig, noise: Noise) -> Parts:
-    """A change as it may be seen: at most `clip` long over all its tensors together, with noise on every number."""
-    changes = sorted(tree.leaves(change).items())  # so that no order of names matters
+    """Clip a change to the joint L2 norm `clip` and add noise to every value."""
+    changes = sorted(tree.leaves(change).items())  # independent of the order of names
     length = torch.stack([tensor.double().square().sum() for _, tensor in changes]).sum().sqrt()
     factor = (privacy.clip / length.clamp(min=privacy.clip)).float()
     std = privacy.noise_multiplier * privacy.clip
@@ -42,7 +41,7 @@ def released(change: Parts, privacy: PrivacyConfig, noise: Noise) -> Parts:
 
 
 def seeded(key: Tensor) -> Noise:
-    """Noise that a simulation can draw again: whoever knows the key can take it off."""
+    """Reproducible noise for simulations; anyone with the key can remove it."""
     drawn = 0
 
     def noise(count: int) -> Tensor:
@@ -54,7 +53,7 @@ def seeded(key: Tensor) -> Noise:
 
 
 def secret(count: int) -> Tensor:
-    """Noise from the system's randomness, for a device: the server knows the run's seed and could draw any noise that follows from it."""
+    """Noise from the operating system, for devices: the server knows the run's seed and could reproduce noise drawn from it."""
     bits = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)
     uniform = torch.from_numpy((bits + 0.5) * 2.0**-53)
     numbers: Tensor = torch.special.ndtri(uniform).float()
@@ -67,7 +66,7 @@ def cost(privacy: PrivacyConfig) -> float:
 
 
 def epsilon(spent: float, delta: float) -> float:
-    """What updates of `spent` μ² together tell at most, in (epsilon, delta)-differential privacy."""
+    """The epsilon of (epsilon, delta)-differential privacy for updates with `spent` μ² in total."""
     gdp, mu = _accountant(), math.sqrt(spent)
     if not mu or gdp.delta_eps_mu(eps=0.0, mu=mu) <= delta:
         return 0.0
@@ -78,7 +77,7 @@ def epsilon(spent: float, delta: float) -> float:
 
 
 def _accountant() -> ModuleType:
-    """Opacus's; it takes seconds to import and few need it. What it does to the process's log is undone."""
+    """Import Opacus' accountant lazily, because it takes seconds, and remove the log handlers that it adds."""
     root = logging.getLogger()
     handlers = root.handlers[:]
     from opacus.accountants.analysis import gdp

@@ -1,6 +1,6 @@
-"""BatchNorm that does not count padding: inside `padding(mask)`, batch statistics are those of the rows that are samples.
+"""BatchNorm that ignores padding: inside `padding(mask)`, batch statistics are computed over samples only.
 
-Only the vectorised engine pads; everywhere else the mask is None and torch's own BatchNorm runs untouched.
+Only the vectorised engine pads; without a mask torch's own BatchNorm runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _mask: ContextVar[Tensor | None] = ContextVar("padding", default=None)
 
 @contextmanager
 def padding(mask: Tensor | None) -> Iterator[None]:
-    """The rows of the batch that count [B] (1 or 0), or None for all; several views of a batch repeat it."""
+    """Set the mask [B] of samples (1) and padding (0) for BatchNorm; None: no padding. Repeated for several views of a batch."""
     token = _mask.set(mask)
     try:
         yield
@@ -30,7 +30,7 @@ def padding(mask: Tensor | None) -> Iterator[None]:
 
 
 def respect_padding(module: nn.Module) -> nn.Module:
-    """Makes every BatchNorm in a module look at the mask; returns the module."""
+    """Make every BatchNorm in a module use the mask; returns the module."""
     for child in module.modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             child.forward = MethodType(_forward, child)  # type: ignore[method-assign]
@@ -40,7 +40,7 @@ def respect_padding(module: nn.Module) -> nn.Module:
 def _forward(self: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
     mask = _mask.get()
     if precision.current() and is_functorch_wrapped_tensor(x):
-        # vmap knows no rule for BatchNorm under autocast
+        # BatchNorm under autocast has no vmap rule
         x = x.float()
     if mask is None or not self.training:
         return type(self).forward(self, x)

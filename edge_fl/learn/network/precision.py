@@ -1,7 +1,6 @@
-"""The precision that networks compute in while they train: float32, or half of it where a processor is faster at that.
+"""The precision of computations inside network parts during training: float32, bfloat16 or float16.
 
-Only what happens inside a `Part` is rounded: parameters, features, losses, statistics and means stay float32, and so does everything
-when a model is evaluated or exported.
+Parameters, features, losses, statistics and means stay float32; so do evaluation and export.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _dtype: ContextVar[torch.dtype | None] = ContextVar("precision", default=None)
 
 @contextmanager
 def computing_in(precision: str) -> Iterator[None]:
-    """Parts that are called in here compute in `precision`, a key of PRECISIONS, by torch.autocast."""
+    """Context in which parts compute in `precision`, a key of PRECISIONS, by torch.autocast."""
     token = _dtype.set(PRECISIONS[precision])
     try:
         yield
@@ -28,5 +27,5 @@ def computing_in(precision: str) -> Iterator[None]:
 
 
 def current() -> torch.dtype | None:
-    """What parts round to now; None for nothing."""
+    """The current reduced precision, or None for float32."""
     return _dtype.get()
