@@ -1,1 +1,1 @@
-"""The server's side of the wire: one connection, who is there, what is asked of them, and which answers count."""
+"""The server's MQTT side: its connection, the known devices, round requests, and validation of reports."""

@@ -12,7 +12,7 @@ from edge_fl.wire.transport import UNTYPED, Packet, Transport
 
 @dataclass(frozen=True)
 class ChunkLimits:
-    """How much may be on its way to the broker at once, and how long the broker may take to accept that."""
+    """Bytes published before waiting for the broker's acknowledgements, and the time limit of that wait."""
 
     outstanding_bytes: int = 4 * 1024 * 1024
     drain_s: float = 120.0
@@ -21,34 +21,39 @@ class ChunkLimits:
 LIMITS = ChunkLimits()
 
 
+def numbered(blob: Blob, payload: bytes, only: Iterable[int] | None = None) -> list[tuple[int, memoryview]]:
+    """The chunks of a blob (or `only` these) with their indices; unknown indices are ignored."""
+    chunks = split(payload, blob.chunk_bytes)
+    indices = range(len(chunks)) if only is None else only
+    return [(index, chunks[index]) for index in indices if 0 <= index < len(chunks)]
+
+
 def send_chunks(
     transport: Transport,
     topics: Topics,
     blob: Blob,
-    payload: bytes,
-    expiry_s: int | None = None,
+    chunks: Iterable[tuple[int, memoryview]],
     *,
-    only: Iterable[int] | None = None,
+    expiry_s: int | None = None,
     limits: ChunkLimits = LIMITS,
-    taken: Callable[[int], None] = lambda bytes: None,
+    on_sent: Callable[[int], None] = lambda bytes: None,
 ) -> None:
-    """Retains the chunks of one blob (or `only` these); `taken` hears of bytes that the broker has taken, the last ones apart.
+    """Publish `numbered` chunks of a blob retained; `on_sent` receives the bytes that the broker acknowledged, after each full window.
 
-    Raises DeadlineError when the broker does not keep up.
+    Raises DeadlineError if the broker does not keep up.
     """
-    chunks = split(payload, blob.chunk_bytes)
     outstanding_bytes = 0
-    for index in range(len(chunks)) if only is None else only:
+    for index, chunk in chunks:
         topic = topics.chunk(blob.sha256, index)
-        transport.publish(Packet(topic, bytes(chunks[index]), True, 1, UNTYPED, expiry_s))
-        outstanding_bytes += len(chunks[index])
+        transport.publish(Packet(topic, bytes(chunk), True, 1, UNTYPED, expiry_s))
+        outstanding_bytes += len(chunk)
         if outstanding_bytes >= limits.outstanding_bytes:
             transport.drain(limits.drain_s)
-            taken(outstanding_bytes)
+            on_sent(outstanding_bytes)
             outstanding_bytes = 0
 
 
 def clear_chunks(transport: Transport, topics: Topics, blob: Blob) -> None:
-    """Makes the broker forget the chunks of one blob."""
+    """Clear the retained chunks of a blob."""
     for index in range(len(blob.chunks)):
         transport.publish(Packet(topics.chunk(blob.sha256, index), b"", retain=True, content_type=UNTYPED))

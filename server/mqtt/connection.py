@@ -1,10 +1,9 @@
-"""The server's connection: one server per fleet, one receive thread, and every message either understood or counted.
+"""The server's connection: one server per fleet, one receive thread, every message decoded or counted as malformed.
 
-Before it connects, a server reads the retained srv/state: another one that is online stands in its way (the lease). Its own state is its
-will, so that devices learn of a crash from the broker. On every connection it says again that it is there, and on a broker that has
-forgotten it, everything else too. Packets become (address, message) pairs on the receive thread and go to the handlers of their kind;
-a packet that breaks the protocol is counted by its sender and goes no further. What has to wait for the broker runs aside, on a third
-thread.
+Before it connects, a server reads the retained srv/state: another server that is online holds the lease. Its own state is also its will,
+so that devices learn of a crash from the broker. It publishes its state at every connection, and everything else too if the broker has lost
+its session. Packets become (address, message) pairs on the receive thread and go to the handlers of their kind; packets that break the
+protocol are counted by sender and dropped. Tasks that wait for the broker run on a background thread.
 """
 
 from __future__ import annotations
@@ -25,148 +24,113 @@ from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolErr
 from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, decode, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
-from server.mqtt.retained import Connect, Limits, is_alive, read_retained
+from server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect, is_alive, read_retained
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A message as it came: who and what its topic says, and its content; None where a retained one was cleared."""
+class Received:
+    """A received message: its topic's address and its content; None if a retained message was cleared."""
 
     address: Address
     message: Struct | bytes | None
     retained: bool = False
 
 
-Handler = Callable[[Heard], None]
+Handler = Callable[[Received], None]
 
 
 class ServerConnection:
-    """`on`, `on_refused` and `on_return` register handlers, then `open` connects. Handlers run on the receive thread and must not wait."""
+    """Register handlers with `on`, `on_malformed` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait."""
 
     def __init__(
         self,
-        connect: Connect,
+        connect: ServerConnect,
         fleet: str,
         *,
         takeover: bool = False,
         workers: bool = False,
-        limits: Limits = Limits(),
+        limits: LeaseLimits = LIMITS,
     ) -> None:
         self.topics = Topics(fleet)
         self.boot = secrets.token_hex(4)
         self.epoch = 0
-        self.refused: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
+        self.malformed: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
         self._connect = connect
         self._takeover = takeover
         topics = self.topics
         own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"))
-        self._patterns = own if workers else (topics.up(),)  # workers take the reports
+        self._patterns = own if workers else (topics.up(),)  # workers receive the reports
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
-        self._refusals: list[Callable[[str, str, str], None]] = []
-        self._returns: list[Callable[[bool], None]] = []
+        self._on_malformed: list[Callable[[str, str, str], None]] = []
+        self._on_connected: list[Callable[[bool], None]] = []
         self._return_s = 1.0
         self._closing = threading.Event()
-        self._waiting: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
-        self._born = threading.Event()
-        self._steady = True  # the first connection still stands
+        self._events: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
+        self._connected = threading.Event()
+        self._steady = True  # the first connection was never lost
         self._lost = ""
         self._commands = 0
-        self._handlers["server_state"].append(self._meet)
+        self._handlers["server_state"].append(self._on_server_state)
         self._thread = threading.Thread(target=self._receive, name="edge-fl-server", daemon=True)
-        self._aside = ThreadPoolExecutor(1, "edge-fl-aside")
-        self._errands: set[str] = set()
+        self._background = ThreadPoolExecutor(1, "edge-fl-background")
+        self._tasks: set[str] = set()
         self.transport: Transport | None = None
 
     def on(self, kind: str, handler: Handler) -> None:
-        """Calls `handler` for every message of one kind (`edge_fl.wire.topics.Address.kind`)."""
+        """Call `handler` for every message of one kind (`edge_fl.wire.topics.Address.kind`)."""
         self._handlers[kind].append(handler)
 
-    def on_return(self, say_again: Callable[[bool], None]) -> None:
-        """Calls `say_again`, aside, after every connection: what the broker retains may be older than what we said last.
+    def on_connected(self, handler: Callable[[bool], None]) -> None:
+        """Call `handler` in the background after every connection, to publish retained messages again.
 
-        Its argument says whether the broker does not know us at all; then everything retained there may be gone.
+        Its argument is true if the broker does not know the session: then all retained messages may be lost.
         """
-        self._returns.append(say_again)
+        self._on_connected.append(handler)
 
-    def on_refused(self, handler: Callable[[str, str, str], None]) -> None:
-        """Calls `handler` with the sender, the kind and what was wrong, for every packet that broke the protocol."""
-        self._refusals.append(handler)
+    def on_malformed(self, handler: Callable[[str, str, str], None]) -> None:
+        """Call `handler` with sender, kind and error of every packet that breaks the protocol."""
+        self._on_malformed.append(handler)
 
-    def aside(self, name: str, errand: Callable[[], None]) -> None:
-        """Runs `errand` on a thread that may wait, one after the other; does nothing while one of that name waits already."""
-        if name not in self._errands:
-            self._errands.add(name)
-            self._aside.submit(self._run_errand, name, errand)
+    def run_in_background(self, name: str, task: Callable[[], None]) -> None:
+        """Run a task on the background thread, one after the other; skip it if a task of that name is already queued."""
+        if name not in self._tasks:
+            self._tasks.add(name)
+            self._background.submit(self._run_task, name, task)
 
     def open(self) -> None:
-        """Connects and takes the lease. Raises ConnectError when there is no broker, or another server is online."""
+        """Connect and take the lease. Raises ConnectError without a broker, or if another server is online."""
         state = self._read_state()
         if state and state.online and not self._takeover:
             if is_alive(self._connect, self.topics, state.boot, self._limits):
                 raise ConnectError(
-                    f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none;"
-                    " this one was not started (--takeover replaces it)"
+                    f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none"
+                    " (--takeover replaces it)",
+                    consequence="this server was not started",
                 )
             log.warning(
-                "fleet %r: server %s is said to be online, but gave no sign of life for %g s; going on in its place",
+                "fleet %r: the retained state of server %s says online, but it published no beat for %g s; replacing it",
                 self.topics.fleet,
                 state.boot,
                 self._limits.lease_s,
             )
         self.epoch = state.epoch + 1 if state else 1
         self.transport = self._connect(
-            client_id(self.topics.fleet), self._state(online=False), self._waiting.put
+            client_id(self.topics.fleet), self._state(online=False), self._events.put
         )
         self._thread.start()
-        threading.Thread(target=self._beat, name="edge-fl-beat", daemon=True).start()
+        threading.Thread(target=self._publish_beats, name="edge-fl-beat", daemon=True).start()
         self.transport.wait_connected(self._limits.connect_s)
-        if not self._born.wait(self._limits.connect_s):
+        if not self._connected.wait(self._limits.connect_s):
             raise ConnectError(
-                f"fleet {self.topics.fleet!r}: connected, but the server did not start to listen; stopped"
+                f"fleet {self.topics.fleet!r}: connected, but the receive thread did not start",
+                consequence="stopped",
             )
-
-    def expect(self, devices: int) -> None:
-        """So many devices may come back at once; they are told over how long to spread."""
-        needed_s = min(max(devices / self._limits.returns_per_s, 1.0), self._limits.max_return_s)
-        if needed_s > 2 * self._return_s:
-            self._return_s = needed_s
-            self.publish(self._state(online=True))
-
-    def say(
-        self, topic: str, message: Struct, *, retain: bool = False, expiry_s: float | None = None
-    ) -> None:
-        """Publishes one message. Raises ProtocolError when it does not fit the wire."""
-        self.publish(
-            Packet(
-                topic, encode(message), retain, expiry_s=None if expiry_s is None else max(1, round(expiry_s))
-            )
-        )
-
-    def forget(self, topic: str) -> None:
-        """Clears what is retained on a topic."""
-        self.publish(Packet(topic, b"", retain=True))
-
-    def publish(self, packet: Packet) -> None:
-        """Publishes a packet as it is; after the end of the connection, nothing."""
-        if self.transport:
-            self.transport.publish(packet)
-
-    def ask_rebirth(self, device: str) -> None:
-        """Asks a device to say again who and how it is."""
-        self._commands += 1
-        command = Command(f"{self.boot}-{self._commands}", "rebirth")
-        self.say(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
-
-    def check(self) -> None:
-        """Raises ConnectError when the connection is over for good."""
-        if self._lost:
-            raise ConnectError(f"fleet {self.topics.fleet!r}: {self._lost}; this server stops")
 
     def close(self) -> None:
-        """Says goodbye and disconnects; later calls do nothing."""
+        """Publish the state "offline" and disconnect; later calls do nothing."""
         self._closing.set()
         transport, self.transport = self.transport, None
         if transport is None:
@@ -176,12 +140,46 @@ class ServerConnection:
                 transport.publish(self._state(online=False))
                 transport.drain(self._limits.drain_s)
         except DeadlineError as error:
-            log.warning("goodbye: %s", error)
+            log.warning("closing the connection: %s", error)
         finally:
             transport.close()
-            self._aside.shutdown(cancel_futures=True)
-            self._waiting.put(None)
+            self._background.shutdown(cancel_futures=True)
+            self._events.put(None)
             self._thread.join(self._limits.drain_s)
+
+    def spread_returns(self, devices: int) -> None:
+        """Publish over how many seconds `devices` devices should spread their reconnections."""
+        needed_s = min(max(devices / self._limits.returns_per_s, 1.0), self._limits.max_return_s)
+        if needed_s > 2 * self._return_s:
+            self._return_s = needed_s
+            self.publish_packet(self._state(online=True))
+
+    def publish(
+        self, topic: str, message: Struct, *, retain: bool = False, expiry_s: float | None = None
+    ) -> None:
+        """Publish a message. Raises ProtocolError if it does not fit the wire."""
+        expiry = None if expiry_s is None else max(1, round(expiry_s))
+        self.publish_packet(Packet(topic, encode(message), retain, expiry_s=expiry))
+
+    def publish_packet(self, packet: Packet) -> None:
+        """Publish a packet unchanged; ignored after `close`."""
+        if self.transport:
+            self.transport.publish(packet)
+
+    def clear_retained(self, topic: str) -> None:
+        """Clear the retained message of a topic."""
+        self.publish_packet(Packet(topic, b"", retain=True))
+
+    def request_rebirth(self, device: str) -> None:
+        """Request a device to publish its capability and state again."""
+        self._commands += 1
+        command = Command(f"{self.boot}-{self._commands}", "rebirth")
+        self.publish(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
+
+    def check(self) -> None:
+        """Raise ConnectError if the connection has ended for good."""
+        if self._lost:
+            raise ConnectError(f"fleet {self.topics.fleet!r}: {self._lost}", consequence="this server stops")
 
     def _state(self, *, online: bool) -> Packet:
         state = ServerState(online, self.boot, self.epoch, return_s=self._return_s)
@@ -193,97 +191,96 @@ class ServerConnection:
         try:
             return decode(payload, ServerState) if payload else None
         except ProtocolError as error:
-            log.warning("srv/state as found: %s", error)
+            log.warning("retained srv/state: %s", error)
             return None
 
     def _receive(self) -> None:
-        while (event := self._waiting.get()) is not None:
+        while (event := self._events.get()) is not None:
             try:
-                self._take(event)
+                self._handle(event)
             except EdgeFLError as error:
                 log.warning("server: %s", error)
             except Exception:
-                log.exception(
-                    "server: a handler failed on %s; the next message follows", type(event).__name__
-                )
+                log.exception("server: a handler failed on %s", type(event).__name__)
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case Packet():
-                self._hear(event)
+                self._receive_packet(event)
             case Connected():
-                self._be_born(fresh=not (event.session_present and self._born.is_set()))
+                self._on_connection(fresh=not (event.session_present and self._connected.is_set()))
             case Disconnected(reason, final=True):
                 self._end(f"the broker ended the connection ({reason})")
             case Disconnected(reason):
                 self._steady = False
-                log.warning("server: connection lost (%s); trying again", reason)
+                log.warning("server: connection lost (%s); reconnecting", reason)
 
-    def _be_born(self, *, fresh: bool) -> None:
+    def _on_connection(self, *, fresh: bool) -> None:
         if (transport := self.transport) is None:
             return
-        # First, so that a newer server's state is read before ours replaces it.
+        # Subscribed first: a newer server's retained state must arrive before this one replaces it.
         transport.subscribe(self.topics.server_state())
         transport.publish(self._state(online=True))
         if fresh:
             for pattern in self._patterns:
                 transport.subscribe(pattern)
-        for number, say_again in enumerate(self._returns):
-            self.aside(f"return {number}", partial(say_again, fresh))
-        self._born.set()
+        for number, handler in enumerate(self._on_connected):
+            self.run_in_background(f"connected {number}", partial(handler, fresh))
+        self._connected.set()
 
-    def _beat(self) -> None:
+    def _publish_beats(self) -> None:
         while not self._closing.wait(self._limits.beat_s):
             if not self._lost:
-                self.publish(Packet(self.topics.server_beat(), encode(Beat(self.boot, self.epoch)), qos=0))
+                beat = encode(Beat(self.boot, self.epoch))
+                self.publish_packet(Packet(self.topics.server_beat(), beat, qos=0))
 
-    def _run_errand(self, name: str, errand: Callable[[], None]) -> None:
-        self._errands.discard(name)
+    def _run_task(self, name: str, task: Callable[[], None]) -> None:
+        self._tasks.discard(name)
         try:
-            errand()
+            task()
         except EdgeFLError as error:
             log.warning("server: %s", error)
         except Exception:
             log.exception("server: %s failed", name)
 
-    def _meet(self, heard: Heard) -> None:
-        """Another server's state. The newer one has the lease; since both have one name and throw each other out, the older must yield."""
-        other = heard.message
+    def _on_server_state(self, received: Received) -> None:
+        """Yield to a newer server, which has the lease: two servers of one name would keep disconnecting each other."""
+        other = received.message
         if not isinstance(other, ServerState) or (other.epoch, other.boot) <= (self.epoch, self.boot):
             return
         if self._steady and not other.online:
-            # It stood there before us, but came too late to be read at the start.
+            # An earlier server's state, which arrived too late to be read before connecting.
             self.epoch = other.epoch + 1
-            self.publish(self._state(online=True))
+            self.publish_packet(self._state(online=True))
         else:
             self._end(f"another server (boot {other.boot}, epoch {other.epoch}) took over")
 
     def _end(self, reason: str) -> None:
-        """It is over for good: whoever waits is told by `check`. The will stays unsaid, it would speak for the other server too."""
+        """End the connection for good, which `check` reports; the state "offline" is not published, it would replace the other server's."""
         self._lost = reason
         if self.transport:
             self.transport.close()
 
-    def _hear(self, packet: Packet) -> None:
+    def _receive_packet(self, packet: Packet) -> None:
         try:
             address = self.topics.parse(packet.topic)
             if address.device and role_of(address.device) != "device":
-                raise ProtocolError(f"{address.device!r} is no name of a device")
-            heard = Heard(address, _content(address.kind, packet), packet.retain)
+                raise ProtocolError(f"{address.device!r} is not a device name")
+            received = Received(address, _content(address.kind, packet), packet.retain)
         except ProtocolError as error:
-            kind = packet.topic.split("/")[6:7]  # behind efl/1/FLEET/d/DEVICE/up
+            kind = packet.topic.split("/")[6:7]  # after efl/1/FLEET/d/DEVICE/up
             sender = self.topics.sender(packet.topic)
-            self.refused[" ".join([sender, *kind])[:80]] += 1
+            self.malformed[" ".join([sender, *kind])[:80]] += 1
             log.warning("%s: %s", packet.topic, error)
-            for refused in self._refusals:
-                refused(sender, "".join(kind)[:32], str(error))
+            for report in self._on_malformed:
+                report(sender, "".join(kind)[:32], str(error))
             return
         for handler in self._handlers[address.kind]:
-            handler(heard)
+            handler(received)
 
 
 def client_id(fleet: str) -> str:
-    """The server's name among a broker's clients: one per fleet, so that two fleets on one broker do not throw each other out."""
+    """The server's MQTT client id: one per fleet, so that several fleets can share a broker."""
     return f"server-{fleet}"
 
 
@@ -295,5 +292,5 @@ def _content(kind: str, packet: Packet) -> Struct | bytes | None:
             raise ProtocolError(f"content type {packet.content_type!r}, expected {SAFETENSORS!r}")
         return packet.payload
     if kind not in MESSAGES:
-        raise ProtocolError(f"a message of kind {kind!r} is not for the server")
+        raise ProtocolError(f"unexpected message of kind {kind!r}")
     return decode(packet.payload, MESSAGES[kind])

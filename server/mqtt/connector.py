@@ -1,8 +1,8 @@
-"""How the server gets to its broker: as itself, and beside that as a reader who only looks.
+"""Connect the server's clients to a broker: the server itself, and readers with a second identity.
 
-A broker that names its clients by their certificates throws the older of two with one name out. Whoever looks whether there is a server
-already must not be mistaken for it, so the folders of the server's and the operator's identities hold a second one, `reader`, which may
-not write. A device's identity is refused: its broker would show nothing, and throw the device out for it.
+A broker that names clients by their certificates disconnects the older of two clients with the same name. A reader must therefore not use
+the server's identity, so the identity folders of server and operator contain a second one, `reader`, which may not publish. A device's
+identity is not accepted: the broker would hide the fleet from it and disconnect the device.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from edge_fl.wire import identity
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Listener, Packet
-from server.mqtt.retained import Connect
+from server.mqtt.reader import ServerConnect
 
 READER = "reader"
-NO_DEVICES = ("server", "reader", "operator", "worker")
+SERVER_ROLES = ("server", "reader", "operator", "worker")
 
 
 def denied(folder: Path | str) -> Path | None:
-    """Where the names stand that were revoked: beside the server's identity, if it has one."""
+    """The file with the names of revoked devices in the folder of the server's identity; None without an identity."""
     return Path(folder) / identity.DENIED_FILE if folder else None
 
 
-def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Connect:
-    """Makes clients of one broker. Raises ConfigError for an identity that cannot be used."""
-    if folder and (who := identity.read(Path(folder))).role not in NO_DEVICES:
+def connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:
+    """A function that connects clients to one broker. Raises ConfigError for an unusable identity."""
+    if folder and (own := identity.read(Path(folder))).role not in SERVER_ROLES:
         raise ConfigError(
-            f"{folder}: the identity of {who.name!r} ({who.role}), expected that of the server or the operator, which may see the"
+            f"{folder}: the identity of {own.name!r} ({own.role}), expected that of the server or the operator, which may read the"
             " whole fleet (runs/identities/operator)"
         )
-    own_loop = cache(MqttLoop)
+    server_loop = cache(MqttLoop)
     server = reader = identity.endpoint(host, port, folder)
     if folder and (Path(folder) / READER).exists():
         reader = identity.endpoint(host, port, Path(folder) / READER)
@@ -46,16 +46,16 @@ def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Con
         session_expiry_s: int = 86400,
         clean_start: bool = False,
     ) -> MqttTransport:
-        """The server is known by its will; who has none only looks.
+        """Connect the server if there is a will, otherwise a reader.
 
-        The server has a loop of its own: its queue is bounded, and while it is full nobody else's connection may wait with it.
+        The server has its own event loop: its queue is bounded, and a full queue must not delay other connections.
         """
         return MqttTransport(
             server if will else reader,
             client_id,
             will,
             deliver,
-            loop=own_loop() if will else None,
+            loop=server_loop() if will else None,
             session_expiry_s=session_expiry_s,
             clean_start=clean_start,
         )

@@ -1,8 +1,8 @@
-"""The fleet of real devices: a round is a question to every member of the cohort over MQTT, and the answers that come back in time.
+"""The fleet of real devices: send a round request to a cohort over MQTT, collect updates until the deadline, close the request.
 
-What `SequentialFleet` does in a loop happens here on the devices, with the same functions and the same seeds, so the results are equal to
-the bit. A round ends when every member has answered, when the rest are gone for good, or at its deadline; who has not answered by
-then is simply missing. Where late updates count, the members of earlier rounds stay at work, and what they send joins the round that is on.
+Devices use the same functions and seeds as `SequentialFleet`, so results are bit-identical to a simulation. A request ends when every
+member has responded, when the others have left for longer than `lost_s`, or at its deadline; members without a response are missing. With
+`max_staleness` the requests of earlier rounds stay open, and late updates on them join the current round.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.messages import BUDGET_EXHAUSTED, Mode, Report, Request, Round
-from server.mqtt.connection import Heard, ServerConnection
-from server.mqtt.devices.assignments import Assignments
-from server.mqtt.devices.roster import Device, Roster
-from server.mqtt.updates.inbox import Inbox
-from server.mqtt.updates.round_request import Answer, RoundRequest
+from server.mqtt.connection import Received
+from server.mqtt.devices.roster import Device
+from server.mqtt.session import Server
+from server.mqtt.updates.round_request import Response, RoundRequest
 from server.mqtt.updates.shared_blobs import SharedBlobs
-from server.mqtt.updates.validation import Terms, expected_of, flaw_of, length
+from server.mqtt.updates.validation import Terms, Validator, expected_of, norm, parts_check
 from server.registry.records import RequestState
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-MAX_DEADLINE_S = 86400.0  # that a message may name
+MAX_DEADLINE_S = 86400.0  # largest value of a message
 
 
 @dataclass(frozen=True)
-class Limits:
-    """`lost_s`: how long a round waits for a member that has left, in case it comes back; `max_growth` as in `JudgeConfig`.
+class FleetLimits:
+    """Limits of round requests.
 
-    `max_staleness`: for how many rounds after its own an update still counts. None: for none, and whoever is late is told to rest.
+    `lost_s`: how long to wait for a member that has left, in case it returns. `max_growth`: as in `ValidationConfig`. `max_staleness`:
+    for how many rounds an update still counts after its own round; None: late updates do not count and late devices get a "rest".
     """
 
     deadline_s: float = 120.0
@@ -50,11 +50,14 @@ class Limits:
     max_staleness: int | None = None
 
 
+LIMITS = FleetLimits()
+
+
 @dataclass(frozen=True)
 class OpenRequest:
-    """What a cohort was asked, while answers to it count: what was sent to whom, and who has not been heard yet."""
+    """A round request while responses to it count: its broadcasts, and the members that have not responded."""
 
-    round_request: RoundRequest
+    request: RoundRequest
     broadcasts: SharedBlobs
     downs: Downs
     deadline_s: float
@@ -62,247 +65,249 @@ class OpenRequest:
 
 
 class MqttFleet(Fleet):
-    """Full devices behind a broker. `heard` sees every report that counts; `close` withdraws whatever is still asked.
+    """Full devices behind a broker. `on_report` receives every report that counts.
 
-    Updates are handed over with their tensors on the torch device `device`.
+    The tensors of updates are moved to the torch device `torch_device`.
     """
 
     may_drop_out = True
 
     def __init__(
         self,
-        connection: ServerConnection,
-        roster: Roster,
-        inbox: Inbox,
-        assignments: Assignments,
+        server: Server,
         run_id: str,
         spec: MethodSpec,
-        limits: Limits = Limits(),
-        heard: Callable[[ClientId, Report], None] = lambda device, report: None,
-        device: str = "cpu",
+        limits: FleetLimits = LIMITS,
+        on_report: Callable[[ClientId, Report], None] = lambda device, report: None,
+        torch_device: str = "cpu",
     ) -> None:
-        self._connection, self._roster, self._inbox, self._assignments, self._device = (
-            connection,
-            roster,
-            inbox,
-            assignments,
-            device,
-        )
-        self._run_id, self._spec, self._limits, self._heard = run_id, spec, limits, heard
+        self._connection, self._roster, self._inbox = server.connection, server.roster, server.inbox
+        self._assignments, self._journal = server.assignments, server.journal
+        self._run_id, self._spec, self._limits = run_id, spec, limits
+        self._on_report, self._torch_device = on_report, torch_device
         self._attempt = 0
-        self._open: dict[str, OpenRequest] = {}  # open ones by id, the newest last
-        self._answers: SimpleQueue[Answer] = SimpleQueue()  # to all rounds of training that are open
-        self._come: deque[tuple[OpenRequest, Answer]] = deque()  # between rounds
-        self._spent: set[ClientId] = set()
-        roster.on_change(self._reborn)
-        connection.on("req", self._asked)
-        connection.on_return(lambda _: self._say_again())
+        self._open: dict[str, OpenRequest] = {}  # by id, newest last
+        self._responses: SimpleQueue[Response] = (
+            SimpleQueue()
+        )  # of all open training requests if late updates count
+        self._late: deque[tuple[OpenRequest, Response]] = deque()  # received between rounds
+        self._exhausted: set[ClientId] = set()  # privacy budget exhausted
+        self._roster.on_change(self._on_device_change)
+        self._connection.on("req", self._on_request)
+        self._connection.on_connected(lambda _: self._republish())
 
     def clients(self) -> Sequence[ClientId]:
         return self._roster.full_devices()
 
     def trainable(self) -> Sequence[ClientId]:
-        return [device for device in self.clients() if device not in self._spent]
+        return [device for device in self.clients() if device not in self._exhausted]
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """Asks at once, so that devices work while whoever asked does something else; the iterator waits for the answers."""
-        self._leave_behind(step, round)
-        opened = self._ask(step, round, method, downs)
-        round_request, limit_s = opened.round_request, opened.deadline_s
+        """Send the round request at once; the returned iterator collects the updates."""
+        self._close_outdated(step, round)
+        opened = self._open_request(step, round, method, downs)
         until = time.monotonic() + self._limits.deadline_s
-        self._announce()
-        self._inbox.journal.ask(downs, self._run_id, round, step, round_request.id)
-        for client in downs:
-            down = opened.broadcasts.send(downs[client])
-            place = {"run_id": self._run_id, "round": round, "id": round_request.id}
-            self._assignments.ask(client, step, **place, down=down, deadline_s=limit_s)
+        self._announce_round()
+        self._journal.add_requests(downs, self._run_id, round, step, opened.request.id)
+        for client, parts in downs.items():
+            self._assignments.assign(
+                client,
+                step,
+                run_id=self._run_id,
+                round=round,
+                id=opened.request.id,
+                down=opened.broadcasts.send(parts),
+                deadline_s=opened.deadline_s,
+            )
         return self._collect(opened, until)
 
     def at_work(self) -> Collection[ClientId]:
-        """Members of rounds that are not over for them, and those whose answers have not been looked at."""
-        if not self._late:
+        """Members of open training requests without a response, and those whose late updates are still to be aggregated."""
+        if not self._accepts_late:
             return ()
         waiting = (client for opened in self._open.values() for client in opened.waiting)
-        return {*waiting, *(answer.device for _, answer in self._come)}
+        return {*waiting, *(response.device for _, response in self._late)}
 
     def close(self) -> None:
-        """Withdraws what is still asked, the wants to train, and the announcement of the round."""
-        self._end(list(self._open.values()))
-        self._assignments.withdraw_passing()
-        self._connection.forget(self._connection.topics.round(self._run_id))
+        """Close all requests, withdraw training assignments, and clear the announced round."""
+        self._close_requests(list(self._open.values()))
+        self._assignments.withdraw_temporary()
+        self._connection.clear_retained(self._connection.topics.round(self._run_id))
 
     @property
-    def _late(self) -> bool:
-        """Whether late updates count."""
+    def _accepts_late(self) -> bool:
         return self._limits.max_staleness is not None
 
-    def _ask(self, mode: Mode, round: int, method: Method, downs: Downs) -> OpenRequest:
-        """An exchange whose answers are taken from now on."""
+    def _open_request(self, mode: Mode, round: int, method: Method, downs: Downs) -> OpenRequest:
+        """Take responses from now on."""
         self._attempt += 1
-        # The boot keeps a restarted server from taking an old answer for a new one; the attempt keeps the steps of a round apart.
+        # The boot id tells the requests of a restarted server apart, the attempt those of one round.
         id = f"{self._run_id}-{round}-{self._connection.boot}-{self._attempt}"
+        broadcast = next(iter(downs.values()), {})  # the norms of all broadcasts are similar
+        norms = {name: norm(part) for name, part in broadcast.items()}
+        terms = Terms(self._spec, norms, self._limits.max_growth)
         expected = expected_of(method, whole=mode == "train")
-        some = next(iter(downs), None)  # they are all about as long
-        lengths = {name: length(part) for name, part in (downs[some] if some else {}).items()}
-        terms = Terms(self._spec, lengths, self._limits.max_growth)
-        flaw, cohort, limit_s = flaw_of(method, terms), list(downs), self._limits.deadline_s
-        answers: SimpleQueue[Answer] = SimpleQueue()
-        if self._late and mode == "train":
-            answers = self._answers
-            limit_s = min(limit_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
-        round_request = RoundRequest(
-            id, self._run_id, round, mode, cohort, expected, self._samples, flaw, answers
+        request = RoundRequest(
+            id=id,
+            run_id=self._run_id,
+            round=round,
+            mode=mode,
+            cohort=frozenset(downs),
+            validator=Validator(expected, parts_check(method, terms), self._roster.samples),
         )
+        deadline_s = self._limits.deadline_s
+        if self._accepts_late and mode == "train":
+            request.responses = self._responses
+            deadline_s = min(deadline_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
         opened = OpenRequest(
-            round_request, SharedBlobs(self._connection, limit_s), downs, limit_s, set(cohort)
+            request, SharedBlobs(self._connection, deadline_s), downs, deadline_s, waiting=set(downs)
         )
         self._open[id] = opened
-        self._inbox.open(round_request, terms)
+        self._inbox.open(request, terms)
         return opened
 
-    def _leave_behind(self, mode: Mode, round: int) -> None:
-        """Ends the exchanges whose answers count no longer once the next is asked; what has come by then does."""
-        most = self._limits.max_staleness
-        keep = most is not None and mode != "personalise"
-        oldest = round - (most or 0)
-        over = [
+    def _close_outdated(self, mode: Mode, round: int) -> None:
+        """Close the requests whose responses no longer count in the next one; responses received so far do."""
+        staleness = self._limits.max_staleness
+        keep_open = staleness is not None and mode != "personalise"
+        oldest = round - (staleness or 0)
+        outdated = [
             opened
             for opened in self._open.values()
-            if not keep or opened.round_request.mode != "train" or opened.round_request.round < oldest
+            if not keep_open or opened.request.mode != "train" or opened.request.round < oldest
         ]
-        for opened in over:
-            self._inbox.close(opened.round_request)
-        while not self._answers.empty():
-            answer = self._answers.get()
-            if asked := self._open.get(answer.report.id):
-                self._come.append((asked, answer))
-        if not keep:
-            self._come.clear()
-        self._end(over)
+        for opened in outdated:
+            self._inbox.close(opened.request)
+        while not self._responses.empty():
+            response = self._responses.get()
+            if request := self._open.get(response.report.id):
+                self._late.append((request, response))
+        if not keep_open:
+            self._late.clear()
+        self._close_requests(outdated)
 
     def _collect(self, opened: OpenRequest, until: float) -> Iterator[Update]:
-        round_request, late = opened.round_request, opened.round_request.answers is self._answers
+        """Yield updates until all members have responded or left, or the deadline; then close the request unless late updates count."""
+        request, stays_open = opened.request, opened.request.responses is self._responses
         try:
-            while come := self._next(round_request, until):
-                asked, answer = come
-                asked.waiting.discard(answer.device)
-                if answer.counts:
-                    self._heard(answer.device, answer.report)
-                    yield self._update(asked, answer, round_request.round)
+            while received := self._next_response(request, until):
+                origin, response = received
+                origin.waiting.discard(response.device)
+                if response.counts:
+                    self._on_report(response.device, response.report)
+                    yield self._update(origin, response, request.round)
                 else:
-                    if answer.report.error == BUDGET_EXHAUSTED:
-                        self._spent.add(answer.device)
-                    place = f"{answer.device}, {round_request.mode} of round {asked.round_request.round}"
-                    log.warning("%s: %s", place, _why(answer), extra={"device": answer.device})
-        except GeneratorExit:  # whoever asked has enough
-            if not late:
-                self._end([opened], "removed", "enough others answered")
+                    self._log_failure(origin, response)
+        except GeneratorExit:  # the caller has enough updates
+            if not stays_open:
+                self._close_requests([opened], "removed", "enough others responded")
             raise
         finally:
-            if not late:
-                self._end([opened])
-        if (waiting := opened.waiting) and not late:
-            log.warning(
-                "%s of round %d: no answer from %s",
-                round_request.mode,
-                round_request.round,
-                ", ".join(sorted(waiting)),
-            )
+            if not stays_open:
+                self._close_requests([opened])
+        if opened.waiting and not stays_open:
+            missing = ", ".join(sorted(opened.waiting))
+            log.warning("%s of round %d: no response from %s", request.mode, request.round, missing)
 
-    def _next(self, round_request: RoundRequest, until: float) -> tuple[OpenRequest, Answer] | None:
-        """The next answer where those to `exchange` come; None once nobody is left to wait for, at the deadline, or when it was ended."""
-        while round_request.id in self._open:
+    def _next_response(self, request: RoundRequest, until: float) -> tuple[OpenRequest, Response] | None:
+        """The next response and its request; None when nothing is left to wait for, at the deadline, or after `close`."""
+        while request.id in self._open:
             self._connection.check()
-            if self._come and round_request.answers is self._answers:
-                return self._come.popleft()
-            left, waiting = max(until - time.monotonic(), 0.0), self._waiting(round_request)
+            if self._late and request.responses is self._responses:
+                return self._late.popleft()
+            left_s, waiting = max(until - time.monotonic(), 0.0), self._waiting(request)
             if not waiting:
                 return None
             try:
-                answer = round_request.answers.get(timeout=min(left, POLL_S))
+                response = request.responses.get(timeout=min(left_s, POLL_S))
             except queue.Empty:
                 gone = all(self._roster.gone_for(device) > self._limits.lost_s for device in waiting)
-                if gone or not left:  # and nothing more has come while whoever asked did something else
+                if (
+                    gone or not left_s
+                ):  # checked after the queue: responses may have arrived while the caller was busy
                     return None
                 continue
-            if asked := self._open.get(answer.report.id):  # else a worker was too late with its verdict
-                return asked, answer
+            if origin := self._open.get(response.report.id):  # else a worker's verdict came too late
+                return origin, response
         return None
 
-    def _update(self, asked: OpenRequest, answer: Answer, round: int) -> Update:
-        staleness = round - asked.round_request.round
+    def _log_failure(self, origin: OpenRequest, response: Response) -> None:
+        if response.report.error == BUDGET_EXHAUSTED:
+            self._exhausted.add(response.device)
+        log.warning(
+            "%s, %s of round %d: %s",
+            response.device,
+            origin.request.mode,
+            origin.request.round,
+            response.rejection or f"failed: {response.report.error}",
+            extra={"device": response.device},
+        )
+
+    def _update(self, origin: OpenRequest, response: Response, round: int) -> Update:
+        staleness = round - origin.request.round
         return Update(
-            answer.device,
-            answer.report.samples,
-            to_device(answer.parts, self._device),
-            dict(answer.report.metrics),
-            start=asked.downs[answer.device] if staleness else None,
+            response.device,
+            response.report.samples,
+            to_device(response.parts, self._torch_device),
+            dict(response.report.metrics),
+            start=origin.downs[response.device] if staleness else None,
             staleness=staleness,
         )
 
-    def _waiting(self, round_request: RoundRequest) -> set[ClientId]:
-        """Who may still answer where these answers come."""
-        asked = (q for q in self._open.values() if q.round_request.answers is round_request.answers)
-        return {client for opened in asked for client in opened.waiting}
+    def _waiting(self, request: RoundRequest) -> set[ClientId]:
+        """Members whose responses go to the queue of `request` and are still missing."""
+        opened = (other for other in self._open.values() if other.request.responses is request.responses)
+        return {client for other in opened for client in other.waiting}
 
-    def _announce(self) -> None:
-        """The spec of the task, and the first round whose answers count."""
-        asked = list(self._open.values())
-        if not asked:
+    def _announce_round(self) -> None:
+        """Publish the method spec, and the earliest round for which reports count."""
+        opened = list(self._open.values())
+        if not opened:
             return
-        round = min(opened.round_request.round for opened in asked)
-        limit_s = max(opened.deadline_s for opened in asked)
-        announced = Round(self._run_id, round, limit_s, self._spec)
-        self._connection.say(
-            self._connection.topics.round(self._run_id), announced, retain=True, expiry_s=limit_s
-        )
+        round = min(one.request.round for one in opened)
+        deadline_s = max(one.deadline_s for one in opened)
+        message = Round(self._run_id, round, deadline_s, self._spec)
+        topic = self._connection.topics.round(self._run_id)
+        self._connection.publish(topic, message, retain=True, expiry_s=deadline_s)
 
-    def _end(
-        self,
-        round_requests: Sequence[OpenRequest],
-        state: RequestState = "timed_out",
-        reason: str = "deadline",
+    def _close_requests(
+        self, requests: Sequence[OpenRequest], state: RequestState = "timed_out", reason: str = "deadline"
     ) -> None:
-        """Ends these, where they are open: answers are refused as late, chunks cleared, and whoever is at it is put to rest."""
-        for opened in round_requests:
-            asked = opened.round_request
-            if self._open.pop(asked.id, None) is None:
+        """Close open requests: later reports are stale, chunks are cleared, devices still working get a "rest"."""
+        for opened in requests:
+            request = opened.request
+            if self._open.pop(request.id, None) is None:
                 continue
-            self._inbox.close(asked)
-            self._inbox.journal.settle(asked.id, state, reason)
+            self._inbox.close(request)
+            self._journal.settle(request.id, state, reason)
             opened.broadcasts.clear(other.broadcasts for other in self._open.values())
-            for device in sorted(asked.cohort):
+            for device in sorted(request.cohort):
                 assignment = self._assignments.current(device)
-                if assignment and assignment.id == asked.id:
-                    rest = f"{asked.id}-rest"
-                    self._assignments.ask(device, "rest", run_id=asked.run_id, round=asked.round, id=rest)
+                if assignment and assignment.id == request.id:
+                    rest_id = f"{request.id}-rest"
+                    self._assignments.assign(
+                        device, "rest", run_id=request.run_id, round=request.round, id=rest_id
+                    )
 
-    def _samples(self, device: ClientId) -> int:
-        known = self._roster.get(device)
-        return known.capability.samples if known and known.capability else 0
+    def _on_device_change(self, before: Device | None, now: Device) -> None:
+        """Publish the assignment again for a member that restarted during the request."""
+        if now.ready and before and before.boot != now.boot and self._request_of(now.id):
+            self._assignments.republish(now.id)
 
-    def _reborn(self, before: Device | None, now: Device) -> None:
-        """A member that started anew in mid-round is told again what is wanted."""
-        if now.ready and before and before.boot != now.boot and self._asked_of(now.id):
-            self._assignments.again(now.id)
-
-    def _asked(self, heard: Heard) -> None:
-        request = heard.message
-        if not (isinstance(request, Request) and request.kind == "chunks"):
+    def _on_request(self, received: Received) -> None:
+        """Publish missing chunks again."""
+        message = received.message
+        if not (isinstance(message, Request) and message.kind == "chunks"):
             return
-        if opened := self._asked_of(heard.address.device):
-            again = partial(opened.broadcasts.send_again, request.sha256, request.missing)
-            self._connection.aside(f"chunks {request.sha256}", again)
+        if opened := self._request_of(received.address.device):
+            task = partial(opened.broadcasts.republish, message.sha256, message.missing)
+            self._connection.run_in_background(f"chunks {message.sha256}", task)
 
-    def _asked_of(self, device: ClientId) -> OpenRequest | None:
-        """What a device that has not been heard yet is at; it is asked one thing at a time."""
-        return next((q for q in list(self._open.values()) if device in q.waiting), None)
+    def _request_of(self, device: ClientId) -> OpenRequest | None:
+        """The open request that a device works on: at most one at a time."""
+        return next((opened for opened in list(self._open.values()) if device in opened.waiting), None)
 
-    def _say_again(self) -> None:
-        self._announce()
+    def _republish(self) -> None:
+        self._announce_round()
         for opened in list(self._open.values()):
-            opened.broadcasts.send_all_again()
-
-
-def _why(answer: Answer) -> str:
-    return answer.refusal or f"gave up, {answer.report.error}"
+            opened.broadcasts.republish_all()

@@ -1,7 +1,7 @@
-"""What a running server writes down in the registry: who said what about itself, which reports count, which do not, and why.
+"""A running server's access to the registry: device states, requests, accepted and rejected reports.
 
-A report is in the registry before its device is told that it counts, so that it never counts twice, also after a restart. What devices
-say about themselves is written in batches by a thread of its own, which also learns whom somebody else has put in quarantine or revoked.
+An accepted report is stored before it is acknowledged, so that it never counts twice, also after a restart. Device states are written in
+batches by a separate thread, which also reads the devices that other processes have quarantined or revoked.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from server.registry.records import DeviceRecord, Rejection, RequestRecord, Requ
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 0.5
+WRITE_INTERVAL_S = 0.5
 SEQUENCES_PER_EPOCH = 2**32
-HARMLESS = frozenset({"stale_round", "not_in_cohort", "unknown_release", "extractor", "malformed"})
-"""Reasons that are written down and lead to no quarantine: honest devices give them too, or what came could not even be read."""
+BENIGN = frozenset({"stale_round", "not_in_cohort", "unknown_release", "extractor", "malformed"})
+"""Rejection reasons that are stored but do not lead to quarantine: correct devices cause them too, or the report was unreadable."""
 
 
 class Journal:
-    """The registry of one fleet, from any thread; without a database, one in memory.
+    """The registry of one fleet, from any thread; in memory without a database.
 
-    After `quarantine_after` reports that nobody honest sends (0: never) a device is in quarantine: nothing it sends counts any more.
-    `denied` is the file beside the server's identity that names whose certificates were revoked: a session that is older than the
-    revocation may live on, and is not heard.
+    A device is quarantined after `quarantine_after` reports that a correct device never sends (0: never); its reports do not count then.
+    `denied` is the file with the names of revoked devices next to the server's identity: sessions older than the revocation may still be
+    open, and their reports do not count either.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Journal:
         self.db, self.fleet = db or Database.open(), fleet
         self._quarantine_after = quarantine_after
         self._denied = denied
-        self._barred = self._read_barred()
-        self._heard: dict[str, DeviceRecord] = {}
+        self._blocked = self._read_blocked()
+        self._pending: dict[str, DeviceRecord] = {}
         self._first = self._sequence = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._keep_up, name="edge-fl-journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="edge-fl-journal", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -63,105 +63,108 @@ class Journal:
     ) -> None:
         self._closing.set()
         self._thread.join(10.0)
-        self._catch_up()
-        # Those alone that were heard here: another server may have taken the fleet over.
-        self._silence(range(self._first, self._sequence + 1))
+        self._write_pending()
+        # Only devices last seen by this server: another one may have taken the fleet over.
+        self._mark_unknown(range(self._first, self._sequence + 1))
 
     def begin(self, epoch: int) -> None:
-        """Numbers what is heard from now on, above all that servers before this one have heard.
+        """Number device states from now on, above those of all earlier servers.
 
-        What came in between the connection and this call has waited for its number. Devices of which those servers said that they are
-        there, and which have not spoken since, may have left while nobody listened.
+        States received between the connection and this call have waited for their numbers. Devices that were present under an earlier
+        server and have sent nothing since become "unknown", because they may have left while no server was online.
         """
         with self._lock:
             self._first = self._sequence = epoch * SEQUENCES_PER_EPOCH
-            waiting = frozenset(self._heard)
-            for record in self._heard.values():
-                self._note(record)
-        self._silence(but=waiting)
+            waiting = frozenset(self._pending)
+            for record in self._pending.values():
+                self._enqueue(record)
+        self._mark_unknown(exclude=waiting)
 
-    def barred(self, device: str) -> str:
-        """Why nothing that a device sends counts: "quarantined", "revoked", or "" when it does."""
-        return self._barred.get(device, "")
+    def blocked(self, device: str) -> str:
+        """Why the reports of a device do not count: "quarantined", "revoked", or "" if they do."""
+        return self._blocked.get(device, "")
 
-    def heard(self, record: DeviceRecord) -> None:
-        """A device said something about itself; written soon after `begin`, or at the end."""
+    def record_device(self, record: DeviceRecord) -> None:
+        """Store the state of a device, soon after `begin` or at the end."""
         with self._lock:
-            self._note(record)
+            self._enqueue(record)
 
-    def counted(self, device: str, id: str) -> bool:
-        """Whether the report `id` of a device has been counted."""
+    def is_accepted(self, device: str, id: str) -> bool:
+        """Whether the report `id` of a device was accepted before."""
         return reports.is_accepted(self.db, self.fleet, device, id)
 
     def accept(self, device: str, run: str, round: int, report: Report) -> None:
-        """A report counts, and its task is over. Raises RunError when that cannot be written: then nobody is told that it does."""
+        """Store an accepted report and end its request. Raises RunError if that fails: the report must not be acknowledged then."""
         reports.accept(self.db, reports.record_of(self.fleet, device, run, round, report))
         self.settle(report.id, "failed" if report.error else "succeeded", report.error, device=device)
 
     def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
-        """A report does not count; enough of them, and nothing of the device does."""
-        after = 0 if reason in HARMLESS else self._quarantine_after
+        """Store a rejected report; quarantine the device after too many."""
+        after = 0 if reason in BENIGN else self._quarantine_after
         rejection = Rejection(self.fleet, device, id, run, round, reason, detail[:2000])
         if why := reports.reject(self.db, rejection, quarantine_after=after):
-            self._barred = {**self._barred, device: "quarantined"}
-            log.warning("%s: in quarantine from now on: %s", device, why, extra={"device": device})
-        if reason not in HARMLESS:
+            self._blocked = {**self._blocked, device: "quarantined"}
+            log.warning("%s: quarantined: %s", device, why, extra={"device": device})
+        if reason not in BENIGN:
             self.settle(id, "rejected", reason, device=device)
 
     def quarantine(self, device: str, why: str) -> None:
-        """From now on nothing that the device sends counts."""
+        """Quarantine a device: its reports do not count from now on."""
         devices.quarantine(self.db, self.fleet, device, why)
-        self._barred = {**self._barred, device: "quarantined"}
-        log.error("%s: in quarantine from now on: %s", device, why, extra={"device": device})
+        self._blocked = {**self._blocked, device: "quarantined"}
+        log.error("%s: quarantined: %s", device, why, extra={"device": device})
 
-    def ask(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
-        """Devices are asked for something."""
-        runs.add_requests(self.db, [RequestRecord(self.fleet, device, id, run, round, mode) for device in cohort])
+    def add_requests(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
+        """Store the requests to the devices of a cohort."""
+        runs.add_requests(
+            self.db, [RequestRecord(self.fleet, device, id, run, round, mode) for device in cohort]
+        )
 
     def settle(self, id: str, state: RequestState, reason: str = "", *, device: str | None = None) -> None:
-        """The task `id` of one device is over, or all that are still open under it."""
+        """End the request `id` of one device, or of all devices where it is still open."""
         runs.settle_requests(self.db, self.fleet, id, state, reason, device=device)
 
-    def _note(self, record: DeviceRecord) -> None:
+    def _enqueue(self, record: DeviceRecord) -> None:
         self._sequence += 1
-        self._heard[record.device] = replace(record, seen_sequence=self._sequence)
+        self._pending[record.device] = replace(record, seen_sequence=self._sequence)
 
-    def _silence(self, heard: range = devices.ANY_SEQUENCE, but: Container[str] = ()) -> None:
+    def _mark_unknown(self, sequences: range = devices.ANY_SEQUENCE, exclude: Container[str] = ()) -> None:
         try:
-            devices.mark_unknown(self.db, self.fleet, heard, but)
+            devices.mark_unknown(self.db, self.fleet, sequences, exclude)
         except EdgeFLError as error:
-            log.warning("%s; the registry goes on naming devices as they were heard last", error)
+            log.warning("%s; the registry still shows the last known states of devices", error)
 
-    def _read_barred(self) -> dict[str, str]:
-        revoked = _names(self._denied) if self._denied else []
+    def _read_blocked(self) -> dict[str, str]:
+        revoked = _read_names(self._denied) if self._denied else []
         return {**devices.blocked(self.db, self.fleet), **dict.fromkeys(revoked, "revoked")}
 
-    def _keep_up(self) -> None:
-        while not self._closing.wait(EVERY_S):
-            self._catch_up()
+    def _run(self) -> None:
+        while not self._closing.wait(WRITE_INTERVAL_S):
+            self._write_pending()
 
-    def _catch_up(self) -> None:
-        heard: dict[str, DeviceRecord] = {}
+    def _write_pending(self) -> None:
+        records: dict[str, DeviceRecord] = {}
         with self._lock:
             if self._first or self._closing.is_set():
-                heard, self._heard = self._heard, heard
+                records, self._pending = self._pending, records
         try:
-            if heard:
-                devices.record(self.db, heard.values())
-            self._barred = self._read_barred()
+            if records:
+                devices.record(self.db, records.values())
+            self._blocked = self._read_blocked()
         except EdgeFLError as error:
             log.warning("%s", error)
             with self._lock:
-                self._heard = {**heard, **self._heard}
+                self._pending = {**records, **self._pending}
 
 
-def _names(path: Path) -> list[str]:
-    """One name per line; none where there is no such file."""
+def _read_names(path: Path) -> list[str]:
+    """Names separated by white space; empty without the file."""
     try:
         return path.read_text().split()
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: {error}; expected the names that were revoked; those known before stay so"
+            f"{path}: {error}; expected the names of revoked devices",
+            consequence="the names read before stay revoked",
         ) from error

@@ -1,4 +1,4 @@
-"""A server on its broker: the lease of a fleet, who is there, what is asked, what is answered, and the registry that it all goes into."""
+"""A connected server: its connection with the fleet's lease, roster, inbox, assignments and journal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edge_fl.wire.messages import Log
-from server.mqtt.connection import Heard, ServerConnection
-from server.mqtt.devices.assignments import Assignments, withdraw_leftovers
+from server.mqtt.connection import Received, ServerConnection
+from server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
-from server.mqtt.retained import Connect
+from server.mqtt.reader import ServerConnect
 from server.mqtt.updates.inbox import Inbox
 from server.mqtt.updates.workers import SharedInbox
 
@@ -31,37 +31,40 @@ class Server:
     assignments: Assignments
     journal: Journal
 
+    @classmethod
+    def of(cls, connection: ServerConnection, journal: Journal, *, workers: bool = False) -> Server:
+        """Register all handlers on a connection that is not open yet."""
+        connection.on("log", _log_device_line)
+        return cls(
+            connection=connection,
+            roster=Roster(connection, journal),
+            inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
+            assignments=Assignments(connection),
+            journal=journal,
+        )
+
 
 @contextmanager
 def connected(
-    connect: Connect, journal: Journal, *, takeover: bool = False, workers: bool = False
+    connect: ServerConnect, journal: Journal, *, takeover: bool = False, workers: bool = False
 ) -> Iterator[Server]:
-    """A server that has the lease of a journal's fleet; says goodbye at the end. Raises ConnectError.
+    """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.
 
-    With `workers` other processes take the reports (`server.mqtt.updates.workers`).
+    With `workers` other processes receive the reports (`server.mqtt.updates.workers`).
     """
     connection = ServerConnection(connect, journal.fleet, takeover=takeover, workers=workers)
-    connection.on("log", _device_says)
-    inbox = SharedInbox(connection, journal) if workers else Inbox(connection, journal)
-    server = Server(connection, Roster(connection, journal), inbox, Assignments(connection), journal)
+    server = Server.of(connection, journal, workers=workers)
     try:
         connection.open()
         journal.begin(connection.epoch)
-        withdraw_leftovers(connection, connect)
+        clear_leftover_assignments(connection, connect)
         yield server
     finally:
-        if isinstance(inbox, SharedInbox):
-            inbox.stop()
+        server.inbox.stop()
         connection.close()
 
 
-def _device_says(heard: Heard) -> None:
-    if isinstance(heard.message, Log):
-        device = heard.address.device
-        log.log(
-            LEVELS[heard.message.level.upper()],
-            "%s: %s",
-            device,
-            heard.message.text,
-            extra={"device": device},
-        )
+def _log_device_line(received: Received) -> None:
+    if isinstance(received.message, Log):
+        device, line = received.address.device, received.message
+        log.log(LEVELS[line.level.upper()], "%s: %s", device, line.text, extra={"device": device})

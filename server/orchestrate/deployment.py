@@ -21,7 +21,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
-from server.mqtt.fleet import Limits, MqttFleet
+from server.mqtt.fleet import FleetLimits, MqttFleet
 from server.mqtt.session import Server
 from server.orchestrate.setup import RunSetup
 from server.registry import Database, releases, runs
@@ -29,8 +29,8 @@ from server.registry.records import ReleaseRecord, RoundRecord, RunRecord
 from server.release import quantise, website
 from server.release.export import Quantiser
 from server.release.repository import Repository
-from server.release.rollout.refusal import Refusal
-from server.release.rollout.rollout import Rollout
+from server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from server.release.rollout.unsupported import rest_head_devices
 from server.runs.results import Results
 from server.runs.totals import RunTotals
 from server.training import study as studies
@@ -164,7 +164,7 @@ class Deployment(RunHooks):
                 f"release {rollout.current.release}: {count} did not report within {limits.wait_s:g} s: {names}"
             )
 
-    def _finish_rollout(self, rollout: Rollout) -> None:
+    def _finish_rollout(self, rollout: RolloutCoordinator) -> None:
         """Wait until a roll-out in stages has ended or paused."""
         stages = rollout.stages
         if stages is None or not stages.gated:
@@ -177,46 +177,36 @@ class Deployment(RunHooks):
                 f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'"
             )
 
-    def _make_rollout(self, home: Path) -> Rollout | None:
+    def _make_rollout(self, home: Path) -> RolloutCoordinator | None:
         """None for a method without an extractor to release; head-only devices are told so."""
         recipe, server, method = self._setup.recipe, self._server, self._setup.method
         if not method.exports:
             self._progress.print(
                 f"{method.title} shares no extractor: head-only devices receive nothing from this run"
             )
-            Refusal(server.roster, server.assignments, self._results.id, method.title)
+            rest_head_devices(server, self._results.id, method.title)
             return None
         repository = Repository(home / recipe.broker.fleet)
         if recipe.release.website:
             website.keep(repository, Path(recipe.release.website))
-        return Rollout(
-            server.connection,
-            server.roster,
-            server.inbox,
-            server.assignments,
-            repository,
-            self._totals.note,
-            self._setup.device,
-            plan=recipe.release.rollout,
-            db=server.journal.db,
-            quantiser=self._quantiser(),
-            watch=self._progress,
+        options = RolloutOptions(
+            plan=recipe.release.rollout, quantiser=self._quantiser(), watch=self._progress
+        )
+        return RolloutCoordinator(
+            server, repository, options, on_report=self._totals.note, torch_device=self._setup.device
         )
 
     def _make_devices(self) -> MqttFleet:
-        cohort, validation, server = self._setup.recipe.cohort, self._setup.recipe.validation, self._server
+        cohort, validation = self._setup.recipe.cohort, self._setup.recipe.validation
         staleness = cohort.max_staleness if cohort.buffer_size else None
-        limits = Limits(cohort.deadline_s, max_growth=validation.max_growth, max_staleness=staleness)
+        limits = FleetLimits(cohort.deadline_s, max_growth=validation.max_growth, max_staleness=staleness)
         return MqttFleet(
-            server.connection,
-            server.roster,
-            server.inbox,
-            server.assignments,
+            self._server,
             self._results.id,
             self._setup.spec,
             limits,
-            self._totals.note,
-            self._setup.device,
+            on_report=self._totals.note,
+            torch_device=self._setup.device,
         )
 
     def _quantiser(self) -> Quantiser | None:

@@ -1,7 +1,7 @@
-"""From shared parts to an ONNX extractor that any device can run, checked against torch before anybody sees it.
+"""Export shared parts as an ONNX extractor, checked against torch before it is published.
 
-Raw 0..1 pixels go in, features come out; normalisation and unit length are inside (METHODS.md 6.1). Opset and IR version are pinned
-low, so that the older runtimes of some boards load the graph.
+Input are raw pixels in 0..1, output are features; normalisation and unit length are part of the graph (docs/methods.md, section Networks).
+Opset and IR version are low, so that older runtimes can load the graph.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -35,12 +35,12 @@ IR_VERSION = 10
 PARITY = 1e-4  # largest absolute difference allowed between onnxruntime and torch
 CANARY_IMAGES = 2
 CANARY_FEATURES = 16
-ROUGHNESS = 0.1  # of the largest feature: what two machines' int8 kernels may differ by
+INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels of different machines
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An ONNX extractor: its bytes, its feature size, and its largest difference from torch on the check batch."""
+    """An ONNX extractor: its bytes, feature dimension, and largest difference from torch on the check batch."""
 
     onnx: bytes
     feature_dim: int
@@ -49,7 +49,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class QuantisedExtractor:
-    """The int8 variant of an extractor, and what it costs."""
+    """The int8 variant of an extractor: cosine of its features to the original's, and loss of accuracy."""
 
     onnx: bytes
     cosine: float
@@ -57,9 +57,17 @@ class QuantisedExtractor:
 
 
 class Quantiser(Protocol):
-    """Makes the int8 variant of an extractor, or None when it is not good enough to be published."""
+    """Make the int8 variant of an extractor; None if it does not pass the quality gate."""
 
     def __call__(self, onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None: ...
+
+
+class ReleaseOrigin(NamedTuple):
+    """The number of a release, and the run and round it comes from."""
+
+    number: int
+    run_id: str
+    round: int
 
 
 class _Graph(nn.Module):
@@ -74,29 +82,30 @@ class _Graph(nn.Module):
 
 
 def require_exportable(method: Method) -> None:
-    """Raises MethodError for a method without a shared extractor, naming those that have one."""
+    """Raise MethodError for a method without a shared extractor; the message names those that have one."""
     if not method.exports:
         able = ", ".join(sorted(name for name, other in METHODS.items() if other.exports))
         raise MethodError(
-            f"{method.title} shares no extractor, so nothing can be released to head-only devices; these do: {able}"
+            f"{method.title} shares no extractor, so nothing can be released to head-only devices; methods with one: {able}"
         )
 
 
 def export(method: Method, shared: Parts) -> Exported:
-    """The extractor as ONNX, from parts on any device. Raises MethodError when there is none, ArtefactError when it misses parity."""
+    """Export the extractor as ONNX. Raises MethodError if there is none, ArtefactError if it misses parity with torch."""
     require_exportable(method)
     method.net.to("cpu")
     graph = _Graph(method, to_device(shared, "cpu")).eval()
     batch = torch.rand(4, *method.net.input.shape, generator=torch.Generator().manual_seed(0))
     model = _trace(graph, batch)
     model.ir_version = IR_VERSION
-    _without_traces(model)
+    _strip_metadata(model)
     onnx.checker.check_model(model)
     payload = model.SerializeToString()
     with torch.no_grad():
         expected = graph(batch).numpy()
-    found = Session(payload).run(batch.numpy())
-    difference = float(np.abs(found - expected).max()) if found.shape == expected.shape else float("inf")
+    features = Session(payload).run(batch.numpy())
+    same_shape = features.shape == expected.shape
+    difference = float(np.abs(features - expected).max()) if same_shape else float("inf")
     if not difference <= PARITY:
         raise ArtefactError(
             f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}",
@@ -109,16 +118,14 @@ def release(
     method: Method,
     shared: Parts,
     spec: MethodSpec,
+    origin: ReleaseOrigin,
     *,
-    number: int,
-    run_id: str,
-    round: int,
     collect: bool = False,
     quantiser: Quantiser | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """The manifest of a release and the payloads it names, by sha256: the extractor, and each extra part apart from it.
+    """Make a release -> its manifest, and its payloads by sha256: the extractor, its variants, and each extra part.
 
-    With `collect` the manifest lets head-only devices send back what the method can use; `quantiser` makes the extractor's int8 variant.
+    With `collect` the manifest requests head updates from devices; `quantiser` makes the extractor's int8 variant.
     """
     exported = export(method, shared)
     extras = {
@@ -131,16 +138,18 @@ def release(
     int8 = quantiser(exported.onnx, len(spec.classes), method.unit_norm) if quantiser else None
     variants: dict[Precision, Variant] = {}
     if int8:
-        canary = _canary(int8.onnx, spec, number)
-        # a step of int8 rounds otherwise elsewhere
-        rough = max(abs(value) for row in canary.features for value in row)
-        canary = msgspec.structs.replace(canary, tolerance=min(1.0, max(canary.tolerance, ROUGHNESS * rough)))
+        canary = _canary(int8.onnx, spec, origin.number)
+        # int8 kernels of other machines round differently
+        largest = max(abs(value) for row in canary.features for value in row)
+        canary = msgspec.structs.replace(
+            canary, tolerance=min(1.0, max(canary.tolerance, INT8_TOLERANCE * largest))
+        )
         variants["int8"] = Variant(blob.describe(int8.onnx), canary, int8.cosine, int8.loss)
     manifest = Manifest(
-        release=number,
-        run_id=run_id,
+        release=origin.number,
+        run_id=origin.run_id,
         method=spec.method.name,
-        round=round,
+        round=origin.round,
         extractor=extractor,
         feature_dim=exported.feature_dim,
         classes=list(spec.classes),
@@ -149,7 +158,7 @@ def release(
         batch_norm=method.batch_norm.value,
         opset=OPSET,
         ir=IR_VERSION,
-        canary=_canary(exported.onnx, spec, number),
+        canary=_canary(exported.onnx, spec, origin.number),
         extras=described,
         heads=head_plan(method, spec.method.batch_size, collect=collect),
         variants=variants,
@@ -159,8 +168,8 @@ def release(
     return manifest, {extractor.sha256: exported.onnx, **others, **payloads}
 
 
-def _without_traces(model: onnx.ModelProto) -> None:
-    """Removes where in our source each node comes from: it names folders of this machine, and would make equal models different."""
+def _strip_metadata(model: onnx.ModelProto) -> None:
+    """Remove source locations: they name folders of this machine and make equal models differ."""
     graph = model.graph
     del graph.metadata_props[:]
     for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
@@ -169,10 +178,10 @@ def _without_traces(model: onnx.ModelProto) -> None:
 
 
 def _canary(payload: bytes, spec: MethodSpec, number: int) -> Canary:
-    """The question that every device asks a new extractor, and the answer that this machine got."""
-    question = Canary(seed=seed_for(spec.seed, "canary", number) % 2**31, images=CANARY_IMAGES, features=[])
-    answer = Session(payload).run(canary_images(question, spec.input))[:, :CANARY_FEATURES]
-    return Canary(question.seed, question.images, [[float(value) for value in row] for row in answer])
+    """The test that every device runs on a new extractor: input seed and the features computed here."""
+    canary = Canary(seed=seed_for(spec.seed, "canary", number) % 2**31, images=CANARY_IMAGES, features=[])
+    features = Session(payload).run(canary_images(canary, spec.input))[:, :CANARY_FEATURES]
+    return msgspec.structs.replace(canary, features=[[float(value) for value in row] for row in features])
 
 
 def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""An ONNX extractor in this process, on one thread, as a device runs it: for checks before a release, never for serving."""
+"""Run an ONNX extractor in this process, on one thread as on a device: for checks before a release."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIES = 5
 
 
 class Session:
-    """One extractor, ready."""
+    """One loaded extractor."""
 
     def __init__(self, payload: bytes) -> None:
         options = onnxruntime.SessionOptions()
@@ -25,16 +25,16 @@ class Session:
 
     def run(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
         """Features of images [N, C, H, W] in 0..1."""
-        found: NDArray[np.float32] = self._session.run(None, {self._input: images})[0]
-        return found
+        features: NDArray[np.float32] = self._session.run(None, {self._input: images})[0]
+        return features
 
     def features(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Features of pixels [N, C, H, W], a batch at a time."""
+        """Features of pixels [N, C, H, W] in 0..255, in batches."""
         starts = range(0, len(x), BATCH)
         return np.concatenate([self.run(scale(x[start : start + BATCH])) for start in starts])
 
     def latency_ms(self, image: NDArray[np.uint8]) -> float:
-        """The shortest of a few times for one image."""
+        """The shortest of TRIES measurements for one image."""
         scaled, times_s = scale(image), []
         for _ in range(TRIES):
             began_s = time.perf_counter()

@@ -1,9 +1,9 @@
-"""An extractor in 8-bit whole numbers beside the one in 32-bit floats: static QDQ per channel by onnxruntime, calibrated, and measured.
+"""Quantise an extractor to int8: static, per channel, QDQ format (onnxruntime), calibrated and measured.
 
-Weights and activations are rounded to 256 steps whose size follows from images that the server has: from the extremes of each batch,
-averaged, because the one extreme of all of them makes every step too coarse for the many. How far features turn (their cosine)
-and what that costs heads in accuracy is measured on clients' validation images before anybody gets it: what misses the gate is not
-published. Dynamic quantisation is not offered, because it is slower than floats on convolutions.
+Weights and activations are rounded to 256 steps. Their size is calibrated on images of the server, from the averaged extremes of batches:
+the extremes of all images would make the steps too coarse. The cosine between int8 and fp32 features and the loss of head accuracy are
+measured on clients' validation images; a variant that misses the gate is not published. Dynamic quantisation is not offered: it is slower
+than fp32 on convolutions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPERATORS = ["Conv", "MatMul", "Gemm", "Add", "MaxPool", "AveragePool", "GlobalA
 
 @dataclass(frozen=True)
 class Figures:
-    """int8 against fp32: mean cosine of features, accuracy of heads on each (mean over clients), bytes, milliseconds an image here."""
+    """int8 compared with fp32: mean cosine of features, head accuracy (mean over clients), bytes, milliseconds per image here."""
 
     cosine: float
     accuracy: float
@@ -53,13 +53,13 @@ class Figures:
     def __str__(self) -> str:
         return (
             f"{self.bytes_int8 / 1024:.0f} instead of {self.bytes / 1024:.0f} KiB, {self.latency_int8_ms:.2f} instead of"
-            f" {self.latency_ms:.2f} ms an image, cosine {self.cosine:.4f}, accuracy {100 * self.accuracy_int8:.1f} instead of"
+            f" {self.latency_ms:.2f} ms per image, cosine {self.cosine:.4f}, accuracy {100 * self.accuracy_int8:.1f} instead of"
             f" {100 * self.accuracy:.1f} %"
         )
 
 
 class _Images(CalibrationDataReader):
-    """Calibration images, a few at a time."""
+    """Calibration images in batches."""
 
     def __init__(self, images: NDArray[np.float32]) -> None:
         self._batches = iter([images[start : start + BATCH] for start in range(0, len(images), BATCH)])
@@ -72,13 +72,15 @@ class _Images(CalibrationDataReader):
 def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
     """The int8 version of an ONNX extractor, calibrated on images [N, C, H, W]. Raises ArtefactError."""
     with tempfile.TemporaryDirectory(prefix="edge-fl-int8-") as folder, _quiet():
-        whole, prepared, small = (Path(folder, name) for name in ("fp32.onnx", "prepared.onnx", "int8.onnx"))
-        whole.write_bytes(payload)
+        original, prepared, quantised = (
+            Path(folder, name) for name in ("fp32.onnx", "prepared.onnx", "int8.onnx")
+        )
+        original.write_bytes(payload)
         try:
-            quant_pre_process(whole, prepared, skip_symbolic_shape=True)
+            quant_pre_process(original, prepared, skip_symbolic_shape=True)
             quantize_static(
                 prepared,
-                small,
+                quantised,
                 _Images(scale(images)),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=OPERATORS,
@@ -88,54 +90,56 @@ def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
                 reduce_range=False,
                 extra_options={"CalibMovingAverage": True},
             )
-        except Exception as error:  # onnxruntime's tools raise what they like
+        except Exception as error:  # onnxruntime's tools raise various types
             raise ArtefactError(
                 f"int8: {type(error).__name__}: {str(error)[:200]}", consequence="not released"
             ) from error
-        return small.read_bytes()
+        return quantised.read_bytes()
 
 
 def sample(clients: Sequence[ClientData], count: int, seed: int) -> NDArray[np.uint8]:
-    """So many training images, drawn evenly from the clients, to calibrate on."""
+    """Draw `count` training images evenly from the clients, for calibration."""
     each = -(-count // max(len(clients), 1))
     rng = generator(seed, "release.calibration")
     return np.concatenate([c.train.x[rng.permutation(len(c.train))[:each]] for c in clients])[:count]
 
 
 def compare(
-    payload: bytes, small: bytes, clients: Sequence[ClientData], classes: int, unit_norm: bool
+    payload: bytes, payload_int8: bytes, clients: Sequence[ClientData], classes: int, unit_norm: bool
 ) -> Figures:
-    """Both extractors on clients' data: heads are fitted on training images, judged on validation (or test) images."""
-    whole, int8 = Session(payload), Session(small)
+    """Compare both extractors on clients' data: heads are fitted on training, evaluated on validation (or test) images."""
+    fp32, int8 = Session(payload), Session(payload_int8)
     cosines: list[float] = []
-    right: list[tuple[float, float]] = []
+    accuracies: list[tuple[float, float]] = []
     for client in clients:
         held_out = client.validation if len(client.validation) else client.test
         if not len(held_out) or not len(client.train):
             continue
-        pairs = [
-            [session.features(samples.x) for samples in (client.train, held_out)] for session in (whole, int8)
+        features = [
+            [session.features(samples.x) for samples in (client.train, held_out)] for session in (fp32, int8)
         ]
-        cosines.append(_cosine(pairs[0][1], pairs[1][1]))
-        as_floats, as_int8 = (_accuracy(z, client.train, held_out, classes, unit_norm) for z in pairs)
-        right.append((as_floats, as_int8))
-    if not right:
-        raise ArtefactError("int8: no client has held-out images to judge it on", consequence="not released")
-    accuracy, accuracy_int8 = np.mean(right, axis=0)
+        cosines.append(_cosine(features[0][1], features[1][1]))
+        accuracy, accuracy_int8 = (_accuracy(z, client.train, held_out, classes, unit_norm) for z in features)
+        accuracies.append((accuracy, accuracy_int8))
+    if not accuracies:
+        raise ArtefactError(
+            "int8: no client has held-out images to evaluate it on", consequence="not released"
+        )
+    mean, mean_int8 = np.mean(accuracies, axis=0)
     image = clients[0].train.x[:1]
     return Figures(
-        float(np.mean(cosines)),
-        float(accuracy),
-        float(accuracy_int8),
-        len(payload),
-        len(small),
-        whole.latency_ms(image),
-        int8.latency_ms(image),
+        cosine=float(np.mean(cosines)),
+        accuracy=float(mean),
+        accuracy_int8=float(mean_int8),
+        bytes=len(payload),
+        bytes_int8=len(payload_int8),
+        latency_ms=fp32.latency_ms(image),
+        latency_int8_ms=int8.latency_ms(image),
     )
 
 
-def flaw(figures: Figures, gate: QuantiseConfig) -> str:
-    """Why an int8 extractor may not be published; empty when it may."""
+def objection(figures: Figures, gate: QuantiseConfig) -> str:
+    """Why an int8 extractor misses the gate; "" if it passes."""
     if not figures.cosine >= gate.min_cosine:
         return f"cosine {figures.cosine:.4f}, at least {gate.min_cosine:g}"
     if not figures.loss <= gate.max_loss:
@@ -144,17 +148,17 @@ def flaw(figures: Figures, gate: QuantiseConfig) -> str:
 
 
 def quantiser(
-    clients: Sequence[ClientData], gate: QuantiseConfig, seed: int, tell: Callable[[str], None]
+    clients: Sequence[ClientData], gate: QuantiseConfig, seed: int, report: Callable[[str], None]
 ) -> Quantiser:
-    """What makes int8 variants calibrated and judged on these clients' data, and says how each came out."""
+    """A quantiser calibrated and evaluated on these clients' data; `report` receives a line per result."""
 
     def make(onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None:
         int8 = quantise(onnx, sample(clients, gate.images, seed))
         figures = compare(onnx, int8, clients, classes, unit_norm)
-        if why := flaw(figures, gate):
-            tell(f"int8 is not published: {why}")
+        if why := objection(figures, gate):
+            report(f"int8 is not published: {why}")
             return None
-        tell(f"int8: {figures}")
+        report(f"int8: {figures}")
         return QuantisedExtractor(int8, figures.cosine, figures.loss)
 
     return make
@@ -174,7 +178,7 @@ def _accuracy(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The tools log through the root logger what only their authors need."""
+    """Silence the tools' messages on the root logger."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

@@ -1,13 +1,13 @@
-"""The signed repository as static files, so that any web server can hand it to devices and auditors: no new trust, another way.
+"""Export the signed repository as static files for a web server, from which devices and auditors can download it.
 
-    FOLDER/metadata/N.root.json, N.targets.json, N.snapshot.json, timestamp.json    what a device gets over MQTT, byte for byte
-    FOLDER/targets/RELEASE/SHA256.extractor.onnx                                    and the variants and extras beside it
+    FOLDER/metadata/N.root.json, N.targets.json, N.snapshot.json, timestamp.json    the same bytes as over MQTT
+    FOLDER/targets/RELEASE/SHA256.extractor.onnx                                    and variants and extras in the same folder
 
-It is the layout that TUF clients expect (consistent snapshots). No key is ever written there. Files come in the order in which they are
-published, the timestamp last, so that whoever reads in between finds the repository as it was before or as it is after.
+This is the layout that TUF clients expect (consistent snapshots). Keys are never written there. Files are written in the order of
+publication, the timestamp last, so that a concurrent reader gets either the old or the new repository.
 
-The repository remembers one such folder, in its file `website`. Whoever publishes from it brings that folder up to date first, be it a run,
-a roll-out, or a roll-back that a person types with no server there.
+The repository stores the path of one such folder in its file `website`. Every publication from it updates that folder first: by a run, a
+roll-out, or a rollback from the command line without a server.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from server.release.repository import File, Repository
 
 
 def export(repository: Repository, folder: Path) -> list[Path]:
-    """Brings `folder` up to date with the kept releases -> the files that are new.
+    """Update `folder` to the kept releases -> the new files.
 
-    Raises InputError for a folder of something else, ArtefactError when bytes are gone or the disk fails; what was there then stands.
+    Raises InputError for a folder with other content, ArtefactError if bytes are missing or the disk fails; existing files then stay.
     """
-    _require_ours(repository, folder)
+    _require_own_folder(repository, folder)
     wanted = {
         folder / "targets" / path: repository.artefacts / blob.sha256
         for manifest in repository.releases()
         for path, blob in paths(manifest).items()
     }
-    lacking = [source for source in wanted.values() if not source.is_file()]
-    if lacking:
+    missing = [source for source in wanted.values() if not source.is_file()]
+    if missing:
         raise ArtefactError(
-            f"{lacking[0]}: gone, expected the bytes of a kept release (and {len(lacking) - 1} more)",
+            f"{missing[0]}: missing, expected the bytes of a kept release (and {len(missing) - 1} more)",
             consequence="nothing was exported",
         )
     files, metadata = repository.files(), folder / "metadata"
     with reporting(str(folder)):
-        new = _write(metadata, files[:1])  # the first root says that the folder is ours, also after a cut
+        new = _write(metadata, files[:1])  # marks the folder as an export, also after an interruption
         for place in [place for place in wanted if not place.exists()]:
             _copy(wanted[place], place)
             new.append(place)
         new += _write(metadata, files)
-        needed = {metadata / name for old in files for name in (old[0], _one_back(old[0]))}
+        needed = {metadata / name for current, _ in files for name in (current, _previous(current))}
         for place in (*metadata.iterdir(), *(folder / "targets").glob("*/*")):
             if place not in needed and place not in wanted:
                 place.unlink()
@@ -54,33 +54,36 @@ def export(repository: Repository, folder: Path) -> list[Path]:
 
 
 def keep(repository: Repository, folder: Path | None) -> None:
-    """From now on whatever is published goes to `folder` too; None: to none. Raises ArtefactError when the disk fails."""
+    """Export every publication to `folder` from now on; None: nowhere. Raises ArtefactError if the disk fails."""
     with reporting(str(repository.folder)):
         if folder is None:
-            _place(repository).unlink(missing_ok=True)
+            _setting(repository).unlink(missing_ok=True)
         else:
-            atomic.write(_place(repository), str(folder.absolute()))
+            atomic.write(_setting(repository), str(folder.absolute()))
 
 
-def kept(repository: Repository) -> Path | None:
-    """The folder that is to have whatever is published. Raises ArtefactError when the disk fails."""
+def kept_folder(repository: Repository) -> Path | None:
+    """The folder to which every publication is exported. Raises ArtefactError if the disk fails."""
     with reporting(str(repository.folder)):
-        return Path(_place(repository).read_text()) if _place(repository).exists() else None
+        return Path(_setting(repository).read_text()) if _setting(repository).exists() else None
 
 
-def _place(repository: Repository) -> Path:
+def _setting(repository: Repository) -> Path:
     return repository.folder / "website"
 
 
-def _require_ours(repository: Repository, folder: Path) -> None:
-    """What an export does not need any more it removes: only where an export of this repository was made before."""
+def _require_own_folder(repository: Repository, folder: Path) -> None:
+    """Raise InputError unless the folder is new or an earlier export of this repository: an export deletes files."""
     inside = [place for place in (folder / "metadata", folder / "targets") if place.exists()]
     name, root = repository.files()[0]
-    at_home = folder.resolve() == repository.folder.resolve()
-    if at_home or (inside and not _holds(folder / "metadata" / name, root)):
+    is_repository = folder.resolve() == repository.folder.resolve()
+    if is_repository or (inside and not _holds(folder / "metadata" / name, root)):
+        problem = (
+            "contains the keys" if is_repository else f"{inside[0].name} in it belongs to something else"
+        )
         raise InputError(
-            f"{folder}: {'holds the keys' if at_home else f'{inside[0].name} in it is of something else'}; expected a folder of its own for"
-            " this fleet's export; nothing was exported"
+            f"{folder}: {problem}; expected a separate folder for this fleet's export",
+            consequence="nothing was exported",
         )
 
 
@@ -102,7 +105,7 @@ def _holds(place: Path, payload: bytes) -> bool:
     return place.exists() and place.read_bytes() == payload
 
 
-def _one_back(name: str) -> str:
-    """The file before, for somebody who has just read the old timestamp."""
+def _previous(name: str) -> str:
+    """The previous version of a file, for clients that have just read the old timestamp."""
     version, _, rest = name.partition(".")
     return f"{int(version) - 1}.{rest}" if version.isdecimal() else name

@@ -34,14 +34,12 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from server.mqtt.connection import ServerConnection
-from server.mqtt.devices.assignments import Assignments
-from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
-from server.mqtt.updates.inbox import Inbox
+from server.mqtt.session import Server
 from server.registry import Database, releases
 from server.registry.records import ReleaseRecord
 from server.release.repository import Repository
-from server.release.rollout.coordinator import Rollout
+from server.release.rollout.coordinator import RolloutCoordinator
 from tests.browsing import dashboard, visiting
 from tests.devices import graphs
 
@@ -64,7 +62,7 @@ class Live:
     broker: Mosquitto
     folder: Path
     db: Database
-    rollout: Rollout
+    rollout: RolloutCoordinator
     repository: Repository
     runner: Runner
     devices: dict[str, Device] = field(default_factory=dict)
@@ -127,15 +125,11 @@ def live(mosquitto_program: Program, tmp_path: Path) -> Iterator[Live]:
         db = Database.open(tmp_path / "server" / "registry.sqlite")
         connection = ServerConnection(partial(MqttTransport, broker.endpoint), "main")
         with Journal(db, "main") as journal:
-            roster, inbox, assignments = (
-                Roster(connection, journal),
-                Inbox(connection, journal),
-                Assignments(connection),
-            )
+            server = Server.of(connection, journal)
             connection.open()
             journal.begin(connection.epoch)
             repository = Repository(tmp_path / "releases" / "main")
-            rollout = Rollout(connection, roster, inbox, assignments, repository, db=db)
+            rollout = RolloutCoordinator(server, repository)
             runner = Runner(workers=2)
             thread = threading.Thread(target=partial(runner.run, deadline_s=380), daemon=True)
             thread.start()

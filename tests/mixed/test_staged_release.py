@@ -28,13 +28,12 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from server.mqtt import reader
 from server.mqtt.connection import ServerConnection
-from server.mqtt.devices.assignments import Assignments
-from server.mqtt.devices.roster import Roster
-from server.mqtt.updates.inbox import Inbox
+from server.mqtt.journal import Journal
+from server.mqtt.session import Server
 from server.registry import Database, rollouts
 from server.release.repository import Repository
-from server.release.rollout.coordinator import Rollout
-from server.release.rollout.stages import place
+from server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from server.release.rollout.stages import rank
 from tests.devices import graphs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -60,7 +59,7 @@ def images(count: int, hidden: float) -> Samples:
 class Fleet:
     """A server with a registry, and the agents on its broker."""
 
-    rollout: Rollout
+    rollout: RolloutCoordinator
     db: Database
     repository: Repository
     devices: dict[str, Device] = field(default_factory=dict)
@@ -94,16 +93,16 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
 
     def make(count: int, hidden: float = 0.0) -> Fleet:
         connection = ServerConnection(connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
-        roster, inbox, assignments = Roster(connection), Inbox(connection), Assignments(connection)
-        connection.open()
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
-        rollout = Rollout(connection, roster, inbox, assignments, repository, plan=PLAN, db=db)
+        server = Server.of(connection, Journal(db))
+        connection.open()
+        rollout = RolloutCoordinator(server, repository, RolloutOptions(plan=PLAN))
         closing.extend([rollout.close, connection.close, db.close])
         made = Fleet(rollout, db, repository)
-        for rank, name in enumerate(
-            sorted(map("pi-{:03d}".format, range(count)), key=lambda id: place(id, 2))
+        for position, name in enumerate(
+            sorted(map("pi-{:03d}".format, range(count)), key=lambda id: rank(id, 2))
         ):
-            share = hidden if rank % 5 == 2 else 0.0
+            share = hidden if position % 5 == 2 else 0.0
             data = ClientData(images(40, share), images(0, 0), images(200, share))
             worker = HeadWorker(
                 name,
@@ -142,14 +141,14 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_sta
     site.eventually(lambda: site.record().state == "aborted")
     record = site.record()
     assert (record.release, record.previous, record.stage) == (2, 1, 1)
-    assert "accuracy changed by" in record.reason and "worst tenth" in record.reason
+    assert "accuracy changed by" in record.reason and "bottom decile" in record.reason
     site.rollout.wait(0, 60)
     site.eventually(lambda: site.serving() == [1])
     outcomes = site.rollout.stages.outcomes
-    first = sum(place(name, 2) < PLAN.stages[0] for name in site.devices)
+    first = sum(rank(name, 2) < PLAN.stages[0] for name in site.devices)
     assert first < len(outcomes) <= 20  # how far into the second stage depends on who answers first
     assert {outcome.lost for outcome in outcomes.values()} == {0, 20}
-    untouched = [name for name in site.devices if place(name, 2) >= 0.5]
+    untouched = [name for name in site.devices if rank(name, 2) >= 0.5]
     assert len(untouched) >= 15
     assert all(site.devices[name].reports["head"].release == 1 for name in untouched)
     assert all(site.devices[name].reports["head"].id == "back-1-2" for name in outcomes)

@@ -1,7 +1,7 @@
-"""A fleet in one process: a broker in memory, the server's side of the wire, and devices that follow a script.
+"""A fleet in one process: an in-memory broker, the server's MQTT side, and scripted devices.
 
-A scripted device does what the choreography asks of a full device, with `edge_fl.methods.contract.client.Client`, so that the server is tested
-without the package `devices`. What it sends can be tampered with.
+A scripted device follows the protocol of a full device, with `edge_fl.methods.contract.client.Client`, so that the server is tested without
+the package `devices`. Its messages can be tampered with.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ from edge_fl.wire.messages import Ack, Assignment, Capability, DeviceState, Repo
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
-from server.mqtt import retained
+from server.mqtt import reader
 from server.mqtt.connection import ServerConnection
 from server.mqtt.devices.assignments import Assignments
 from server.mqtt.devices.roster import Roster
-from server.mqtt.fleet import Limits, MqttFleet
+from server.mqtt.fleet import FleetLimits, MqttFleet
 from server.mqtt.journal import Journal
-from server.mqtt.retained import Connect
+from server.mqtt.reader import ServerConnect
+from server.mqtt.session import Server
 from server.mqtt.updates.inbox import Inbox
-from server.mqtt.updates.round_request import KINDS
+from server.mqtt.updates.round_request import REPORT_KINDS
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 CLASSES = 3
 INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))
-QUICK = retained.Limits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
+QUICK = reader.LeaseLimits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
 
 
 def spec_of(method: str, **options: Any) -> MethodSpec:
-    """A task small enough for a test: 4x4 images, three classes."""
+    """A method spec small enough for a test: 4x4 images, three classes."""
     model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
     config = MethodConfig(method, 1, 8, OptimiserConfig("sgd", 0.05), options)
     return MethodSpec(model, INPUT, ["a", "b", "c"], config, seed=1)
 
 
 def data_of(client: str, samples: int = 20) -> ClientData:
-    """Images of a client: a class is a brightness."""
+    """Images of a client: each class has its brightness."""
     rng = generator(7, "test.data", client=client)
 
     def some(count: int) -> Samples:
@@ -75,22 +76,22 @@ def client_of(id: str) -> Client:
     return Client(id, data_of(id), CLASSES, batch_size=8, run=1)
 
 
-# (mode, report, payload) -> what is really sent
+# (mode, report, payload) -> what is sent instead
 Tamper = Callable[[str, Report, bytes], list[tuple[Report, bytes]]]
 
 
-def honest(mode: str, report: Report, payload: bytes) -> list[tuple[Report, bytes]]:
+def unchanged(mode: str, report: Report, payload: bytes) -> list[tuple[Report, bytes]]:
     return [(report, payload)]
 
 
 @dataclass
 class ScriptedDevice:
-    """A full device by the book; `tamper` may change, drop or double what it sends, `delay_s` makes it a straggler."""
+    """A full device that follows the protocol; `tamper` may change, drop or duplicate its messages, `delay_s` makes it a straggler."""
 
-    connect_to: Connect
+    connect_to: ServerConnect
     topics: Topics
     id: str
-    tamper: Tamper = honest
+    tamper: Tamper = unchanged
     delay_s: float = 0.0
     tier: str = "full"
     boot: str = "b1"
@@ -106,7 +107,7 @@ class ScriptedDevice:
         self._own: dict[str, Any] = {}
         self._down: dict[str, Assembly] = {}
         self._fetching: list[str] = []
-        self._unanswered: dict[str, tuple[str, int, Report, bytes]] = {}
+        self._unacknowledged: dict[str, tuple[str, int, Report, bytes]] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._transport = self.connect()
         self._thread.start()
@@ -115,15 +116,15 @@ class ScriptedDevice:
         will = Packet(self.topics.state(self.id), encode(DeviceState("lost", self.boot)), retain=True)
         return self.connect_to(self.id, will, self._events.put)
 
-    def _be_born(self) -> None:
-        """After every connection: subscribe, say who one is, and send again what was not answered."""
+    def _on_connected(self) -> None:
+        """After every connection: subscribe, publish capability and state, send unacknowledged reports again."""
         for pattern in (self.topics.round("+"), self.topics.down(self.id), *self._fetching):
             self._transport.subscribe(pattern)
         capability = Capability(self.tier, "test", "3", samples=20)  # type: ignore[arg-type]
         self.send(self.topics.meta(self.id), encode(capability), retain=True)
         self.send(self.topics.state(self.id), encode(DeviceState("ready", self.boot)), retain=True)
-        for parcel in list(self._unanswered.values()):
-            self.report(*parcel)
+        for unsent in list(self._unacknowledged.values()):
+            self.report(*unsent)
 
     def send(self, topic: str, payload: bytes, **fields: Any) -> None:
         self._transport.publish(Packet(topic, payload, **fields))
@@ -132,7 +133,7 @@ class ScriptedDevice:
         self._transport.close(clean=False)
 
     def reboot(self, boot: str) -> None:
-        """Comes back as another process, with the personal parts it had stored."""
+        """Restart as another process, with the stored personal parts."""
         self.crash()
         self.boot = boot
         self._transport = self.connect()
@@ -146,7 +147,7 @@ class ScriptedDevice:
         while (event := self._events.get()) is not None:
             try:
                 if isinstance(event, Connected):
-                    self._be_born()
+                    self._on_connected()
                 elif isinstance(event, Packet) and event.payload:
                     self._take(event)
             except BaseException as error:
@@ -159,13 +160,13 @@ class ScriptedDevice:
                 self._rounds[address.path[0]] = decode(packet.payload, Round)
             case "ack":
                 self.acks.append(decode(packet.payload, Ack))
-                self._unanswered.pop(self.acks[-1].id, None)
+                self._unacknowledged.pop(self.acks[-1].id, None)
             case "art":
                 self._fetched(address.path[0], int(address.path[2]), packet.payload)
             case "assignment":
                 assignment = decode(packet.payload, Assignment)
                 self.assignments.append(assignment)
-                if assignment.mode in KINDS:
+                if assignment.mode in REPORT_KINDS:
                     self._fetch(assignment)
 
     def _fetch(self, assignment: Assignment) -> None:
@@ -173,7 +174,7 @@ class ScriptedDevice:
             self._work(assignment, b"")
             return
         self._down[assignment.down.sha256] = Assembly(assignment.down)
-        self._wanted = assignment
+        self._current = assignment
         groups = range(-(-len(assignment.down.chunks) // GROUP))
         self._fetching = [self.topics.chunk_group(assignment.down.sha256, group) for group in groups]
         for pattern in self._fetching:
@@ -185,7 +186,7 @@ class ScriptedDevice:
             for pattern in self._fetching:
                 self._transport.unsubscribe(pattern)
             self._fetching = []
-            self._work(self._wanted, assembly.join())
+            self._work(self._current, assembly.join())
 
     def _work(self, assignment: Assignment, down: bytes) -> None:
         time.sleep(self.delay_s)
@@ -203,29 +204,29 @@ class ScriptedDevice:
         blob = describe(payload, self.chunk_bytes) if up else None
         compression = method.compression.kind if up else "none"
         report = Report(
-            assignment.id, KINDS[assignment.mode], self.boot, 20, found, blob, compression=compression
+            assignment.id, REPORT_KINDS[assignment.mode], self.boot, 20, found, blob, compression=compression
         )  # type: ignore[arg-type]
         for sent, content in self.tamper(assignment.mode, report, payload):
-            self._unanswered[sent.id] = (assignment.run_id, assignment.round, sent, content)
+            self._unacknowledged[sent.id] = (assignment.run_id, assignment.round, sent, content)
             self.report(assignment.run_id, assignment.round, sent, content)
 
     def report(self, run_id: str, round: int, report: Report, payload: bytes) -> None:
-        """Sends a report and its chunks, in the order that `chunks_first` says."""
-        said = Packet(self.topics.report(self.id, run_id, round), encode(report))
+        """Send a report and its chunks, in the order set by `chunks_first`."""
+        packet = Packet(self.topics.report(self.id, run_id, round), encode(report))
         if not self.chunks_first:
-            self._transport.publish(said)
+            self._transport.publish(packet)
         for index, chunk in enumerate(split(payload, self.chunk_bytes)):
             topic = self.topics.blob(self.id, report.id, index)
             self._transport.publish(Packet(topic, bytes(chunk), content_type=SAFETENSORS))
         if self.chunks_first:
-            self._transport.publish(said)
+            self._transport.publish(packet)
 
 
 @dataclass
 class ScriptedHead:
-    """A head-only device by the book: believes the signed metadata, pretends to fit a head, and says so."""
+    """A head-only device that follows the protocol: checks the signed metadata, pretends to fit a head, and reports it."""
 
-    connect_to: Connect
+    connect_to: ServerConnect
     topics: Topics
     id: str
     folder: Path
@@ -245,8 +246,8 @@ class ScriptedHead:
         for pattern in (self.topics.tuf("+"), self.topics.down(self.id)):
             self._transport.subscribe(pattern)
         capability = Capability("head", "test", "3", samples=9, head="svm")
-        self._say(self.topics.meta(self.id), capability, retain=True)
-        self._say(self.topics.state(self.id), DeviceState("ready", self.boot), retain=True)
+        self._publish(self.topics.meta(self.id), capability, retain=True)
+        self._publish(self.topics.state(self.id), DeviceState("ready", self.boot), retain=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -254,7 +255,7 @@ class ScriptedHead:
         self._events.put(None)
         self._thread.join(5)
 
-    def _say(self, topic: str, message: Any, **fields: Any) -> None:
+    def _publish(self, topic: str, message: Any, **fields: Any) -> None:
         self._transport.publish(Packet(topic, encode(message), **fields))
 
     def _run(self) -> None:
@@ -283,28 +284,27 @@ class ScriptedHead:
         before = {metrics.PERSONAL_BEFORE: self.after / 2} if self.served else {}
         found = {**before, metrics.PERSONAL_AFTER: self.after, metrics.TEST_SAMPLES: 4.0}
         report = Report(
-            assignment.id,
-            "head",
-            self.boot,
-            9,
-            found,
-            None,
-            assignment.release,
-            extractor,
-            "svm",
-            0.5,
-            100,
-            10,
+            id=assignment.id,
+            kind="head",
+            boot=self.boot,
+            samples=9,
+            metrics=found,
+            release=assignment.release,
+            extractor=extractor,
+            head="svm",
+            seconds=0.5,
+            bytes_down=100,
+            bytes_up=10,
         )
         self.served.append(assignment.release)
-        self._say(self.topics.report(self.id, assignment.run_id, assignment.round), report)
+        self._publish(self.topics.report(self.id, assignment.run_id, assignment.round), report)
 
 
 @dataclass(kw_only=True)
 class Stage:
-    """A broker and the devices on it."""
+    """A broker and its scripted devices."""
 
-    connect: Connect
+    connect: ServerConnect
     topics: Topics = field(default_factory=lambda: Topics("main"))
     devices: list[ScriptedDevice] = field(default_factory=list)
     heads: list[ScriptedHead] = field(default_factory=list)
@@ -327,13 +327,13 @@ class Stage:
         return data_of(client, samples)
 
     def retained(self, pattern: str = "#") -> dict[str, bytes]:
-        """What is retained on the broker, by topic without the fleet's root."""
-        found = retained.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
+        """The broker's retained messages, by topic without the fleet's root."""
+        found = reader.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
         return {topic.removeprefix(self.topics.root + "/"): payload for topic, payload in found.items()}
 
     @staticmethod
     def eventually(claim: Callable[[], bool], deadline_s: float = 5.0) -> bool:
-        """Whether a claim becomes true in time."""
+        """Whether a claim becomes true before the deadline."""
         until = time.monotonic() + deadline_s
         while not claim():
             if time.monotonic() > until:
@@ -349,18 +349,29 @@ class Stage:
 
 @dataclass(kw_only=True)
 class Bench(Stage):
-    """A server with its lease, for what runs inside one."""
+    """A connected server, for tests of its parts."""
 
-    connection: ServerConnection
-    roster: Roster
-    inbox: Inbox
-    assignments: Assignments
+    server: Server
+
+    @property
+    def connection(self) -> ServerConnection:
+        return self.server.connection
+
+    @property
+    def roster(self) -> Roster:
+        return self.server.roster
+
+    @property
+    def inbox(self) -> Inbox:
+        return self.server.inbox
+
+    @property
+    def assignments(self) -> Assignments:
+        return self.server.assignments
 
     def fleet(self, spec: MethodSpec, **limits: float) -> MqttFleet:
         limits = {"deadline_s": 20.0, "lost_s": 0.3, **limits}
-        return MqttFleet(
-            self.connection, self.roster, self.inbox, self.assignments, "t1", spec, Limits(**limits)
-        )
+        return MqttFleet(self.server, "t1", spec, FleetLimits(**limits))
 
     def wait_for(self, **devices: int) -> None:
         self.roster.wait_for(**devices, deadline_s=5)
@@ -380,22 +391,10 @@ def stage(broker: InMemoryBroker) -> Iterator[Stage]:
     stage.close()
 
 
-def _bench(connect: Connect, fleet: str) -> Iterator[Bench]:
+def _bench(connect: ServerConnect, fleet: str) -> Iterator[Bench]:
     connection = ServerConnection(connect, fleet, limits=QUICK)
     with Journal(fleet=fleet) as journal:
-        roster, inbox, assignments = (
-            Roster(connection, journal),
-            Inbox(connection, journal),
-            Assignments(connection),
-        )
-        bench = Bench(
-            connect=connect,
-            topics=connection.topics,
-            connection=connection,
-            roster=roster,
-            inbox=inbox,
-            assignments=assignments,
-        )
+        bench = Bench(connect=connect, topics=connection.topics, server=Server.of(connection, journal))
         connection.open()
         journal.begin(connection.epoch)
         yield bench
@@ -410,7 +409,7 @@ def bench(broker: InMemoryBroker) -> Iterator[Bench]:
 
 @pytest.fixture
 def own_mosquitto(mosquitto_program: Program, tmp_path: Path) -> Iterator[Mosquitto]:
-    """A broker that a test may kill, and start again."""
+    """A broker that a test may kill and restart."""
     with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         yield broker
 

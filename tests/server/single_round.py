@@ -10,7 +10,7 @@ from server.training.rounds import Plan
 
 
 def one_round(bench, spec, *, shared=None, quorum=0.3, **limits):
-    """Round 1 with all that are there -> (fleet, result)."""
+    """Round 1 with all present devices -> (fleet, result)."""
     method = build_method(spec)
     fleet = bench.fleet(spec, **limits)
     plan = Plan(1, seed=1, cohort=CohortConfig(quorum=quorum))

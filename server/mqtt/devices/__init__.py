@@ -1,1 +1,1 @@
-"""Devices as the server sees them: roster, assignments, detection of duplicate ids."""
+"""Devices of a fleet: their states and capabilities, their assignments, and detection of duplicate identities."""

@@ -1,88 +1,81 @@
-"""What the server wants of each device: one retained message per device, numbered so that only the latest counts.
+"""Assignments of devices: one retained message per device, numbered so that only the latest counts.
 
-The number starts with the server's epoch, so that it grows over restarts too. Wants to train that an earlier server left behind are
-withdrawn at the start; wants to serve a release stay, since a device that was away shall find them.
+Numbers start with the server's epoch, so that they increase across restarts. At its start a server clears training assignments that an
+earlier one left behind; "serve" assignments stay for devices that return later.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import Assignment, Mode, Request, decode
-from server.mqtt.connection import Heard, ServerConnection
-from server.mqtt.retained import Connect, read_retained
+from server.mqtt.connection import Received, ServerConnection
+from server.mqtt.reader import ServerConnect, read_retained
 
-WANTS_PER_EPOCH = 2**20
-LASTING: frozenset[Mode] = frozenset({"serve"})
+ASSIGNMENTS_PER_EPOCH = 2**20
+LASTING_MODES: frozenset[Mode] = frozenset({"serve"})
 
 
 class Assignments:
-    """The current want of every device that was asked for something."""
+    """The current assignment of every device that has one."""
 
     def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
         self._current: dict[str, Assignment] = {}
         self._count = 0
         self._lock = threading.Lock()
-        connection.on("req", self._asked)
-        connection.on_return(lambda _: self.say_again())
+        connection.on("req", self._on_request)
+        connection.on_connected(lambda _: self._republish_all())
 
-    def ask(self, device: str, mode: Mode, **fields: Any) -> None:
-        """Replaces what is wanted of a device."""
+    def assign(self, device: str, mode: Mode, **fields: Any) -> None:
+        """Replace the assignment of a device."""
         with self._lock:
             self._count += 1
-            assignment = Assignment(self._connection.epoch * WANTS_PER_EPOCH + self._count, mode, **fields)
-            self._current[device] = assignment
-            self._publish(device, assignment)
+            version = self._connection.epoch * ASSIGNMENTS_PER_EPOCH + self._count
+            self._current[device] = Assignment(version, mode, **fields)
+            self._publish(device, self._current[device])
 
-    def again(self, device: str) -> None:
-        """Says the current want once more, under its number: nothing is done twice."""
+    def republish(self, device: str) -> None:
+        """Publish the current assignment again, with the same number: the device does nothing twice."""
         with self._lock:
             if assignment := self._current.get(device):
                 self._publish(device, assignment)
 
-    def say_again(self) -> None:
-        """Says every current want once more."""
-        for device in list(self._current):
-            self.again(device)
-
     def current(self, device: str) -> Assignment | None:
-        """What is wanted of a device now."""
+        """The current assignment of a device."""
         return self._current.get(device)
 
-    def withdraw(self, devices: Iterable[str]) -> None:
-        """Clears the retained wants of these devices."""
+    def withdraw_temporary(self) -> None:
+        """Clear all assignments that have no meaning without this run."""
         with self._lock:
-            for device in devices:
-                self._current.pop(device, None)
-                self._connection.forget(self._connection.topics.assignment(device))
+            for device, assignment in list(self._current.items()):
+                if assignment.mode not in LASTING_MODES:
+                    del self._current[device]
+                    self._connection.clear_retained(self._connection.topics.assignment(device))
 
-    def withdraw_passing(self) -> None:
-        """Clears every want that has no meaning without this run."""
-        self.withdraw(
-            [device for device, assignment in self._current.items() if assignment.mode not in LASTING]
-        )
+    def _republish_all(self) -> None:
+        for device in list(self._current):
+            self.republish(device)
 
     def _publish(self, device: str, assignment: Assignment) -> None:
-        self._connection.say(self._connection.topics.assignment(device), assignment, retain=True)
+        self._connection.publish(self._connection.topics.assignment(device), assignment, retain=True)
 
-    def _asked(self, heard: Heard) -> None:
-        if isinstance(heard.message, Request) and heard.message.kind == "assignment":
-            self.again(heard.address.device)
+    def _on_request(self, received: Received) -> None:
+        if isinstance(received.message, Request) and received.message.kind == "assignment":
+            self.republish(received.address.device)
 
 
-def withdraw_leftovers(connection: ServerConnection, connect: Connect) -> int:
-    """Clears the wants to train that a server which was killed left behind; how many there were."""
+def clear_leftover_assignments(connection: ServerConnection, connect: ServerConnect) -> int:
+    """Clear the training assignments left by a server that crashed; return their number."""
     cleared = 0
     for topic, payload in read_retained(connect, [connection.topics.assignment("+")]).items():
         try:
-            lasting = decode(payload, Assignment).mode in LASTING
+            lasting = decode(payload, Assignment).mode in LASTING_MODES
         except ProtocolError:
             lasting = False
         if not lasting:
-            connection.forget(topic)
+            connection.clear_retained(topic)
             cleared += 1
     return cleared

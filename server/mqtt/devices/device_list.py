@@ -1,7 +1,7 @@
-"""The devices of a fleet as the broker knows them: their retained states and capabilities, read without a server.
+"""The devices of a fleet according to the broker: their retained states and capabilities, read without a server.
 
-A broker that was started anew may retain the word of a device that has left meanwhile, and while no server listens nobody asks. So it is
-said whether one is online, and of each device when a server last heard of it, as far as there is a registry here.
+A restarted broker may retain the state of a device that has left since; only an online server detects this. The list therefore includes
+whether a server is online, and from the local registry, if there is one, when a server last received a message of each device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import MESSAGES, ServerState, decode
 from edge_fl.wire.topics import Topics, checked
 from server.mqtt.devices.roster import Device, fold
-from server.mqtt.retained import Connect, Limits, read_retained
+from server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
 
-LIMITS = Limits(connect_s=5.0, settle_s=1.0)
+LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
 COLUMNS = {
     "device": "device",
     "status": "status",
@@ -26,22 +26,22 @@ COLUMNS = {
     "machine": "machine",
     "activity": "activity",
     "why": "why",
-    "heard": "heard, UTC",
+    "last_seen": "last seen, UTC",
     "measured": "measured",
 }
 
 
 class DeviceList(NamedTuple):
-    """One row per device, ascending, and whether a server is online that hears what they say."""
+    """One row per device, ascending, and whether a server is online."""
 
     online: bool
     rows: list[dict[str, object]]
 
 
 def devices(
-    connect: Connect, fleet: str, heard: Mapping[str, str] = {}, limits: Limits = LIMITS
+    connect: ServerConnect, fleet: str, last_seen: Mapping[str, str] = {}, limits: LeaseLimits = LIMITS
 ) -> DeviceList:
-    """What the broker retains; `heard` says when a server last heard of a device. Raises ConnectError."""
+    """Read the devices retained on the broker; `last_seen`: times from the registry. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
     known: dict[str, Device] = {}
     online = False
@@ -51,17 +51,17 @@ def devices(
             address = topics.parse(topic)
             message = decode(payload, MESSAGES[address.kind])
         except ProtocolError:
-            continue  # a device that speaks another protocol is no row that could be filled
+            continue  # a device with another protocol version
         if isinstance(message, ServerState):
             online = message.online
             continue
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    return DeviceList(online, [_row(device, heard.get(device.id, "")) for device in known.values()])
+    return DeviceList(online, [_row(device, last_seen.get(device.id, "")) for device in known.values()])
 
 
-def _row(device: Device, heard: str) -> dict[str, object]:
+def _row(device: Device, last_seen: str) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,
@@ -73,6 +73,6 @@ def _row(device: Device, heard: str) -> dict[str, object]:
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",
-        "heard": heard[:19].replace("T", " "),
+        "last_seen": last_seen[:19].replace("T", " "),
         "measured": "; ".join(capability.notes) if capability else "",
     }

@@ -1,7 +1,7 @@
-"""Who is there: every device of the fleet with its last state and capability, folded from what devices say about themselves.
+"""The roster: every device of the fleet with its last state and capability.
 
-`fold` is pure: what was known of a device and one message give what is known now. `Roster` feeds it from the link, lets others wait for
-devices, and tells them of changes. A device that is lost stays in the table but is in no cohort.
+`fold` is pure: the known device and one message give the updated device. `Roster` applies it to received messages, waits for devices and
+notifies listeners of changes. A lost device stays in the table but is in no cohort.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from msgspec import Struct
 from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
-from server.mqtt.connection import Heard, ServerConnection
-from server.mqtt.devices.clones import Clones
+from server.mqtt.connection import Received, ServerConnection
+from server.mqtt.devices.duplicates import DuplicateDetector
 from server.mqtt.journal import Journal
 from server.registry.records import DeviceRecord
 
 DeviceId = str
 POLL_S = 0.5
-LOOK_S = 0.02
+BATCH_S = 0.02  # to handle many simultaneous messages at once
 MAX_DEVICES = 100_000
 
-# an alert names a failure that still stands; the device can do the next thing all the same
-AT_WORK = frozenset({"ready", "alert"})
+AVAILABLE = frozenset({"ready", "alert"})  # "alert": an unresolved failure, but able to work
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device: its state and capability as last said (None: not yet), and when it spoke last, on the monotonic clock."""
+    """A device: its last state and capability (None: not received yet), and when its last message arrived, on the monotonic clock."""
 
     id: DeviceId
     state: DeviceState | None = None
@@ -54,24 +53,24 @@ class Device:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be asked to work: there, known, and of our protocol."""
+        """Whether it can take an assignment: present, with a known capability and the same protocol version."""
         return (
             self.state is not None
-            and self.state.status in AT_WORK
+            and self.state.status in AVAILABLE
             and self.capability is not None
             and self.capability.protocol.partition(".")[0] == PROTOCOL.partition(".")[0]
         )
 
 
 Table = Mapping[DeviceId, Device]
-Changed = Callable[[Device | None, Device], None]  # (before, now)
+ChangeListener = Callable[[Device | None, Device], None]  # (before, now)
 
 
 def fold(before: Device, kind: str, message: Struct | bytes | None, now_s: float) -> Device | None:
-    """The device after a message of `kind` "state" or "meta"; None when its empty retained state retires it."""
+    """The device after a message of `kind` "state" or "meta"; None if its cleared state removes it."""
     match message:
         case DeviceState(status="lost", boot=boot) if before.state and before.boot != boot:
-            return before  # the will of an older boot, delivered late
+            return before  # late will of an older process
         case DeviceState():
             return replace(before, state=message, seen_s=now_s)
         case Capability():
@@ -87,52 +86,56 @@ def of_tier(devices: Iterable[Device], tier: Tier) -> list[DeviceId]:
 
 
 class Roster:
-    """The table of one fleet as it changes; made before the link opens."""
+    """The devices of one fleet; created before the connection opens."""
 
     def __init__(self, connection: ServerConnection, journal: Journal | None = None) -> None:
         self._connection = connection
         self._journal = journal or Journal(fleet=connection.topics.fleet)
         self._devices: dict[DeviceId, Device] = {}
         self._change = threading.Condition()  # holds a re-entrant lock
-        self._listeners: list[Changed] = []
-        self._clones = Clones()
+        self._listeners: list[ChangeListener] = []
+        self._duplicates = DuplicateDetector()
         for kind in ("state", "meta"):
-            connection.on(kind, self._hear)
+            connection.on(kind, self._on_message)
 
     @property
     def table(self) -> Table:
-        """Every device as it is now."""
+        """A copy of all devices."""
         with self._change:
             return dict(self._devices)
 
     def get(self, id: DeviceId) -> Device | None:
-        """One device as it is now."""
         return self._devices.get(id)
 
+    def samples(self, id: DeviceId) -> int:
+        """The announced number of samples of a device, 0 if unknown."""
+        device = self._devices.get(id)
+        return device.capability.samples if device and device.capability else 0
+
     def full_devices(self) -> list[DeviceId]:
-        """Devices that can train, ascending, without those whose reports do not count."""
-        return self._in_good_standing(Tier.FULL)
+        """Ready devices that can train, ascending, without blocked ones."""
+        return self._ready(Tier.FULL)
 
     def head_devices(self) -> list[DeviceId]:
-        """Devices that fit heads, ascending, without those whose reports do not count."""
-        return self._in_good_standing(Tier.HEAD)
+        """Ready head-only devices, ascending, without blocked ones."""
+        return self._ready(Tier.HEAD)
 
-    def _in_good_standing(self, tier: Tier) -> list[DeviceId]:
-        return [id for id in of_tier(self.table.values(), tier) if not self._journal.barred(id)]
+    def _ready(self, tier: Tier) -> list[DeviceId]:
+        return [id for id in of_tier(self.table.values(), tier) if not self._journal.blocked(id)]
 
     def gone_for(self, id: DeviceId) -> float:
-        """Seconds since a device left; 0 while it is there."""
+        """Seconds since a device left; 0 while it is present."""
         device = self._devices.get(id)
         if device is None:
             return float("inf")
         return time.monotonic() - device.seen_s if device.gone else 0.0
 
-    def on_change(self, listener: Changed) -> None:
-        """Calls `listener` on the receive thread whenever a device says something new about itself."""
+    def on_change(self, listener: ChangeListener) -> None:
+        """Call `listener` on the receive thread when the state or capability of a device changes."""
         self._listeners.append(listener)
 
     def wait_for(self, *, full: int = 0, heads: int = 0, deadline_s: float) -> None:
-        """Waits until so many devices are ready. Raises DeadlineError that says who is there."""
+        """Wait until enough devices are ready. Raises DeadlineError, which names the known devices."""
         until = time.monotonic() + deadline_s
         with self._change:
             while len(self.full_devices()) < full or len(self.head_devices()) < heads:
@@ -140,43 +143,43 @@ class Roster:
                 if (left := until - time.monotonic()) <= 0:
                     raise DeadlineError(
                         f"fleet {self._connection.topics.fleet!r}: {len(self.full_devices())} full and {len(self.head_devices())} head-only"
-                        f" devices after {deadline_s:g} s, expected {full} and {heads}; there are {self._who()}; the run stops"
+                        f" devices after {deadline_s:g} s, expected {full} and {heads}; known: {self._summary()}",
+                        consequence="the run stops",
                     )
                 self._change.wait(min(left, POLL_S))
-                # thousands of devices speak at once: look at them once
-                self._change.wait_for(lambda: False, LOOK_S)
+                self._change.wait_for(lambda: False, BATCH_S)
 
-    def _who(self) -> str:
-        there = [f"{id} ({_word(device)})" for id, device in sorted(self._devices.items())]
-        return ", ".join(there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "") or "none"
+    def _summary(self) -> str:
+        known = [f"{id} ({_description(device)})" for id, device in sorted(self._devices.items())]
+        return ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "") or "none"
 
-    def _hear(self, heard: Heard) -> None:
-        id, message = heard.address.device, heard.message
+    def _on_message(self, received: Received) -> None:
+        id, message = received.address.device, received.message
         with self._change:
             before = self._devices.get(id)
-            now = fold(before or Device(id), heard.address.kind, message, time.monotonic())
+            now = fold(before or Device(id), received.address.kind, message, time.monotonic())
             if now is None:
                 self._devices.pop(id, None)
             elif before or len(self._devices) < MAX_DEVICES:
                 self._devices[id] = now
             self._change.notify_all()
             count = len(self._devices)
-        self._connection.expect(count)
-        if heard.retained and isinstance(message, DeviceState) and message.status not in GONE:
-            self._connection.ask_rebirth(id)
+        self._connection.spread_returns(count)
+        if received.retained and isinstance(message, DeviceState) and message.status not in GONE:
+            self._connection.request_rebirth(id)
         if isinstance(message, DeviceState) and message.status != "lost":
-            self._look_for_clones(id, message.boot)
+            self._detect_duplicates(id, message.boot)
         if now is not None and now is not before:
-            self._journal.heard(_record(self._connection.topics.fleet, now))
+            self._journal.record_device(_record(self._connection.topics.fleet, now))
             for listener in self._listeners:
                 listener(before, now)
 
-    def _look_for_clones(self, id: DeviceId, boot: str) -> None:
-        if boots := self._clones.heard(id, boot):
+    def _detect_duplicates(self, id: DeviceId, boot: str) -> None:
+        if boots := self._duplicates.add(id, boot):
             self._journal.quarantine(
                 id,
-                f"two machines have its identity (boots {boots[0]} and {boots[1]} take turns): revoke it ('edge-fl fleet revoke {id}')"
-                " and enrol the one that is yours again",
+                f"two machines have its identity (boots {boots[0]} and {boots[1]} alternate): revoke it ('edge-fl fleet revoke {id}')"
+                " and enrol your own machine again",
             )
 
 
@@ -184,9 +187,16 @@ def _record(fleet: str, device: Device) -> DeviceRecord:
     state = device.state or DeviceState("init", "none")
     capability = msgspec.to_builtins(device.capability) if device.capability else None
     return DeviceRecord(
-        fleet, device.id, state.status, state.activity, state.release, state.why, state.boot, capability
+        fleet=fleet,
+        device=device.id,
+        status=state.status,
+        activity=state.activity,
+        release=state.release,
+        why=state.why,
+        boot=state.boot,
+        capability=capability,
     )
 
 
-def _word(device: Device) -> str:
-    return f"{device.capability.tier if device.capability else 'unknown'}, {device.state.status if device.state else 'silent'}"
+def _description(device: Device) -> str:
+    return f"{device.capability.tier if device.capability else 'unknown'}, {device.state.status if device.state else 'no state'}"

@@ -1,1 +1,1 @@
-"""Round requests and the updates that answer them: inbox, validation, head updates, workers."""
+"""Updates of devices: round requests, their broadcasts, and validation of what devices send back."""

@@ -1,7 +1,7 @@
-"""Every report gets exactly one answer: accepted, duplicate, or rejected with a reason. Nothing counts twice, nothing counts late.
+"""The inbox: every report gets exactly one acknowledgement: accepted, duplicate, or rejected with a reason.
 
-Reports on an exchange that is open go there; reports of fitted heads go to whoever released their extractor; all others are stale. Whose
-report it is, and for which round, is told by its topic.
+Reports on an open round request go to it; reports of fitted heads go to the roll-out of their release; all others are stale. The topic
+determines the sender, the run and the round of a report.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from edge_fl.wire.messages import Ack, Report
-from server.mqtt.connection import Heard, ServerConnection
+from server.mqtt.connection import Received, ServerConnection
 from server.mqtt.journal import Journal
 from server.mqtt.updates.head_updates import HeadUpdates
 from server.mqtt.updates.round_request import RoundRequest, Verdict
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 ACK_EXPIRY_S = 3600
 STALE = "stale_round"
 
-# (device, report) -> the answer, None while chunks are missing
 HeadHandler = Callable[[str, Report], Verdict | None]
+"""(device, report) -> verdict; None while chunks are missing."""
 
 
 class Inbox:
-    """Routes reports and chunks; `counts` says how many were accepted, duplicate, or rejected for which reason.
+    """Route reports and chunks; `counts` counts the verdicts by status or reason.
 
-    What counts is in the journal before its device is told so.
+    An accepted report is in the journal before it is acknowledged.
     """
 
     def __init__(self, connection: ServerConnection, journal: Journal | None = None) -> None:
@@ -39,40 +39,43 @@ class Inbox:
         self._open: dict[str, RoundRequest] = {}
         self._lock = threading.Lock()
         self._on_head: HeadHandler = lambda device, report: Verdict(report.id, "rejected", STALE)
-        self._contributions: HeadUpdates | None = None
+        self._head_updates: HeadUpdates | None = None
         self.counts: Counter[str] = Counter()
-        connection.on("rpt", self._report)
-        connection.on("blob", self._chunk)
-        connection.on_refused(self._malformed)
+        connection.on("rpt", self._on_report)
+        connection.on("blob", self._on_chunk)
+        connection.on_malformed(self._on_malformed)
 
     def open(self, round_request: RoundRequest, terms: Terms) -> None:
-        """From now on answers to this exchange are taken; `terms` are what it judges by."""
+        """Take reports on a round request from now on; `terms` are for validation in other processes."""
         with self._lock:
             self._open[round_request.id] = round_request
 
     def close(self, round_request: RoundRequest) -> None:
-        """From now on they are late."""
+        """Reject reports on a round request as stale from now on."""
         with self._lock:
             self._open.pop(round_request.id, None)
 
-    def on_head(self, handler: HeadHandler, head_updates: HeadUpdates) -> None:
-        """Who takes the reports of fitted heads, and the chunks that come with them."""
-        self._on_head, self._contributions = handler, head_updates
+    def stop(self) -> None:
+        """Stop background work; the base class has none."""
 
-    def _report(self, heard: Heard) -> None:
-        report, device = heard.message, heard.address.device
+    def on_head(self, handler: HeadHandler, head_updates: HeadUpdates) -> None:
+        """Set the handlers of reports of fitted heads, and of their chunks."""
+        self._on_head, self._head_updates = handler, head_updates
+
+    def _on_report(self, received: Received) -> None:
+        report, device = received.message, received.address.device
         if not isinstance(report, Report):
             return
         with self._lock:
-            verdict = self._verdict(device, report, heard.address.path)
-            run, round = heard.address.path
-            self._note(device, verdict, report, run, int(round))
-        self._answer(device, verdict)
+            verdict = self._verdict(device, report, received.address.path)
+            run, round = received.address.path
+            self._record(device, verdict, report, run, int(round))
+        self._acknowledge(device, verdict)
 
     def _verdict(self, device: str, report: Report, path: tuple[str, ...]) -> Verdict | None:
-        if barred := self.journal.barred(device):
-            return Verdict(report.id, "rejected", barred)
-        if self.journal.counted(device, report.id):
+        if reason := self.journal.blocked(device):
+            return Verdict(report.id, "rejected", reason)
+        if self.journal.is_accepted(device, report.id):
             return Verdict(report.id, "duplicate")
         if report.kind == "head":
             return self._on_head(device, report)
@@ -83,44 +86,43 @@ class Inbox:
             return Verdict(report.id, "rejected", "not_in_cohort")
         return round_request.take_report(device, report)
 
-    def _chunk(self, heard: Heard) -> None:
-        device, (id, index) = heard.address.device, heard.address.path
+    def _on_chunk(self, received: Received) -> None:
+        device, (id, index) = received.address.device, received.address.path
         with self._lock:
-            round_request, heads, payload = self._open.get(id), self._contributions, heard.message
+            round_request, heads, payload = self._open.get(id), self._head_updates, received.message
             run, round = "", 0
-            if not isinstance(payload, bytes) or self.journal.barred(device):
+            if not isinstance(payload, bytes) or self.journal.blocked(device):
                 verdict = None
             elif round_request and device in round_request.cohort:
                 run, round = round_request.run_id, round_request.round
                 verdict = round_request.take_chunk(device, int(index), payload)
             elif heads and heads.is_open(id):
-                run, round = heads.place
+                run, round = heads.run_and_round
                 verdict = heads.take_chunk(device, id, int(index), payload)
             else:
                 self.counts["stray chunk"] += 1
                 verdict = None
-            self._note(device, verdict, verdict.report if verdict else None, run, round)
-        self._answer(device, verdict)
+            self._record(device, verdict, verdict.report if verdict else None, run, round)
+        self._acknowledge(device, verdict)
 
-    def _note(
+    def _record(
         self, device: str, verdict: Verdict | None, report: Report | None, run: str, round: int
     ) -> None:
-        """Counts a verdict and writes it down; one for a device that is barred is counted only."""
+        """Count a verdict and store it in the journal, except for a blocked device."""
         if verdict is None:
             return
         self.counts[verdict.reason or verdict.status] += 1
-        if verdict.status == "rejected" and not self.journal.barred(device):
+        if verdict.status == "rejected" and not self.journal.blocked(device):
             self.journal.reject(device, run, round, verdict.id, verdict.reason, verdict.detail)
         elif verdict.status == "accepted" and report:
             self.journal.accept(device, run, round, report)
 
-    def _malformed(self, device: str, kind: str, why: str) -> None:
-        """What cannot even be read counts nowhere, and speaks against the device that sent it."""
+    def _on_malformed(self, device: str, kind: str, error: str) -> None:
         self.counts["malformed"] += 1
-        if device and not self.journal.barred(device):
-            self.journal.reject(device, "", 0, kind, "malformed", why)
+        if device and not self.journal.blocked(device):
+            self.journal.reject(device, "", 0, kind, "malformed", error)
 
-    def _answer(self, device: str, verdict: Verdict | None) -> None:
+    def _acknowledge(self, device: str, verdict: Verdict | None) -> None:
         if verdict is None:
             return
         if verdict.reason:
@@ -133,4 +135,4 @@ class Inbox:
                 extra={"device": device},
             )
         ack = Ack(verdict.id, verdict.status, verdict.reason)
-        self._connection.say(self._connection.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)
+        self._connection.publish(self._connection.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)

@@ -1,60 +1,59 @@
-"""One exchange: the question that a cohort was asked, and the answers as they come together from reports and chunks.
+"""A round request: sent to a cohort, and completed by reports and their chunks.
 
-A report and its blob's chunks may arrive in any order, twice, or in part; an answer counts once, when it is whole and has been judged.
-What a device can make the server hold is bounded by what an honest answer would need. No IO here: the inbox brings packets and sends the
-verdicts.
+A report and its blob's chunks may arrive in any order, twice or incomplete; an update counts once, when it is complete and valid. The
+memory that a device can occupy is bounded by the size of a valid update. No IO here: the inbox passes packets in and sends the verdicts.
 """
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from edge_fl.errors import ArtefactError
+from edge_fl.errors import ArtefactError, EdgeFLError
 from edge_fl.learn.tree import Parts
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import Mode, Report
-from server.mqtt.updates.validation import Expected, Flaw, RefusedError, check_report, parts_of
+from server.mqtt.updates.validation import RejectedError, Validator
 
-KINDS: dict[Mode, str] = {
+REPORT_KINDS: dict[Mode, str] = {
     "train": "update",
     "personalise": "personal",
     "evaluate": "evaluation",
     "serve": "head",
 }
-SMALLEST_CHUNK_BYTES = 1024  # what an empty chunk is counted as, so that their number is bounded too
+MIN_CHUNK_BYTES = 1024  # size at which an empty chunk is counted, so that the number of chunks is bounded
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What became of one member: its report with its parts, or why nothing of it counts (`refusal`, or `report.error`)."""
+class Response:
+    """The result of one member of the cohort: its report and parts, or why they do not count (`rejection` or `report.error`)."""
 
     device: str
     report: Report
     parts: Parts = field(default_factory=dict)
-    refusal: str = ""
+    rejection: str = ""
 
     @property
     def counts(self) -> bool:
-        return not self.refusal and not self.report.error
+        return not self.rejection and not self.report.error
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a device is told about its report `id`."""
+    """The acknowledgement of the report `id`. `report`: the validated report if a chunk completed it."""
 
     id: str
     status: Literal["accepted", "duplicate", "rejected"]
     reason: str = ""
-    report: Report | None = None  # that was judged, where it is not at hand
+    report: Report | None = None
     detail: str = ""
 
 
 @dataclass
 class _Upload:
-    """One member's answer in the making: chunks that came before their report, then report and assembly."""
+    """An incomplete update: chunks that arrived before their report, then report and assembly."""
 
     early: dict[int, bytes] = field(default_factory=dict)
     early_bytes: int = 0
@@ -62,91 +61,86 @@ class _Upload:
     assembly: Assembly | None = None
 
 
+@dataclass(eq=False)
 class RoundRequest:
-    """One question to `cohort`, known by `id`; answers go to `answers`, a queue of its own or one that several share.
+    """One request to `cohort`, identified by `id`; responses go to `responses`, its own queue or one shared by several requests."""
 
-    `samples` tells what a device said to have (0: unknown).
-    """
-
-    def __init__(
-        self,
-        id: str,
-        run_id: str,
-        round: int,
-        mode: Mode,
-        cohort: Collection[str],
-        expected: Expected,
-        samples: Callable[[str], int] = lambda device: 0,
-        flaw: Flaw = lambda parts, report: "",
-        answers: queue.SimpleQueue[Answer] | None = None,
-    ) -> None:
-        self.id, self.run_id, self.round, self.mode = id, run_id, round, mode
-        self.cohort = frozenset(cohort)
-        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue() if answers is None else answers
-        self.settled: dict[str, Verdict] = {}
-        self._expected, self._samples, self._flaw = expected, samples, flaw
-        self._uploads: dict[str, _Upload] = {}
+    id: str
+    run_id: str
+    round: int
+    mode: Mode
+    cohort: Collection[str]
+    validator: Validator
+    responses: queue.SimpleQueue[Response] = field(default_factory=queue.SimpleQueue)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _uploads: dict[str, _Upload] = field(default_factory=dict)
 
     def take_report(self, device: str, report: Report) -> Verdict | None:
-        """The verdict, or None while chunks are missing."""
-        if known := self.settled.get(device):
-            return replace(known, status="duplicate") if known.status == "accepted" else known
+        """Take a report -> the verdict; None while chunks are missing."""
+        if verdict := self.verdicts.get(device):
+            return replace(verdict, status="duplicate") if verdict.status == "accepted" else verdict
         try:
-            check_report(report, KINDS[self.mode], self._expected, self._samples(device))
-        except RefusedError as refusal:
-            return self._settle(Answer(device, report, refusal=str(refusal)), refusal.reason)
+            self.validator.check_report(report, REPORT_KINDS[self.mode], device)
+        except RejectedError as error:
+            return self._reject(device, report, error, error.reason)
         if report.blob is None or report.error:
-            return self._settle(Answer(device, report))
+            return self._accept(Response(device, report))
         upload = self._uploads.setdefault(device, _Upload())
         if upload.assembly is None or upload.assembly.blob != report.blob:
             upload.assembly = Assembly(report.blob)
         upload.report = report
         early, upload.early, upload.early_bytes = upload.early, {}, 0
         for index, payload in early.items():
-            _add(upload.assembly, index, payload)
-        return self._judge(device, upload)
+            _add_chunk(upload.assembly, index, payload)
+        return self._complete(device, upload)
 
     def take_chunk(self, device: str, index: int, payload: bytes) -> Verdict | None:
-        """The verdict, if this was the last chunk of a report that is here."""
-        if device in self.settled:
+        """Take a chunk -> the verdict if it completed the update."""
+        if device in self.verdicts:
             return None
         upload = self._uploads.setdefault(device, _Upload())
         if upload.assembly is None:
-            self._keep(upload, index, payload)
+            self._keep_early_chunk(upload, index, payload)
             return None
-        _add(upload.assembly, index, payload)
-        return self._judge(device, upload)
+        _add_chunk(upload.assembly, index, payload)
+        return self._complete(device, upload)
 
-    def _keep(self, upload: _Upload, index: int, payload: bytes) -> None:
-        """A chunk that came before its report; what an honest upload would not need is dropped."""
-        if index not in upload.early and upload.early_bytes + len(payload) <= self._expected.max_bytes:
+    def _keep_early_chunk(self, upload: _Upload, index: int, payload: bytes) -> None:
+        """Keep a chunk that arrived before its report, up to the size of a valid update."""
+        if (
+            index not in upload.early
+            and upload.early_bytes + len(payload) <= self.validator.expected.max_bytes
+        ):
             upload.early[index] = payload
-            upload.early_bytes += max(len(payload), SMALLEST_CHUNK_BYTES)
+            upload.early_bytes += max(len(payload), MIN_CHUNK_BYTES)
 
-    def _judge(self, device: str, upload: _Upload) -> Verdict | None:
+    def _complete(self, device: str, upload: _Upload) -> Verdict | None:
         if upload.report is None or upload.assembly is None or not upload.assembly.complete:
             return None
         try:
-            parts = parts_of(upload.assembly.join(), self._expected)
-            if flaw := self._flaw(parts, upload.report):
-                raise RefusedError("parts", flaw)
-        except RefusedError as refusal:
-            return self._settle(Answer(device, upload.report, refusal=str(refusal)), refusal.reason)
+            parts = self.validator.parts(upload.assembly.join(), upload.report)
+        except RejectedError as error:
+            return self._reject(device, upload.report, error, error.reason)
         except ArtefactError as error:
-            return self._settle(Answer(device, upload.report, refusal=str(error)), "blob_hash")
-        return self._settle(Answer(device, upload.report, parts))
+            return self._reject(device, upload.report, error, "blob_hash")
+        return self._accept(Response(device, upload.report, parts))
 
-    def _settle(self, answer: Answer, reason: str = "") -> Verdict:
-        status: Literal["accepted", "rejected"] = "rejected" if reason else "accepted"
-        verdict = Verdict(self.id, status, reason, answer.report, answer.refusal)
-        self.settled[answer.device] = verdict
-        self._uploads.pop(answer.device, None)
-        self.answers.put(answer)
+    def _accept(self, response: Response) -> Verdict:
+        return self._conclude(response, Verdict(self.id, "accepted", report=response.report))
+
+    def _reject(self, device: str, report: Report, error: EdgeFLError, reason: str) -> Verdict:
+        verdict = Verdict(self.id, "rejected", reason, report, error.message)
+        return self._conclude(Response(device, report, rejection=error.message), verdict)
+
+    def _conclude(self, response: Response, verdict: Verdict) -> Verdict:
+        self.verdicts[response.device] = verdict
+        self._uploads.pop(response.device, None)
+        self.responses.put(response)
         return verdict
 
 
-def _add(assembly: Assembly, index: int, payload: bytes) -> None:
+def _add_chunk(assembly: Assembly, index: int, payload: bytes) -> None:
     try:
         assembly.add(index, payload)
     except ArtefactError:
-        pass  # it does not belong to the blob that the report describes; the right one is still missing and will be sent again
+        pass  # not a chunk of the reported blob; the right one is still missing and is sent again

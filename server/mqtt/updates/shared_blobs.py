@@ -1,4 +1,4 @@
-"""What travels down in an exchange, retained as chunks on the broker until its answers count no longer."""
+"""The broadcasts of a round request, retained as chunks on the broker until the request is closed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from edge_fl.learn.tree import Parts, to_arrays
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Blob, describe
-from server.mqtt.chunks import clear_chunks, send_chunks
+from server.mqtt.chunks import clear_chunks, numbered, send_chunks
 from server.mqtt.connection import ServerConnection
 
 
 class SharedBlobs:
-    """What travels down in one exchange: one blob for all clients that receive the same, sent once and kept until the end."""
+    """The blobs of one round request: clients that receive the same parts share a blob, which is sent once."""
 
     def __init__(self, connection: ServerConnection, expiry_s: float) -> None:
         self._connection, self._expiry_s = connection, expiry_s
@@ -20,10 +20,10 @@ class SharedBlobs:
         self._payloads: dict[str, tuple[Blob, bytes]] = {}
 
     def send(self, parts: Parts) -> Blob | None:
-        """The descriptor of `parts`, whose chunks are now retained; None when there is nothing to send."""
+        """Publish `parts` as retained chunks -> their descriptor; None without parts."""
         if not parts:
             return None
-        # Clients of one round mostly receive the same tensors: pack and hash them once. The parts are kept so that ids stay theirs.
+        # Most clients of a round receive the same tensors: pack and hash them once. The parts are kept so that their ids stay valid.
         key = frozenset(
             (part, name, id(t)) for part, params in parts.items() for name, t in [("", None), *params.items()]
         )
@@ -33,30 +33,24 @@ class SharedBlobs:
             self._packed[key] = parts, blob
             if blob.sha256 not in self._payloads:
                 self._payloads[blob.sha256] = blob, payload
-                self.send_again(blob.sha256)
+                self.republish(blob.sha256)
         return self._packed[key][1]
 
-    def send_again(self, sha256: str, only: Sequence[int] | None = None) -> None:
-        """Retains the chunks of one blob anew, or `only` these; does nothing for a blob that is not ours."""
+    def republish(self, sha256: str, only: Sequence[int] | None = None) -> None:
+        """Publish the chunks of a blob again, or `only` these; ignore unknown blobs."""
         if (known := self._payloads.get(sha256)) and (transport := self._connection.transport):
             blob, payload = known
-            chunks = None if only is None else [index for index in only if index < len(blob.chunks)]
-            send_chunks(
-                transport,
-                self._connection.topics,
-                blob,
-                payload,
-                max(1, round(self._expiry_s)),
-                only=chunks,
-            )
+            chunks = numbered(blob, payload, only)
+            expiry_s = max(1, round(self._expiry_s))
+            send_chunks(transport, self._connection.topics, blob, chunks, expiry_s=expiry_s)
 
-    def send_all_again(self) -> None:
-        """Retains everything anew, for a broker that has forgotten it."""
+    def republish_all(self) -> None:
+        """Publish all blobs again after the broker lost them."""
         for sha256 in list(self._payloads):
-            self.send_again(sha256)
+            self.republish(sha256)
 
     def clear(self, others: Iterable[SharedBlobs] = ()) -> None:
-        """Nothing of it stays retained but what belongs to `others` too."""
+        """Clear all chunks except those that `others` use too."""
         kept = {sha256 for other in others for sha256 in other._payloads}
         for sha256, (blob, _) in self._payloads.items():
             if sha256 not in kept and (transport := self._connection.transport):

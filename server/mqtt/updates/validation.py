@@ -1,8 +1,8 @@
-"""Updates are judged before they count: parts, names, shapes, dtypes, finiteness and sample counts, against what the method declares.
+"""Validation of reports and updates: parts, names, shapes, dtypes, finiteness and sample counts, against the method's declaration.
 
-What a method's shared parts look like is known from its network, so a tensor of another shape never reaches an aggregate. Statistics
-(prototypes, sums) are held to the shapes that their kind has; other parts without a network are tried: an update alone must aggregate to
-parts of the right shapes.
+The shapes of shared parts follow from the method's network, so a tensor of another shape never reaches an aggregate. Statistics
+(prototypes, sums) must have the shapes of their kind. Other parts without a network are aggregated on trial: an update alone must
+aggregate to parts of the right shapes.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ STATISTICS: Mapping[str, Callable[[Params, int, int], Shapes]] = {
     "ridge_sums": lambda params, classes, dim: {"gram": (dim, dim), "moment": (dim, classes)},
     "spread": lambda params, classes, dim: {"V": (), "H": (classes, dim)},
 }
-"""What each tensor of a statistic must measure, by its kind (`edge_fl.heads.plan.Share`), of C classes and d features."""
+"""The shapes of a statistic's tensors by its kind (`edge_fl.heads.plan.Share`), for C classes and d features."""
 
-KINDS = {"prototypes": "class_means", "sums": "ridge_sums", "spread": "spread"}
-"""The parts of methods that are statistics."""
+STATISTIC_KINDS = {"prototypes": "class_means", "sums": "ridge_sums", "spread": "spread"}
+"""Kinds of the methods' parts that are statistics."""
 
-Flaw = Callable[[Parts, Report], str]
-"""What is wrong with parts that have the right names, or nothing. May raise RefusedError for a reason of its own."""
+PartsCheck = Callable[[Parts, Report], None]
+"""Check parts that have the right names. Raises RejectedError."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What an upload may hold: the tensors of parts that have a network, the names of those that have none, what must be there.
+    """The permitted content of an update: tensors of parts with a network, names of parts without one, and required parts.
 
-    `compression` is the one that was asked for; under privacy a report counts only if it says what its device's updates have told.
+    `compression` is the requested one; a `private` report must contain the epsilon spent.
     """
 
     networks: Mapping[str, Signature]
@@ -68,26 +68,45 @@ class Expected:
 
 
 class Terms(Struct, frozen=True):
-    """What else an update is judged by: no part may be `max_growth` times as long as was sent down (`lengths`), plus 1; 0: any length."""
+    """Further terms of a round request: a part's norm may be at most `max_growth` * (1 + its norm in the broadcast); 0: any norm."""
 
     spec: MethodSpec
-    lengths: dict[str, float]
+    norms: dict[str, float]
     max_growth: float
 
 
-class RefusedError(EdgeFLError):
-    """An upload that does not count; `reason` is the word its device is told, the message says the rest."""
+class RejectedError(EdgeFLError):
+    """A rejected report or update; `reason` is the word in its acknowledgement, the message holds the details."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class Validator:
+    """All checks of the reports on one round request. `samples`: the announced samples of a device (0: unknown)."""
+
+    expected: Expected
+    check_parts: PartsCheck = lambda parts, report: None
+    samples: Callable[[str], int] = lambda device: 0
+
+    def check_report(self, report: Report, kind: str, device: str) -> None:
+        """Check all of a report but its blob. Raises RejectedError."""
+        check_report(report, kind, self.expected, self.samples(device))
+
+    def parts(self, payload: bytes, report: Report) -> Parts:
+        """Unpack and check the parts of an update. Raises RejectedError."""
+        parts = parts_of(payload, self.expected)
+        self.check_parts(parts, report)
+        return parts
+
+
 def expected_of(method: Method, *, whole: bool) -> Expected:
-    """What clients of a method may send; `whole` asks for every exported part, as after a local update."""
-    down, up = update_codec.unlearnt(method)
-    travels, _ = update_codec.sent(method, down, up, update_codec.own_at_start(method), seed=0)
-    networks = {name: tensors.signature({name: array}) for name, array in to_arrays(travels).items()}
+    """The permitted updates of a method's clients; `whole` requires every exported part, as after a local update."""
+    down, up = update_codec.untrained(method)
+    sent, _ = update_codec.sent(method, down, up, update_codec.own_at_start(method), seed=0)
+    networks = {name: tensors.signature({name: array}) for name, array in to_arrays(sent).items()}
     statistics = frozenset(method.sent()) - networks.keys()
     size = sum(8 * math.prod(shape) for signature in networks.values() for _, shape in signature.values())
     return Expected(
@@ -100,91 +119,95 @@ def expected_of(method: Method, *, whole: bool) -> Expected:
     )
 
 
-def flaw_of(method: Method, terms: Terms) -> Flaw:
-    """What names and finiteness do not tell: shapes of statistics, and lengths beyond what the terms allow."""
+def parts_check(method: Method, terms: Terms) -> PartsCheck:
+    """A check of the shapes of statistics, of norms beyond the terms, and of parts that do not aggregate."""
     classes, dim = method.net.classes, method.net.feature_dim
-    tried = frozenset(method.sent()) - method.net.parts.keys() - KINDS.keys()
+    on_trial = frozenset(method.sent()) - method.net.parts.keys() - STATISTIC_KINDS.keys()
     coded = method.compression.kind != "none"
-    down = update_codec.unlearnt(method)[0] if coded else {}  # stands for what was sent down
+    down = update_codec.untrained(method)[0] if coded else {}  # in place of the broadcast
 
-    def flaw(parts: Parts, report: Report) -> str:
+    def check(parts: Parts, report: Report) -> None:
         try:
             parts = update_codec.received(method, down, parts)
         except ProtocolError as error:
-            raise RefusedError("tensors", str(error)) from error
+            raise RejectedError("tensors", error.message) from error
         for name, params in parts.items():
-            if (kind := KINDS.get(name)) and (wrong := misshapen(params, kind, classes, dim)):
-                return f"{name}: {wrong}"
-            limit = terms.max_growth * (terms.lengths.get(name, 0.0) + 1.0)
-            if terms.max_growth and name in method.net.parts and (found := length(params)) > limit:
-                raise RefusedError("norm", f"{name}: length {found:.3g}, at most {limit:.3g}")
-        return _does_not_aggregate(method, parts, report) if tried & parts.keys() else ""
+            if kind := STATISTIC_KINDS.get(name):
+                require_shapes(name, params, kind, classes, dim)
+            limit = terms.max_growth * (terms.norms.get(name, 0.0) + 1.0)
+            if terms.max_growth and name in method.net.parts and (value := norm(params)) > limit:
+                raise RejectedError("norm", f"{name}: norm {value:.3g}, at most {limit:.3g}")
+        if on_trial & parts.keys():
+            _require_aggregation(method, parts, report)
 
-    return flaw
-
-
-def misshapen(params: Params, kind: str, classes: int, dim: int) -> str:
-    """What is wrong with the shapes of one statistic, or nothing."""
-    found = {name: tuple(tensor.shape) for name, tensor in params.items()}
-    wanted = STATISTICS[kind](params, classes, dim)
-    return "" if found == wanted else f"{found}, expected {dict(wanted)}"
+    return check
 
 
-def length(params: Params) -> float:
-    """The L2 norm of a part's numbers, integer buffers apart."""
+def require_shapes(name: str, params: Params, kind: str, classes: int, dim: int) -> None:
+    """Raise RejectedError if a statistic's tensors do not have the shapes of its kind."""
+    shapes = {key: tuple(tensor.shape) for key, tensor in params.items()}
+    if shapes != (expected := STATISTICS[kind](params, classes, dim)):
+        raise RejectedError("parts", f"{name}: {shapes}, expected {dict(expected)}")
+
+
+def norm(params: Params) -> float:
+    """The L2 norm of a part, without integer buffers."""
     return math.sqrt(sum(float(t.double().square().sum()) for t in params.values() if t.is_floating_point()))
 
 
-def _does_not_aggregate(method: Method, parts: Parts, report: Report) -> str:
+def _require_aggregation(method: Method, parts: Parts, report: Report) -> None:
     start = steps.start(method)
     try:
-        found = steps.aggregate(method, start, iter([Update("alone", report.samples, parts)]))
+        aggregate = steps.aggregate(method, start, iter([Update("alone", report.samples, parts)]))
     except (EdgeFLError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
-        return f"cannot be aggregated ({type(error).__name__}: {str(error)[:200]})"
+        cause = f"{type(error).__name__}: {str(error)[:200]}"
+        raise RejectedError("parts", f"cannot be aggregated ({cause})") from error
     for name, params in start.items():
-        after = found.get(name, {})
+        after = aggregate.get(name, {})
         for key, tensor in params.items():
             if key not in after or after[key].shape != tensor.shape:
-                return f"{name}.{key}: not as it was after aggregating it alone"
-    return ""
+                raise RejectedError(
+                    "parts", f"{name}.{key}: another shape after aggregating this update alone"
+                )
 
 
 def check_report(report: Report, kind: str, expected: Expected, samples: int) -> None:
-    """Raises RefusedError for a report that cannot count, whatever its blob holds; `samples`: what its device has (0: unknown)."""
+    """Check all of a report but its blob; `samples`: the device's announced samples (0: unknown). Raises RejectedError."""
     if report.kind != kind:
-        raise RefusedError("wrong_kind", f"{report.kind!r}, expected {kind!r}")
+        raise RejectedError("wrong_kind", f"{report.kind!r}, expected {kind!r}")
     if report.error:
         return
     if not 0 < report.samples <= (samples or MAX_SAMPLES):
-        raise RefusedError("samples", f"{report.samples}, expected 1 to {samples or MAX_SAMPLES}")
+        raise RejectedError("samples", f"{report.samples}, expected 1 to {samples or MAX_SAMPLES}")
     if len(report.metrics) > MAX_METRICS:
-        raise RefusedError("metrics", f"{len(report.metrics)} of them, at most {MAX_METRICS}")
+        raise RejectedError("metrics", f"{len(report.metrics)} of them, at most {MAX_METRICS}")
     if report.blob and report.blob.bytes > expected.max_bytes:
-        raise RefusedError("too_large", f"{report.blob.bytes} bytes, at most {expected.max_bytes}")
+        raise RejectedError("too_large", f"{report.blob.bytes} bytes, at most {expected.max_bytes}")
     if report.blob and report.compression != expected.compression:
-        raise RefusedError("compression", f"{report.compression!r}, asked for {expected.compression!r}")
+        raise RejectedError("compression", f"{report.compression!r}, requested {expected.compression!r}")
     if report.blob and expected.private and EPSILON not in report.metrics:
-        raise RefusedError("privacy", f"an update without {EPSILON}")
+        raise RejectedError("privacy", f"an update without {EPSILON}")
     if report.blob is None and expected.required:
-        raise RefusedError("no_parts", f"expected {', '.join(sorted(expected.required))}")
+        raise RejectedError("no_parts", f"expected {', '.join(sorted(expected.required))}")
 
 
 def parts_of(payload: bytes, expected: Expected) -> Parts:
-    """The parts in an upload. Raises RefusedError."""
+    """Unpack and check the parts of an update. Raises RejectedError."""
     try:
         arrays = tensors.unpack(payload)
         for name, part in arrays.items():
             if name in expected.networks:
                 tensors.check_like({name: part}, expected.networks[name])
             elif name not in expected.statistics:
-                raise RefusedError(
-                    "parts", f"{name!r} is no shared part, expected {', '.join(_names(expected)) or 'none'}"
+                raise RejectedError(
+                    "parts",
+                    f"{name!r} is not a shared part, expected {', '.join(_names(expected)) or 'none'}",
                 )
         if missing := expected.required - arrays.keys():
-            raise RefusedError("parts", f"{', '.join(sorted(missing))} missing")
+            raise RejectedError("parts", f"{', '.join(sorted(missing))} missing")
         tensors.require_finite(arrays)
     except ProtocolError as error:
-        raise RefusedError("tensors", str(error)) from error
+        raise RejectedError("tensors", error.message) from error
     return from_arrays(arrays)
 
 

@@ -1,1 +1,1 @@
-"""Roll-out of a release: stages, gates, pause, abort, roll back."""
+"""Roll-out of a release in stages: gates, pause, abort, roll back."""

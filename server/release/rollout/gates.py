@@ -1,18 +1,18 @@
-"""Whether a release makes devices worse: four sequential tests on what each device says of itself before and after, pure arithmetic.
+"""Gates: four sequential tests on devices' reports whether a release makes them worse. Pure arithmetic.
 
 Each gate is Wald's sequential probability ratio test (Ann. Math. Stat. 1945): every report multiplies a likelihood ratio by how likely that
 report is under a certain harm, over how likely it is when nothing is wrong. While nothing is wrong the ratio is a nonnegative
-supermartingale that starts at 1, so the chance that it *ever* reaches 1/a is at most a (Ville's inequality), whatever the stages are, in
-whatever order devices answer and however often one looks. `false_abort` is shared out over the gates (Bonferroni).
+supermartingale that starts at 1, so the probability that it *ever* reaches 1/a is at most a (Ville's inequality), for any stages, any
+order of reports and any number of looks. `false_abort` is divided among the gates (Bonferroni).
 
     mean      every device loses `mean_loss` of its accuracy
-    decile    a tenth of the devices lose `decile_loss` each, the others nothing: the fleet's bottom decile falls
+    decile    10 % of the devices lose `decile_loss` each, the others nothing: the fleet's bottom decile falls
     latency   every device needs `slower` times as long for an image
-    failures  `FAILING` of the devices cannot run the release, where `FAILING_ANYHOW` would be nobody's fault
+    failures  `FAILURE_RATE` of the devices cannot run the release, compared with `NORMAL_FAILURE_RATE`
 
-Accuracy is compared on the same test images of the same device, image by image (McNemar): of `lost` + `gained` images that are judged
-otherwise than before, each is as likely lost as gained when nothing is wrong, so their difference has at most the standard error
-sqrt(lost + gained) / images; `spread` allows for what a device may really move by, up or down, without anything being wrong.
+Accuracy is compared on the same test images of the same device, image by image (McNemar): of the `lost` + `gained` images with another
+prediction than before, each is equally likely lost or gained when nothing is wrong, so the standard error of their difference is at most
+sqrt(lost + gained) / images; `spread` allows for real changes of a device's accuracy, up or down, when nothing is wrong.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from edge_fl import metrics
 from edge_fl.config import GateConfig
 
 DECILE = 0.1
-FAILING, FAILING_ANYHOW = 0.3, 0.05
+FAILURE_RATE, NORMAL_FAILURE_RATE = 0.3, 0.05
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
 MAX_LOG_RATIO = math.log(8)
-MAX_STEP = 3.0  # of a log likelihood ratio at one report: no device alone ends a roll-out, whatever it says
+MAX_STEP = 3.0  # of a log likelihood ratio at one report: no single device can end a roll-out
 MAX_EXPONENT = 50.0
 MAX_IMAGES = 10**6
 
@@ -37,7 +37,7 @@ Evidence = Mapping[str, float]  # log likelihood ratios by gate
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a release did to one device: why it `failed`, or test `images`, of which `lost` and `gained`, and how much `slower` it is."""
+    """The effect of a release on one device: why it `failed`, or `lost` and `gained` of its test `images`, and latency ratio `slower`."""
 
     failed: str = ""
     images: int = 0
@@ -46,17 +46,18 @@ class Outcome:
     slower: float = 0.0
 
 
-def outcome_of(error: str, found: Mapping[str, float]) -> Outcome:
-    """From a device's report: its failure word and its metrics."""
+def outcome_of(error: str, values: Mapping[str, float]) -> Outcome:
+    """The outcome from a report's error and metrics."""
     if error:
         return Outcome(failed=error)
-    before, after = found.get(metrics.LATENCY_BEFORE, 0.0), found.get(metrics.LATENCY_AFTER, 0.0)
+    before, after = values.get(metrics.LATENCY_BEFORE, 0.0), values.get(metrics.LATENCY_AFTER, 0.0)
     numbers = (
-        found.get(name, 0.0) for name in (metrics.TEST_SAMPLES, metrics.TEST_LOST, metrics.TEST_GAINED)
+        values.get(name, 0.0) for name in (metrics.TEST_SAMPLES, metrics.TEST_LOST, metrics.TEST_GAINED)
     )
     images, lost, gained = (int(min(max(number, 0.0), MAX_IMAGES)) for number in numbers)
     measured = min(before, after) > 0
-    return Outcome("", max(images, lost + gained), lost, gained, after / before if measured else 0.0)
+    slower = after / before if measured else 0.0
+    return Outcome(images=max(images, lost + gained), lost=lost, gained=gained, slower=slower)
 
 
 def updated(evidence: Evidence, outcome: Outcome, gates: GateConfig) -> Evidence:
@@ -65,14 +66,14 @@ def updated(evidence: Evidence, outcome: Outcome, gates: GateConfig) -> Evidence
 
 
 def limit(gates: GateConfig) -> float:
-    """The log likelihood ratio at which a gate says that something is wrong."""
+    """The log likelihood ratio at which a gate objects."""
     return math.log(len(GATES) / gates.false_abort)
 
 
 def objection(evidence: Evidence, outcomes: Iterable[Outcome], gates: GateConfig) -> str:
-    """The gate that says that something is wrong, in words that come from `outcomes`; empty while none does."""
+    """The name of the gate that objects, with a summary of `outcomes`; "" if none does."""
     name = max(evidence, key=evidence.__getitem__)
-    return f"{name}: {WORDS[name](list(outcomes))}" if evidence[name] >= limit(gates) else ""
+    return f"{name}: {SUMMARIES[name](list(outcomes))}" if evidence[name] >= limit(gates) else ""
 
 
 def _mean(outcome: Outcome, gates: GateConfig) -> float:
@@ -102,23 +103,23 @@ def _latency(outcome: Outcome, gates: GateConfig) -> float:
 
 def _failures(outcome: Outcome, gates: GateConfig) -> float:
     if outcome.failed:
-        return math.log(FAILING / FAILING_ANYHOW)
-    return math.log((1 - FAILING) / (1 - FAILING_ANYHOW))
+        return math.log(FAILURE_RATE / NORMAL_FAILURE_RATE)
+    return math.log((1 - FAILURE_RATE) / (1 - NORMAL_FAILURE_RATE))
 
 
-def _say_accuracy(outcomes: list[Outcome]) -> str:
+def _accuracy_summary(outcomes: list[Outcome]) -> str:
     changes = sorted((o.gained - o.lost) / o.images for o in outcomes if o.images)
-    worst = changes[: math.ceil(len(changes) * DECILE)]
-    mean, decile = sum(changes) / len(changes), sum(worst) / len(worst)
-    return f"accuracy changed by {100 * mean:+.1f} points, in the worst tenth of {len(changes)} devices by {100 * decile:+.1f}"
+    bottom = changes[: math.ceil(len(changes) * DECILE)]
+    mean, decile = sum(changes) / len(changes), sum(bottom) / len(bottom)
+    return f"accuracy changed by {100 * mean:+.1f} points, in the bottom decile of {len(changes)} devices by {100 * decile:+.1f}"
 
 
-def _say_latency(outcomes: list[Outcome]) -> str:
+def _latency_summary(outcomes: list[Outcome]) -> str:
     ratios = sorted(outcome.slower for outcome in outcomes if outcome.slower)
     return f"an image takes {ratios[len(ratios) // 2]:.2f} times as long"
 
 
-def _say_failures(outcomes: list[Outcome]) -> str:
+def _failure_summary(outcomes: list[Outcome]) -> str:
     failed = [outcome.failed for outcome in outcomes if outcome.failed]
     return f"{len(failed)} of {len(outcomes)} devices failed ({', '.join(sorted(set(failed)))})"
 
@@ -129,13 +130,13 @@ GATES: Mapping[str, Callable[[Outcome, GateConfig], float]] = {
     "latency": _latency,
     "failures": _failures,
 }
-"""What one outcome adds to the evidence of each gate."""
+"""The evidence that one outcome adds to each gate."""
 
 START: Evidence = dict.fromkeys(GATES, 0.0)
 
-WORDS: Mapping[str, Callable[[list[Outcome]], str]] = {
-    "mean": _say_accuracy,
-    "decile": _say_accuracy,
-    "latency": _say_latency,
-    "failures": _say_failures,
+SUMMARIES: Mapping[str, Callable[[list[Outcome]], str]] = {
+    "mean": _accuracy_summary,
+    "decile": _accuracy_summary,
+    "latency": _latency_summary,
+    "failures": _failure_summary,
 }

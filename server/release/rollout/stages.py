@@ -1,8 +1,8 @@
-"""A release on its way through the fleet, stage by stage, as one frozen value and the rules by which it moves. No IO, no clock.
+"""The stages of a roll-out: a frozen value and pure functions that return the next one. No IO, no clock.
 
-A device's place is a hash of its name and the release, so every release meets other devices first and a device that comes late has its
-place already. Stages are cumulative shares of the fleet. The next stage begins when everybody who is there of this one has answered and
-enough succeeded; a gate (`server.release.rollout.gates`) that objects ends the roll-out at any report. Nothing that is over moves again.
+The order of devices is a hash of device and release, so that each release starts with other devices, and a device that joins late has its
+place. Stages are cumulative shares of the fleet. The next stage starts when all present devices of the current one have reported and
+enough have succeeded; a gate (`server.release.rollout.gates`) can abort the roll-out at any report. Final states do not change.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from server.release.rollout.gates import Evidence, Outcome
 
 State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
 OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
-EVERYBODY = (1.0,)
+ALL_AT_ONCE = (1.0,)
 CAREFUL = (0.05, 0.25, 1.0)
-CAREFUL_FROM = 20  # devices, of which 5 % are one
+CAREFUL_FROM = 20  # devices, so that the first stage has one
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Where the roll-out of `release` stands: `stage` is the one under way, `outcomes` are by device in the order of arrival."""
+    """The roll-out of `release`: `stage` is the current one, `outcomes` are by device in order of arrival."""
 
     release: int
     plan: RolloutConfig
@@ -43,72 +43,73 @@ class Stages:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The growing shares of the fleet; everybody at once where nobody `settled` the plan."""
-        return EVERYBODY if isinstance(self.plan.stages, str) else self.plan.stages
+        """Cumulative shares of the fleet, one per stage; a single stage if "auto" was not `resolved`."""
+        return ALL_AT_ONCE if isinstance(self.plan.stages, str) else self.plan.stages
 
     @property
     def gated(self) -> bool:
-        """Where everybody gets a release at once there is nobody to protect."""
+        """Whether gates apply: only if there is more than one stage."""
         return len(self.shares) > 1
 
     def admits(self, device: str) -> bool:
-        """Whether a device is to run the release now."""
-        return self.state == "completed" or (not self.over and self._reaches(device))
+        """Whether a device should run the release now."""
+        return self.state == "completed" or (not self.over and self._includes(device))
 
     def returns(self, device: str) -> bool:
-        """Whether a device was to run the release, and is to go back now."""
-        return self.state in ("aborted", "rolled_back") and self._reaches(device)
+        """Whether a device should go back to the previous release."""
+        return self.state in ("aborted", "rolled_back") and self._includes(device)
 
-    def _reaches(self, device: str) -> bool:
-        return place(device, self.release) < self.shares[self.stage]
+    def _includes(self, device: str) -> bool:
+        return rank(device, self.release) < self.shares[self.stage]
 
 
-def settled(plan: RolloutConfig, devices: int, previous: int) -> RolloutConfig:
-    """The plan with its stages in numbers: "auto" is careful with a fleet that is large enough and has a release to go back to."""
+def resolved(plan: RolloutConfig, devices: int, previous: int) -> RolloutConfig:
+    """Replace stages "auto": CAREFUL if the fleet is large enough and has a previous release, otherwise ALL_AT_ONCE."""
     if plan.stages != "auto":
         return plan
     careful = previous and devices >= CAREFUL_FROM
-    return msgspec.structs.replace(plan, stages=CAREFUL if careful else EVERYBODY)
+    return msgspec.structs.replace(plan, stages=CAREFUL if careful else ALL_AT_ONCE)
 
 
-def place(device: str, release: int) -> float:
-    """A device's place in the order of a release, 0..1."""
+def rank(device: str, release: int) -> float:
+    """The rank of a device in the order of a release, 0..1."""
     digest = hashlib.sha256(f"{release} {device}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def noted(stages: Stages, device: str, outcome: Outcome) -> Stages:
-    """After a device's answer; its first one counts. A gate that objects aborts."""
+def with_outcome(stages: Stages, device: str, outcome: Outcome) -> Stages:
+    """Add the first outcome of a device; abort if a gate objects."""
     if stages.over or device in stages.outcomes:
         return stages
     outcomes = {**stages.outcomes, device: outcome}
-    updated = gates.updated(stages.evidence, outcome, stages.plan.gates)
-    stages = replace(stages, outcomes=outcomes, evidence=updated)
-    if stages.gated and (reason := gates.objection(updated, outcomes.values(), stages.plan.gates)):
+    evidence = gates.updated(stages.evidence, outcome, stages.plan.gates)
+    stages = replace(stages, outcomes=outcomes, evidence=evidence)
+    if stages.gated and (reason := gates.objection(evidence, outcomes.values(), stages.plan.gates)):
         return replace(stages, state="aborted", reason=reason)
     return stages
 
 
-def moved(stages: Stages, there: Collection[str], waited_s: float) -> Stages:
-    """After a look at who is there: on to the next stage, to the end, or paused when too few of a stage made it in time."""
+def advanced(stages: Stages, present: Collection[str], waited_s: float) -> Stages:
+    """Go to the next stage or to the end, or pause if too few devices of this stage succeeded in time."""
     if stages.state != "running":
         return stages
-    members = [device for device in there if stages.admits(device)]
-    silent = [device for device in members if device not in stages.outcomes]
-    if silent and waited_s < stages.plan.stage_wait_s:
+    members = [device for device in present if stages.admits(device)]
+    missing = [device for device in members if device not in stages.outcomes]
+    if missing and waited_s < stages.plan.stage_wait_s:
         return stages
-    answered = [stages.outcomes[device] for device in members if device in stages.outcomes]
-    succeeded = sum(not outcome.failed for outcome in answered)
+    outcomes = [stages.outcomes[device] for device in members if device in stages.outcomes]
+    succeeded = sum(not outcome.failed for outcome in outcomes)
+    summary = f"{succeeded} of {len(members)} devices succeeded"
     if stages.gated and succeeded < stages.plan.success * len(members):
-        reason = f"stage {stages.stage + 1}: {succeeded} of {len(members)} devices made it, {len(silent)} did not answer"
+        reason = f"stage {stages.stage + 1}: {summary}, {len(missing)} did not report"
         return replace(stages, state="paused", reason=reason)
     if stages.stage + 1 < len(stages.shares):
-        return moved(replace(stages, stage=stages.stage + 1), there, 0.0)
-    return replace(stages, state="completed", reason=f"{succeeded} of {len(members)} devices made it")
+        return advanced(replace(stages, stage=stages.stage + 1), present, 0.0)
+    return replace(stages, state="completed", reason=summary)
 
 
-def steered(stages: Stages, wanted: State) -> Stages:
-    """After a person's word: "paused" and "running" may follow each other, "aborted" and "rolled_back" end it."""
-    if stages.over or wanted in (stages.state, "completed"):
+def steered(stages: Stages, desired: State) -> Stages:
+    """Apply a desired state: "paused" and "running" can alternate, "aborted" and "rolled_back" are final."""
+    if stages.over or desired in (stages.state, "completed"):
         return stages
-    return replace(stages, state=wanted, reason="" if wanted == "running" else "by hand")
+    return replace(stages, state=desired, reason="" if desired == "running" else "by hand")

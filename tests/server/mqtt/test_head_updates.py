@@ -100,7 +100,9 @@ def test_the_sums_of_head_only_devices_calibrate_spherefed_s_head(bench):
     z = torch.nn.functional.normalize(torch.rand(30, 4, generator=torch.Generator().manual_seed(1)))
     labels = torch.eye(3)[torch.arange(30) % 3]
     sums = {"gram": z.T @ z, "moment": z.T @ labels}
-    closed, _ = rounds.final_personalisation(method, fleet, shared, 1, Sent([Update("h", 30, {"sums": sums})]))
+    closed, _ = rounds.final_personalisation(
+        method, fleet, shared, 1, Sent([Update("h", 30, {"sums": sums})])
+    )
     alone, _ = rounds.final_personalisation(method, fleet, shared, 1)
     assert same(closed["extractor"], shared["extractor"]) and not same(closed["head"], alone["head"])
 

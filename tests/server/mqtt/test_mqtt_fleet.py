@@ -80,10 +80,10 @@ def test_a_straggler_is_not_waited_for_beyond_the_deadline(bench):
     assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
 
 
-def test_a_round_below_its_quorum_says_how_many_answered(bench):
+def test_a_round_below_its_quorum_reports_how_many_responded(bench):
     bench.device("d1"), bench.device("d2", tamper=lambda *_: [])
     bench.wait_for(full=2)
-    with pytest.raises(RunError, match="1 of 2 clients answered, expected at least 2"):
+    with pytest.raises(RunError, match="1 of 2 clients responded, expected at least 2"):
         one_round(bench, bench.spec("fedavg"), quorum=1.0, deadline_s=1)
 
 
@@ -131,7 +131,7 @@ def test_a_report_sent_twice_counts_once_and_is_answered_twice(bench):
     assert bench.eventually(lambda: [ack.status for ack in device.acks] == ["accepted", "duplicate"])
 
 
-def test_a_report_that_comes_again_after_its_round_is_a_duplicate_and_not_late(bench):
+def test_a_report_repeated_after_its_round_is_a_duplicate_and_not_late(bench):
     sent = []
     device = bench.device(
         "d1", tamper=lambda mode, report, payload: sent.append((report, payload)) or sent[-1:]
@@ -142,21 +142,21 @@ def test_a_report_that_comes_again_after_its_round_is_a_duplicate_and_not_late(b
     assert bench.eventually(lambda: [ack.status for ack in device.acks] == ["accepted", "duplicate"])
 
 
-def test_a_refused_report_that_comes_again_is_refused_again_and_counts_as_one_answer(bench):
+def test_a_rejected_report_that_is_repeated_is_rejected_again_and_counts_once(bench):
     bench.device("d1")
 
     def twice(mode, report, payload):
         wrong = msgspec.structs.replace(report, samples=0)
         return [(wrong, payload), (wrong, payload)]
 
-    refused = bench.device("d2", tamper=twice)
+    rejected = bench.device("d2", tamper=twice)
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec("fedavg"))
     assert result.responded == ("d1",)
-    assert bench.eventually(lambda: [ack.status for ack in refused.acks] == ["rejected", "rejected"])
+    assert bench.eventually(lambda: [ack.status for ack in rejected.acks] == ["rejected", "rejected"])
 
 
-def test_a_stranger_and_a_wrong_round_are_refused(bench):
+def test_a_report_of_another_device_or_round_is_rejected(bench):
     stranger = bench.device("h1", tier="head")
 
     def also_elsewhere(mode, report, payload):

@@ -9,9 +9,9 @@ import pytest
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
-from server.mqtt import retained
+from server.mqtt import reader
 from server.mqtt.connection import ServerConnection
-from server.mqtt.devices.assignments import Assignments, withdraw_leftovers
+from server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from server.mqtt.devices.roster import Device, Roster, fold
 from server.mqtt.journal import Journal
 from server.registry import Database, devices
@@ -63,46 +63,46 @@ def test_the_tiers_are_told_apart_and_the_lost_leave(bench):
     assert bench.roster.gone_for("d1") == 0 < bench.roster.gone_for("d2")
 
 
-def test_waiting_in_vain_says_who_is_there(bench):
+def test_a_deadline_error_names_the_known_devices(bench):
     bench.device("h1", tier="head")
     bench.wait_for(heads=1)
     with pytest.raises(
         DeadlineError,
-        match=r"0 full and 1 head-only devices after 0.1 s, expected 1 and 0; there are h1 \(head, ready\)",
+        match=r"0 full and 1 head-only devices after 0.1 s, expected 1 and 0; known: h1 \(head, ready\)",
     ):
         bench.roster.wait_for(full=1, deadline_s=0.1)
 
 
-def test_devices_that_were_there_before_the_server_are_found_and_asked_who_they_are(bench):
+def test_devices_that_connected_before_the_server_get_a_rebirth_command(bench):
     early = bench.device("d1")
     bench.wait_for(full=1)
-    second = ServerConnection(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
-    heard = []
-    early._take = lambda packet: heard.append(packet)
+    second = ServerConnection(bench.connect, "main", takeover=True, limits=reader.LeaseLimits(settle_s=0.05))
+    received = []
+    early._take = lambda packet: received.append(packet)
     roster = Roster(second)
     second.open()
     roster.wait_for(full=1, deadline_s=5)
     command = bench.topics.command("d1")
     assert bench.eventually(
-        lambda: [decode(p.payload, Command).do for p in heard if p.topic == command] == ["rebirth"]
+        lambda: [decode(p.payload, Command).do for p in received if p.topic == command] == ["rebirth"]
     )
-    assert not [packet for packet in heard if packet.topic == command and packet.retain]
+    assert not [packet for packet in received if packet.topic == command and packet.retain]
     second.close()
 
 
-def test_a_second_server_is_refused_and_the_first_one_unharmed(bench):
-    second = ServerConnection(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
+def test_a_second_server_does_not_start_and_the_first_one_continues(bench):
+    second = ServerConnection(bench.connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
     with pytest.raises(
         ConnectError, match=f"another server .boot {bench.connection.boot}, epoch 1. is online"
-    ) as refused:
+    ) as error:
         second.open()
-    assert refused.value.exit_code == 2
+    assert error.value.exit_code == 2
     bench.connection.check()
     assert decode(bench.retained()["srv/state"], ServerState).boot == bench.connection.boot
 
 
-def test_takeover_ends_the_first_server_which_says_so(bench):
-    second = ServerConnection(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+def test_takeover_ends_the_first_server_with_an_error(bench):
+    second = ServerConnection(bench.connect, "main", takeover=True, limits=reader.LeaseLimits(settle_s=0.05))
     second.open()
     assert second.epoch == bench.connection.epoch + 1
     with pytest.raises(ConnectError, match=r"another (client|server)"):
@@ -115,7 +115,7 @@ def test_takeover_ends_the_first_server_which_says_so(bench):
 
 def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
     early = stage.connect("early", None, lambda event: None)
-    connection = ServerConnection(stage.connect, "main", limits=retained.Limits(settle_s=0.05))
+    connection = ServerConnection(stage.connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
     connection.open()
     old = ServerState(False, "old", 7)
     early.publish(Packet(stage.topics.server_state(), encode(old), retain=True))
@@ -126,9 +126,9 @@ def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
 
 
 @pytest.mark.broker
-def test_takeover_over_a_real_broker_is_no_war_of_reconnects(real_bench):
+def test_takeover_on_a_real_broker_ends_without_repeated_reconnects(real_bench):
     second = ServerConnection(
-        real_bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05)
+        real_bench.connect, "main", takeover=True, limits=reader.LeaseLimits(settle_s=0.05)
     )
     second.open()
 
@@ -148,14 +148,14 @@ def test_takeover_over_a_real_broker_is_no_war_of_reconnects(real_bench):
     second.close()
 
 
-def test_the_state_says_offline_after_a_goodbye_and_after_a_crash(bench):
+def test_the_state_is_offline_after_close_and_after_a_crash(bench):
     def online():
         return decode(bench.retained()["srv/state"], ServerState).online
 
     assert online()
     bench.connection.transport.close(clean=False)
     assert bench.eventually(lambda: not online())
-    second = ServerConnection(bench.connect, "main", limits=retained.Limits(settle_s=0.05))
+    second = ServerConnection(bench.connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
     second.open()
     assert online()
     second.close()
@@ -178,23 +178,23 @@ def test_a_handler_that_fails_does_not_stop_the_next_message(bench):
     bench.wait_for(full=2)
 
 
-def test_a_newer_server_numbers_its_wants_higher_and_withdraws_what_was_left_behind(bench):
-    bench.assignments.ask("d1", "train", run_id="t1", round=3, id="t1-3")
-    bench.assignments.ask("h1", "serve", release=2, id="rel-2")
+def test_a_newer_server_numbers_assignments_higher_and_clears_leftovers(bench):
+    bench.assignments.assign("d1", "train", run_id="t1", round=3, id="t1-3")
+    bench.assignments.assign("h1", "serve", release=2, id="rel-2")
     left = decode(bench.retained()["d/d1/dn/assignment"], Assignment)
     bench.connection.transport.close(clean=False)
-    second = ServerConnection(bench.connect, "main", takeover=True, limits=retained.Limits(settle_s=0.05))
+    second = ServerConnection(bench.connect, "main", takeover=True, limits=reader.LeaseLimits(settle_s=0.05))
     assignments = Assignments(second)
     second.open()
-    assert withdraw_leftovers(second, bench.connect) == 1
+    assert clear_leftover_assignments(second, bench.connect) == 1
     assert "d/d1/dn/assignment" not in bench.retained()
     assert decode(bench.retained()["d/h1/dn/assignment"], Assignment).mode == "serve"
-    assignments.ask("d1", "rest")
+    assignments.assign("d1", "rest")
     assert decode(bench.retained()["d/d1/dn/assignment"], Assignment).version > left.version
     second.close()
 
 
-def test_another_fleet_on_the_same_broker_is_not_heard(bench):
+def test_messages_of_another_fleet_on_the_same_broker_are_not_received(bench):
     foreign = bench.topics.root.replace("main", "other")
     transport = bench.connect("x1", None, lambda event: None)
     transport.publish(Packet(f"{foreign}/d/x1/up/state", encode(DeviceState("ready", "b1")), retain=True))
@@ -204,25 +204,27 @@ def test_another_fleet_on_the_same_broker_is_not_heard(bench):
     transport.close()
 
 
-def test_a_state_that_a_lost_broker_left_behind_does_not_stand_in_the_way(stage, caplog):
-    """Nobody shows that it is alive, so the lease is over; `--takeover` is not needed."""
+def test_a_retained_online_state_without_beats_does_not_block_a_new_server(stage, caplog):
+    """Without a beat the lease has ended; `--takeover` is not needed."""
     early = stage.connect("early", None, lambda event: None)
     early.publish(Packet(stage.topics.server_state(), encode(ServerState(True, "old", 7)), retain=True))
     early.drain(5)
-    connection = ServerConnection(stage.connect, "main", limits=retained.Limits(settle_s=0.05, lease_s=0.5))
+    connection = ServerConnection(
+        stage.connect, "main", limits=reader.LeaseLimits(settle_s=0.05, lease_s=0.5)
+    )
     connection.open()
     assert connection.epoch == 8
-    assert "no sign of life for 0.5 s; going on in its place" in caplog.text
+    assert "published no beat for 0.5 s; replacing it" in caplog.text
     connection.close()
     early.close()
 
 
-def test_a_returning_broker_that_kept_an_old_database_is_told_everything_again(bench, broker):
-    """The session is there, so nothing says that what is retained is out of date."""
-    said = []
-    bench.connection.on_return(said.append)
+def test_everything_is_published_again_after_a_reconnect(bench, broker):
+    """The broker knows the session, so nothing shows that its retained messages are old."""
+    lost = []
+    bench.connection.on_connected(lost.append)
     broker.drop("server-main")
-    assert bench.eventually(lambda: said == [False])
+    assert bench.eventually(lambda: lost == [False])
 
 
 @contextmanager
@@ -240,7 +242,7 @@ def statuses(db):
     return {device.device: device.status for device in devices.listed(db, "main")}
 
 
-def test_the_registry_does_not_go_on_saying_that_a_device_is_there_when_nobody_listens(stage):
+def test_devices_become_unknown_in_the_registry_when_the_server_ends(stage):
     db = Database.open()
     stage.device("d1"), stage.device("d2")
     with server_on(stage, db):
@@ -250,7 +252,7 @@ def test_the_registry_does_not_go_on_saying_that_a_device_is_there_when_nobody_l
     assert statuses(db) == {"d1": "unknown", "d2": "lost"}
 
 
-def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage):
+def test_a_new_server_does_not_trust_the_device_states_of_a_killed_one(stage):
     db, earlier = Database.open(), 5 * 2**32
     left = DeviceRecord("main", "left", "alert", activity="training", why="drift", seen_sequence=earlier)
     devices.record(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
@@ -260,21 +262,21 @@ def test_a_server_that_starts_believes_no_word_of_the_one_that_was_killed(stage)
         assert devices.get(db, "main", "left").activity == "idle"
 
 
-def test_a_server_whose_fleet_was_taken_over_silences_nobody(stage):
+def test_a_server_whose_fleet_was_taken_over_marks_no_device_unknown(stage):
     db = Database.open()
     with server_on(stage, db):
         devices.record(db, [DeviceRecord("main", "d1", "ready", seen_sequence=9 * 2**32)])
     assert statuses(db) == {"d1": "ready"}
 
 
-def test_a_large_fleet_is_told_to_spread_its_return(bench):
+def test_a_large_fleet_spreads_its_reconnections(bench):
     def return_s():
         return decode(bench.retained()["srv/state"], ServerState).return_s
 
     assert return_s() == 1.0
-    bench.connection.expect(120)
+    bench.connection.spread_returns(120)
     assert return_s() == 1.0
-    bench.connection.expect(2000)
+    bench.connection.spread_returns(2000)
     assert bench.eventually(lambda: return_s() == 20.0)
 
 

@@ -25,10 +25,10 @@ from edge_fl.wire.transport import Disconnected, Packet
 from server.mqtt.connection import ServerConnection
 from server.mqtt.connector import connector, denied
 from server.mqtt.devices import device_list
-from server.mqtt.devices.clones import Clones
+from server.mqtt.devices.duplicates import DuplicateDetector
 from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
-from server.mqtt.retained import Limits, read_retained
+from server.mqtt.reader import LeaseLimits, read_retained
 from server.mqtt.updates.inbox import Inbox
 from tests.server.conftest import QUICK, ScriptedDevice
 
@@ -38,20 +38,20 @@ from tests.server.conftest import QUICK, ScriptedDevice
     [
         ("aaaa", False),
         ("abcd", False),  # a device that restarts again and again
-        ("aba", False),  # a late word of the process that has ended
+        ("aba", False),  # a late message of the ended process
         ("abab", True),
         ("abcbcb", True),
     ],
 )
-def test_boots_that_take_turns_are_two_machines(boots: str, found: bool) -> None:
-    clones = Clones()
-    assert any(clones.heard("pi-1", boot) for boot in boots) is found
-    assert clones.heard("pi-2", "a") is None
+def test_alternating_boot_ids_are_two_machines(boots: str, found: bool) -> None:
+    detector = DuplicateDetector()
+    assert any(detector.add("pi-1", boot) for boot in boots) is found
+    assert detector.add("pi-2", "a") is None
 
 
 @dataclass
 class Site:
-    """A closed broker, which reads neither access list nor revocations again: as one that is not ours, or is slow to."""
+    """A broker with access control that does not reload its access list or revocations, such as a foreign or slow one."""
 
     authority: Authority
     port: int
@@ -103,17 +103,17 @@ def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.mark.broker
-def test_two_cards_with_one_certificate_are_put_in_quarantine(
+def test_two_machines_with_one_certificate_are_quarantined(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    honest = site.device("pi-1")
+    genuine = site.device("pi-1")
     assert eventually(lambda: site.roster.full_devices() == ["pi-1"])
     site.device("pi-2", "original"), site.device("pi-2", "copy")
-    assert eventually(lambda: site.inbox.journal.barred("pi-2"))
+    assert eventually(lambda: site.inbox.journal.blocked("pi-2"))
     assert site.roster.full_devices() == ["pi-1"]
     (alert,) = (record for record in caplog.records if record.levelno == logging.ERROR)
-    assert "pi-2: in quarantine" in alert.message and "two machines" in alert.message
-    assert not honest.failures
+    assert "pi-2: quarantined" in alert.message and "two machines" in alert.message
+    assert not genuine.failures
 
 
 @pytest.mark.broker
@@ -148,7 +148,10 @@ def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
     assert eventually(
         lambda: (
-            [row["device"] for row in device_list.devices(operator, "main", limits=Limits(settle_s=0.2)).rows]
+            [
+                row["device"]
+                for row in device_list.devices(operator, "main", limits=LeaseLimits(settle_s=0.2)).rows
+            ]
             == ["pi-5"]
         )
     )
@@ -163,7 +166,7 @@ def test_only_devices_are_heard_as_devices(site: Site) -> None:
     )
     operator.wait_connected(10)
     operator.publish(Packet(site.connection.topics.state("operator"), encode(DeviceState("ready", "b1"))))
-    assert eventually(lambda: site.connection.refused)
+    assert eventually(lambda: site.connection.malformed)
     assert "operator" not in site.roster.table
     operator.close()
 
@@ -176,7 +179,7 @@ def test_a_device_is_not_thrown_out_by_somebody_who_looks_with_its_identity(site
 
 
 @pytest.mark.broker
-def test_who_looks_as_the_operator_leaves_an_operator_at_work_alone(site: Site) -> None:
+def test_a_reader_with_the_operators_identity_does_not_disconnect_the_operator(site: Site) -> None:
     lost = threading.Event()
     connect = connector("127.0.0.1", site.port, site.authority.home / "operator")
     will = Packet(site.connection.topics.state("operator"), b"")
@@ -185,5 +188,5 @@ def test_who_looks_as_the_operator_leaves_an_operator_at_work_alone(site: Site) 
     assert read_retained(connect, [site.connection.topics.server_state()])
     at_work.publish(Packet(site.connection.topics.server_state(), b""))
     at_work.drain(10)
-    assert not lost.is_set() and not at_work.refused
+    assert not lost.is_set() and not at_work.denied
     at_work.close()

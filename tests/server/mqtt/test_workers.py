@@ -27,10 +27,9 @@ from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
 from server.mqtt.connection import ServerConnection
 from server.mqtt.connector import connector
-from server.mqtt.devices.assignments import Assignments
-from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
-from server.mqtt.updates.workers import SharedInbox, Worker
+from server.mqtt.session import Server
+from server.mqtt.updates.workers import UpdateWorker
 from server.registry import Database, reports, runs
 from server.training import rounds
 from server.training.engines.sequential import SequentialFleet
@@ -50,7 +49,7 @@ def url(request, tmp_path):
 
 @pytest.fixture
 def crew(own_mosquitto, url):
-    """A coordinator, and two workers in this process; the first is connected before its transport is handed over."""
+    """A coordinator and two workers in this process; the first is connected before its transport is returned."""
     connect = partial(MqttTransport, own_mosquitto.endpoint)
 
     def connect_first(*arguments, **options):
@@ -62,14 +61,16 @@ def crew(own_mosquitto, url):
     db = Database.open(url)
     with Journal(db) as journal:
         connection = ServerConnection(connect, "main", workers=True, limits=QUICK)
-        inbox = SharedInbox(connection, journal)
-        around = {"roster": Roster(connection, journal), "inbox": inbox, "wants": Assignments(connection)}
-        bench = Bench(connect=connect, topics=connection.topics, connection=connection, **around)
+        server = Server.of(connection, journal, workers=True)
+        bench = Bench(connect=connect, topics=connection.topics, server=server)
         connection.open()
         journals = [Journal(Database.open(url)) for _ in range(2)]
-        with Worker(connect_first, journals[0]) as first, Worker(connect, journals[1]) as second:
+        with (
+            UpdateWorker(connect_first, journals[0]) as first,
+            UpdateWorker(connect, journals[1]) as second,
+        ):
             yield bench, (first, second)
-        inbox.stop()
+        server.inbox.stop()
         connection.close()
         bench.close()
         for one in journals:
@@ -95,7 +96,7 @@ def test_workers_share_a_round_that_ends_as_with_one_server(crew):
     assert len(reports.of_run(bench.inbox.journal.db, "t1")) == 2 * len(IDS)
 
 
-def test_a_bad_update_is_refused_by_whichever_worker_gets_it(crew):
+def test_any_worker_rejects_a_bad_update(crew):
     bench, _ = crew
 
     def tamper(mode, report, payload):
@@ -118,8 +119,8 @@ def test_a_bad_update_is_refused_by_whichever_worker_gets_it(crew):
     assert bench.eventually(lambda: late.acks[-1].reason == "stale_round")
 
 
-def test_a_worker_killed_in_mid_round_costs_nothing(crew, own_mosquitto, url, tmp_path: Path):
-    """A third worker takes its share and acknowledges none of it: `kill -9` before it has written anything down."""
+def test_a_worker_killed_during_a_round_loses_no_update(crew, own_mosquitto, url, tmp_path: Path):
+    """A third worker receives its share and is killed before it stores or acknowledges anything."""
     bench, _ = crew
     script = tmp_path / "dying.py"
     script.write_text(
@@ -128,18 +129,18 @@ def test_a_worker_killed_in_mid_round_costs_nothing(crew, own_mosquitto, url, tm
         "from edge_fl.wire.endpoint import Endpoint\n"
         "from edge_fl.wire.mqtt.transport import MqttTransport\n"
         "from server.registry import Database\n"
-        "from server.mqtt import workers\n"
+        "from server.mqtt.updates import workers\n"
         "from server.mqtt.journal import Journal\n"
-        "workers.Worker._take = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "workers.UpdateWorker._on_packet = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "connect = partial(MqttTransport, Endpoint('127.0.0.1', int(sys.argv[1])))\n"
-        "with workers.Worker(connect, Journal(Database.open(sys.argv[2]))):\n"
-        "    print('there', flush=True)\n"
+        "with workers.UpdateWorker(connect, Journal(Database.open(sys.argv[2]))):\n"
+        "    print('ready', flush=True)\n"
         "    signal.pause()\n"
     )
     command = [sys.executable, str(script), str(own_mosquitto.settings.port), url]
     dying = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     try:
-        assert dying.stdout and dying.stdout.readline() == b"there\n"
+        assert dying.stdout and dying.stdout.readline() == b"ready\n"
         resending = [bench.device(id) for id in IDS]
         bench.wait_for(full=len(IDS))
         spec = bench.spec("fedavg")
@@ -159,7 +160,7 @@ def test_a_worker_killed_in_mid_round_costs_nothing(crew, own_mosquitto, url, tm
 def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
     mosquitto_program, new_postgresql_database, tmp_path: Path
 ):
-    """Every party by its own certificate and the broker's access list; the workers are the real command."""
+    """Every client has its own certificate and the broker its access list; the workers are the real command."""
     authority, ids = Authority.make(tmp_path / "home"), tmp_path / "ids"
     ids.mkdir()
     names = (*IDS, "worker-1", "worker-2")
@@ -174,12 +175,11 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         connect = connector("127.0.0.1", port, tmp_path / "home" / "server")
         journal = stack.enter_context(Journal(db))
         connection = ServerConnection(connect, "main", workers=True, limits=QUICK)
-        inbox = SharedInbox(connection, journal)
-        around = {"roster": Roster(connection, journal), "inbox": inbox, "wants": Assignments(connection)}
-        bench = Bench(connect=connect, topics=connection.topics, connection=connection, **around)
+        server = Server.of(connection, journal, workers=True)
+        bench = Bench(connect=connect, topics=connection.topics, server=server)
         connection.open()
         stack.callback(connection.close)
-        stack.callback(inbox.stop)
+        stack.callback(server.inbox.stop)
         workers = [stack.enter_context(_worker(url, port, ids / name)) for name in ("worker-1", "worker-2")]
         for number, id in enumerate(IDS):
             endpoint = identity.read(ids / id).endpoint("127.0.0.1", port)
@@ -191,7 +191,7 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         bench.wait_for(full=len(IDS))
         spec = bench.spec("fedavg")
         found = rounds.run(build_method(spec), bench.fleet(spec, deadline_s=60.0), Plan(1, seed=1))
-        killed = threading.Thread(target=_kill_once_one_counts, args=(workers[0], db), daemon=True)
+        killed = threading.Thread(target=_kill_after_one_report, args=(workers[0], db), daemon=True)
         killed.start()
         stop = _resend(bench.devices)
         result = next(found)
@@ -221,21 +221,21 @@ def _worker(url: str, port: int, folder: Path):
         process.stderr.close()
 
 
-def _kill_once_one_counts(worker, db):
+def _kill_after_one_report(worker, db):
     while not reports.of_run(db, "t1", 1):
         time.sleep(0.05)
     worker.kill()
 
 
 def _resend(devices):
-    """What an agent does by itself: what is not acknowledged goes out again every so often."""
+    """Send unacknowledged reports again every second, as an agent does."""
     stopped = threading.Event()
 
     def run():
         while not stopped.wait(1.0):
             for device in devices:
-                for parcel in list(device._unacknowledged.values()):
-                    device.report(*parcel)
+                for unsent in list(device._unacknowledged.values()):
+                    device.report(*unsent)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

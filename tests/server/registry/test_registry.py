@@ -55,7 +55,7 @@ def test_a_registry_of_an_unknown_version_is_a_config_error(tmp_path):
     Database.open(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(ConfigError, match="9999.*expected the tables of this version"):
+    with pytest.raises(ConfigError, match=r"9999.*expected the tables of this version"):
         Database.open(path)
 
 
@@ -121,7 +121,9 @@ def test_a_round_that_is_repeated_replaces_itself(db):
 
 
 def test_a_request_ends_in_exactly_one_state(db):
-    runs.add_requests(db, [RequestRecord("main", device, "r1-1", "r1", 1, "train") for device in ("d1", "d2", "d3")])
+    runs.add_requests(
+        db, [RequestRecord("main", device, "r1-1", "r1", 1, "train") for device in ("d1", "d2", "d3")]
+    )
     assert runs.settle_requests(db, "main", "r1-1", "succeeded", device="d1") == 1
     assert runs.settle_requests(db, "main", "r1-1", "rejected", "tensors", device="d2") == 1
     assert runs.settle_requests(db, "main", "r1-1", "timed_out", "deadline") == 1

@@ -17,7 +17,7 @@ from edge_fl.config import GateConfig, RolloutConfig
 from edge_fl.errors import ConfigError
 from server.release.rollout import gates
 from server.release.rollout.gates import Outcome, outcome_of
-from server.release.rollout.stages import Stages, moved, noted, place, settled, steered
+from server.release.rollout.stages import Stages, advanced, rank, resolved, steered, with_outcome
 
 GATES = GateConfig()
 PLAN = RolloutConfig(stages=(0.05, 0.25, 1.0))
@@ -42,8 +42,8 @@ def roll_out(seed: int, harm: float = 0.0, share: float = 0.2) -> Stages:
     while at.state == "running":
         for device in [d for d in DEVICES if at.admits(d) and d not in at.outcomes]:
             change = rng.normal(0, 0.01) - (harm if device in hurt else 0.0)
-            at = noted(at, device, outcome(rng, images[device], change))
-        at = moved(at, DEVICES, 0.0)
+            at = with_outcome(at, device, outcome(rng, images[device], change))
+        at = advanced(at, DEVICES, 0.0)
     return at
 
 
@@ -120,7 +120,7 @@ def test_evidence_is_finite_and_where_it_ends_does_not_depend_on_the_order(outco
 def test_a_roll_out_moves_forward_only_and_nothing_that_is_over_moves(answers, stage) -> None:
     at = Stages(3, PLAN, stage)
     for device, found in answers:
-        after = moved(noted(at, device, found), DEVICES[:20], 0.0)
+        after = advanced(with_outcome(at, device, found), DEVICES[:20], 0.0)
         assert after.stage >= at.stage
         assert not at.over or after == at
         assert all(after.admits(known) for known in DEVICES if at.admits(known)) or after.over
@@ -129,8 +129,8 @@ def test_a_roll_out_moves_forward_only_and_nothing_that_is_over_moves(answers, s
 
 def test_places_are_spread_evenly_and_differ_from_release_to_release() -> None:
     names = [f"d{number}" for number in range(5000)]
-    first = {name for name in names if place(name, 1) < 0.05}
-    second = {name for name in names if place(name, 2) < 0.05}
+    first = {name for name in names if rank(name, 1) < 0.05}
+    second = {name for name in names if rank(name, 2) < 0.05}
     assert 200 < len(first) < 300
     assert len(first & second) < 40
 
@@ -140,19 +140,19 @@ def test_a_stage_that_did_not_make_it_pauses_and_a_person_may_go_on_or_not() -> 
     at = Stages(1, plan)
     members = [device for device in DEVICES[:20] if at.admits(device)]
     for device in members[:-2]:
-        at = noted(at, device, Outcome("", 100, 1, 1, 1.0))
-    assert moved(at, DEVICES[:20], 59.0) == at
-    paused = moved(at, DEVICES[:20], 61.0)
+        at = with_outcome(at, device, Outcome("", 100, 1, 1, 1.0))
+    assert advanced(at, DEVICES[:20], 59.0) == at
+    paused = advanced(at, DEVICES[:20], 61.0)
     assert (paused.state, paused.stage) == ("paused", 0)
-    assert "2 did not answer" in paused.reason
-    assert moved(paused, DEVICES[:20], 1e9) == paused
+    assert "2 did not report" in paused.reason
+    assert advanced(paused, DEVICES[:20], 1e9) == paused
     assert steered(paused, "running").state == "running"
     assert steered(paused, "aborted").state == "aborted"
     assert steered(steered(paused, "aborted"), "running").state == "aborted"
 
 
 def test_devices_that_are_not_there_hold_nothing_up_and_an_empty_stage_is_passed() -> None:
-    at = moved(Stages(1, PLAN), [], 0.0)
+    at = advanced(Stages(1, PLAN), [], 0.0)
     assert (at.state, at.stage) == ("completed", 2)
 
 
@@ -160,8 +160,8 @@ def test_everybody_at_once_is_a_roll_out_without_gates() -> None:
     at = Stages(1, RolloutConfig())
     assert all(at.admits(device) for device in DEVICES)
     for device in DEVICES[:10]:
-        at = noted(at, device, Outcome("canary_failed"))
-    assert moved(at, DEVICES[:10], 0.0).state == "completed"
+        at = with_outcome(at, device, Outcome("canary_failed"))
+    assert advanced(at, DEVICES[:10], 0.0).state == "completed"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_everybody_at_once_is_a_roll_out_without_gates() -> None:
 def test_left_to_itself_a_roll_out_is_careful_where_there_is_a_fleet_and_a_way_back(
     devices: int, previous: int, stages: tuple[float, ...]
 ) -> None:
-    assert settled(RolloutConfig(success=0.5), devices, previous) == RolloutConfig(stages, success=0.5)
-    assert settled(PLAN, devices, previous) == PLAN
+    assert resolved(RolloutConfig(success=0.5), devices, previous) == RolloutConfig(stages, success=0.5)
+    assert resolved(PLAN, devices, previous) == PLAN
 
 
 def test_an_outcome_is_read_from_a_report() -> None:

@@ -16,7 +16,7 @@ from edge_fl.wire.blob import describe, split
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet
-from server.mqtt.chunks import ChunkLimits, clear_chunks, send_chunks
+from server.mqtt.chunks import ChunkLimits, clear_chunks, numbered, send_chunks
 from server.release.publish import Publisher
 from server.release.repository import Repository
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -227,7 +227,7 @@ def test_everything_comes_back_after_the_broker_lost_its_data(tmp_path, publishe
     before = retained(broker)
     empty = InMemoryBroker()
     restarted = Publisher(Recording(empty), TOPICS, Repository(tmp_path / "server"))
-    restarted.reassert()
+    restarted.republish_all()
     current = {
         topic: payload
         for topic, payload in before.items()
@@ -240,7 +240,7 @@ def test_everything_comes_back_after_the_broker_lost_its_data(tmp_path, publishe
 def test_metadata_alone_can_be_reasserted(publisher, transport):
     publisher.publish(*release(1))
     transport.calls.clear()
-    publisher.reassert(chunks=False)
+    publisher.republish_all(chunks=False)
     assert [stripped(call) for call in transport.calls if call != "drain"] == [
         "tuf/1.root.json",
         "tuf/2.targets.json",
@@ -307,7 +307,7 @@ def test_a_real_broker_retains_a_release_as_it_was_published(mosquitto, reposito
 
 def test_any_blob_can_be_sent_with_its_own_type_and_expiry_and_be_cleared(transport, broker):
     blob = describe(bytes(40_000), 1024)
-    send_chunks(transport, TOPICS, blob, bytes(40_000), expiry_s=60)
+    send_chunks(transport, TOPICS, blob, numbered(blob, bytes(40_000)), expiry_s=60)
     first = transport.calls[0]
     assert (first.content_type, first.expiry_s, first.retain) == (UNTYPED, 60, True)
     topics = retained(broker, "art/#")

@@ -22,7 +22,7 @@ from edge_fl.seeds import generator
 from edge_fl.wire.blob import describe
 from server.release import export, quantise
 from server.release.onnx_session import Session
-from server.release.quantise import Figures, compare, flaw, quantiser, sample
+from server.release.quantise import Figures, compare, objection, quantiser, sample
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
 REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "")
@@ -83,14 +83,14 @@ def test_what_misses_the_gate_is_not_published(tiny: Any) -> None:
     ],
 )
 def test_the_gate_says_what_is_missing(figures: Figures, words: str) -> None:
-    assert words in flaw(figures, GATE) if words else flaw(figures, GATE) == ""
+    assert words in objection(figures, GATE) if words else objection(figures, GATE) == ""
 
 
 def test_a_release_with_both_carries_a_canary_for_each(tiny: Any) -> None:
     spec, method, _ = tiny
     int8 = quantiser(clients(GREY, 2), GATE, 1, lambda line: None)
     manifest, payloads = export.release(
-        method, steps.start(method), spec, number=1, run_id="toy", round=1, quantiser=int8
+        method, steps.start(method), spec, export.ReleaseOrigin(1, "toy", round=1), quantiser=int8
     )
     assert decode(encode(manifest)) == manifest
     assert payloads.keys() >= manifest.extractors
@@ -137,5 +137,5 @@ def test_a_trained_network_passes_the_gate_as_int8(model: str, capsys: Any) -> N
     figures = compare(onnx, quantise.quantise(onnx, sample([data], 128, 1)), [data], 10, False)
     with capsys.disabled():
         sys.stdout.write(f"\n{model} on {REAL}: {figures}\n")
-    assert flaw(figures, GATE) == ""
+    assert objection(figures, GATE) == ""
     assert figures.bytes_int8 < 0.33 * figures.bytes

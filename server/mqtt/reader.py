@@ -1,6 +1,6 @@
-"""The reader: a throw-away client that only looks, at what a broker retains and at whether a server shows that it is alive.
+"""Temporary read-only clients: read a broker's retained messages, and check whether another server is alive.
 
-It comes before the server itself, which could not look under its own name: two clients of one name throw each other out.
+They run before the server connects: a client with the server's own name would disconnect the other server.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How patient the connection is, and how many packets may wait for the receive thread.
+class LeaseLimits:
+    """Time limits and sizes of the server's connection and of readers.
 
-    A server shows every `beat_s` that it is alive; one that has not for `lease_s` has lost the fleet. Devices that come back do so at
-    `returns_per_s` at most.
+    The server publishes a beat every `beat_s`; without one for `lease_s` another server may take the fleet over. Reconnecting devices
+    are spread so that at most `returns_per_s` return at once.
     """
 
     connect_s: float = 30.0
@@ -41,8 +41,11 @@ class Limits:
     max_return_s: float = 300.0
 
 
-class Connect(Protocol):
-    """Makes a connected client: `partial(MqttTransport, endpoint)`, or `partial(InMemoryTransport, broker)`."""
+LIMITS = LeaseLimits()
+
+
+class ServerConnect(Protocol):
+    """Connect a client to the broker, such as `partial(MqttTransport, endpoint)` or `partial(InMemoryTransport, broker)`."""
 
     def __call__(
         self,
@@ -55,40 +58,42 @@ class Connect(Protocol):
     ) -> Transport: ...
 
 
-def read_retained(connect: Connect, patterns: Sequence[str], limits: Limits = Limits()) -> dict[str, bytes]:
-    """What is retained below `patterns`, by topic, read by a throw-away client. Raises ConnectError.
+def read_retained(
+    connect: ServerConnect, patterns: Sequence[str], limits: LeaseLimits = LIMITS
+) -> dict[str, bytes]:
+    """Read the retained messages on `patterns` -> payloads by topic. Raises ConnectError.
 
-    The broker does not say when it has sent everything: reading ends once `settle_s` pass without a message, after `read_s` at the latest.
+    A broker does not mark the end of retained messages: reading ends after `settle_s` without one, at most after `read_s`.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    transport = _look(connect, events)
-    found: dict[str, bytes] = {}
+    transport = _connect_reader(connect, events)
+    payloads: dict[str, bytes] = {}
     try:
         transport.wait_connected(limits.connect_s)
-        until, patience_s = time.monotonic() + limits.read_s, limits.settle_s
+        until, wait_s = time.monotonic() + limits.read_s, limits.settle_s
         while time.monotonic() < until:
             try:
-                event = events.get(timeout=patience_s)
+                event = events.get(timeout=wait_s)
             except queue.Empty:
                 break
             match event:
-                case Connected():  # again, when another reader of our name has thrown us out
-                    patience_s = limits.settle_s
+                case Connected():  # also after another reader of the same name disconnected this one
+                    wait_s = limits.settle_s
                     for pattern in patterns:
                         transport.subscribe(pattern)
                 case Disconnected():
-                    patience_s = limits.read_s
+                    wait_s = limits.read_s
                 case Packet() if event.payload:
-                    found[event.topic] = event.payload
+                    payloads[event.topic] = event.payload
     finally:
         transport.close()
-    return found
+    return payloads
 
 
-def is_alive(connect: Connect, topics: Topics, boot: str, limits: Limits) -> bool:
-    """Whether the server `boot` shows within `lease_s` that it is there."""
+def is_alive(connect: ServerConnect, topics: Topics, boot: str, limits: LeaseLimits) -> bool:
+    """Whether the server `boot` publishes a beat within `lease_s`."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    transport = _look(connect, events)
+    transport = _connect_reader(connect, events)
     try:
         transport.wait_connected(limits.connect_s)
         transport.subscribe(topics.server_beat())
@@ -107,5 +112,5 @@ def is_alive(connect: Connect, topics: Topics, boot: str, limits: Limits) -> boo
         transport.close()
 
 
-def _look(connect: Connect, events: queue.SimpleQueue[Event]) -> Transport:
+def _connect_reader(connect: ServerConnect, events: queue.SimpleQueue[Event]) -> Transport:
     return connect(f"reader-{secrets.token_hex(4)}", None, events.put, session_expiry_s=0, clean_start=True)

@@ -1,0 +1,168 @@
+"""The current roll-out, stored in the registry: connects the pure rules (`server.release.rollout.stages`) with stored and desired states.
+
+Outcomes are collected in memory, from any thread; `advance` then applies the rules and the desired state, and stores the result. After a
+restart the roll-out continues from the registry, with the reports stored there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from edge_fl.config import RolloutConfig
+from server.registry import Database, reports, rollouts
+from server.registry.records import RolloutRecord
+from server.release.rollout.gates import Outcome, outcome_of
+from server.release.rollout.stages import (
+    ALL_AT_ONCE,
+    Stages,
+    State,
+    advanced,
+    resolved,
+    steered,
+    with_outcome,
+)
+
+log = logging.getLogger(__name__)
+
+REPLACED = "replaced by release {}"
+RETRIES = 5
+
+
+class StoredRollout:
+    """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
+
+    After a restart a roll-out in stages continues, one without stages only with `resume`. `assignment` is the id of the assignments to
+    serve its release, different for a second roll-out of the same release; `return_assignment` that of the assignments to go back.
+    """
+
+    def __init__(
+        self, db: Database, fleet: str, *, resume: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._db, self._fleet, self._clock = db, fleet, clock
+        self._lock = threading.RLock()
+        self._number, self.assignment = 0, ""
+        self._stage_began_s = clock()
+        self._stored: tuple[State, int] = ("running", 0)
+        self._resumed = False  # assignments have to be published again
+        self.stages: Stages | None = None
+        self.previous = served_release(db, fleet)
+        unfinished = rollouts.current(db, fleet)
+        if unfinished and (resume or len(_plan(unfinished).stages) > 1):
+            self._resume(unfinished)
+        elif unfinished:
+            self._store(unfinished.number, "aborted", unfinished.stage, "its server ended")
+
+    @property
+    def return_assignment(self) -> str:
+        return f"back-{self.previous}-{self._number}"
+
+    @property
+    def reported(self) -> Collection[str]:
+        """Devices that have reported on this roll-out."""
+        return self.stages.outcomes.keys() if self.stages else ()
+
+    @property
+    def moving(self) -> bool:
+        """Whether a roll-out in stages is running."""
+        return self.stages is not None and self.stages.gated and self.stages.state == "running"
+
+    def begin(self, release: int, plan: RolloutConfig, devices: int) -> None:
+        """Start the roll-out of a new release to a fleet of `devices`; a running one is aborted."""
+        with self._lock:
+            if self.stages and not self.stages.over:
+                self._store(self._number, "aborted", self.stages.stage, REPLACED.format(release))
+            elif self.stages and self.stages.state == "completed":
+                self.previous = self.stages.release
+            plan = resolved(plan, devices, self.previous)
+            fields = msgspec.to_builtins(plan)
+            self._number = rollouts.begin(self._db, self._fleet, release, previous=self.previous, plan=fields)
+            self._set(Stages(release, plan), assignment_id(release))
+
+    def add_outcome(self, device: str, assignment: str, outcome: Outcome) -> None:
+        """Add the outcome of a device's assignment with this id."""
+        with self._lock:
+            if self.stages and assignment == self.assignment:
+                self.stages = with_outcome(self.stages, device, outcome)
+
+    def advance(self, present: Collection[str]) -> bool:
+        """Apply the rules and the desired state for the devices that are present; whether assignments have to change."""
+        with self._lock:
+            self._apply_desired()
+            resumed, self._resumed = self._resumed, False
+            if self.stages is None:
+                return False
+            before = self._stored
+            self.stages = advanced(self.stages, present, self._clock() - self._stage_began_s)
+            if self.stages.stage != before[1]:
+                self._stage_began_s = self._clock()
+            if (now := (self.stages.state, self.stages.stage)) != before:
+                if self.stages.state == "paused":
+                    rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
+                self._store(self._number, *now, self.stages.reason)
+                self._stored = now
+                log.info("release %d: %s, stage %d %s", self.stages.release, *now, self.stages.reason)
+            return resumed or now != before
+
+    def _apply_desired(self) -> None:
+        """Follow the registry: the desired state of this roll-out, or a newer roll-out that another process started."""
+        newest = rollouts.current(self._db, self._fleet)
+        if newest and newest.number != self._number:
+            if self.stages and self.stages.state == "completed":
+                self.previous = self.stages.release
+            self._resume(newest)
+        record = rollouts.get(self._db, self._number) if self._number else None
+        if record and self.stages and not self.stages.over:
+            self.stages = steered(self.stages, record.desired)
+
+    def _resume(self, record: RolloutRecord) -> None:
+        self._number, self.previous = record.number, record.previous or self.previous
+        state: State = "paused" if record.state == "paused" else "running"
+        stages = Stages(record.release, _plan(record), record.stage, state, record.reason)
+        of_release = [
+            other for other in rollouts.listed(self._db, self._fleet) if other.release == record.release
+        ]
+        repeated = record.number > min(other.number for other in of_release)
+        assignment = assignment_id(record.release) + (f"-again-{record.number}" if repeated else "")
+        for report in reports.of_release(self._db, self._fleet, record.release):
+            if report.id == assignment:
+                stages = with_outcome(stages, report.device, outcome_of(report.error, report.metrics))
+        self._set(stages, assignment)
+        self._resumed = True
+
+    def _set(self, stages: Stages, assignment: str) -> None:
+        self.stages, self.assignment, self._stored = stages, assignment, (stages.state, stages.stage)
+        self._stage_began_s = self._clock()
+        if stages.state == "aborted":
+            # Aborted because of reports from before the restart: `advance` has to store it.
+            self._stored = ("running", stages.stage)
+
+    def _store(self, number: int, state: State, stage: int, reason: str) -> None:
+        for _ in range(RETRIES):
+            record = rollouts.get(self._db, number)
+            if record is None or rollouts.advance(self._db, record, state=state, stage=stage, reason=reason):
+                return
+        log.warning("roll-out %d: concurrent changes in the registry; %s was not stored", number, state)
+
+
+def served_release(db: Database, fleet: str) -> int:
+    """The release that a fleet serves according to the registry (0: none): the one to go back to from a new release."""
+    for record in rollouts.listed(db, fleet):
+        if record.state == "completed":
+            return record.release
+        if record.previous:
+            return record.previous
+    return 0
+
+
+def assignment_id(release: int) -> str:
+    """The id of the assignments to serve a release, and of the reports on them."""
+    return f"rel-{release}"
+
+
+def _plan(record: RolloutRecord) -> RolloutConfig:
+    return msgspec.convert({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
