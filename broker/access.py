@@ -1,36 +1,39 @@
-"""Tries a broker's access list out, whoever wrote it: what a device may say and hear, what it may not, and who gets in at all.
+"""Check the access list of any broker: what a device may publish and receive, and who may connect.
 
-A subscription may be granted and never served, and a publication may be taken and dropped, so only what arrives counts. Two devices are
-tried that exist for the length of the check.
+Only arriving messages count: a broker may grant a subscription and never serve it, or acknowledge a publication and drop it. The check uses
+two temporary devices.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.check import Finding, Party, Probe, probing
+from broker.check import CheckResult, Party, Probe, probing
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 
-REFUSED_S = 2.0  # a broker that refuses says so at once
+REFUSED_S = 2.0  # a broker rejects a connection at once
 
 
 def check_access(
     operator: Party, device: Party, other: Party, fleet: str, deadline_s: float = 10.0
-) -> list[Finding]:
-    """What the broker lets `device` do, beside what it should. Raises ConnectError when one of the three does not get in."""
+) -> list[CheckResult]:
+    """Check what `device` may publish and receive, and connections without a certificate.
+
+    Raises ConnectError if one of the three cannot connect.
+    """
     topics = Topics(fleet)
     with (
-        probing(operator, deadline_s) as above,
-        probing(device, deadline_s) as below,
+        probing(operator, deadline_s) as operator_probe,
+        probing(device, deadline_s) as device_probe,
         probing(other, deadline_s),
     ):
-        written = _written(above, below, topics, device.name, other.name)
-        heard = _heard(above, below, topics, device.name, other.name)
+        published = _published(operator_probe, device_probe, topics, device.name, other.name)
+        received = _received(operator_probe, device_probe, topics, device.name, other.name)
     return [
-        _finding("a device writes", written, {"own up"}),
-        _finding("a device hears", heard, {"own dn", "tuf"}),
+        _result("device publishes on", published, {"own up"}),
+        _result("device receives", received, {"own dn", "tuf"}),
         _closed(
             "without a certificate", replace(device, endpoint=replace(device.endpoint, cert=None, key=None))
         ),
@@ -40,8 +43,10 @@ def check_access(
     ]
 
 
-def _written(above: Probe, below: Probe, topics: Topics, device: str, other: str) -> set[str]:
-    """Which families reach others when the device publishes on them."""
+def _published(
+    operator_probe: Probe, device_probe: Probe, topics: Topics, device: str, other: str
+) -> set[str]:
+    """Families of topics on which the device's publications reach others."""
     tried = {
         "own up": topics.log(device),
         "another's up": topics.log(other),
@@ -54,16 +59,18 @@ def _written(above: Probe, below: Probe, topics: Topics, device: str, other: str
     }
     last = topics.request(device)
     for topic in (*tried.values(), last):
-        above.client.subscribe(topic)
-    _settle(above, topics.assignment(device))
+        operator_probe.client.subscribe(topic)
+    _settle(operator_probe, topics.assignment(device))
     for topic in (*tried.values(), last):
-        below.client.publish(Packet(topic, b"", expiry_s=5))
-    came = _until(above, last)
-    return {family for family, topic in tried.items() if topic in came}
+        device_probe.client.publish(Packet(topic, b"", expiry_s=5))
+    arrived = _topics_until(operator_probe, last)
+    return {family for family, topic in tried.items() if topic in arrived}
 
 
-def _heard(above: Probe, below: Probe, topics: Topics, device: str, other: str) -> set[str]:
-    """Which families reach the device when it subscribes to everything."""
+def _received(
+    operator_probe: Probe, device_probe: Probe, topics: Topics, device: str, other: str
+) -> set[str]:
+    """Families of topics that the device receives when it subscribes to everything."""
     tried = {
         "another's dn": topics.command(other),
         "another's up": topics.log(other),
@@ -72,38 +79,40 @@ def _heard(above: Probe, below: Probe, topics: Topics, device: str, other: str) 
     }
     last = topics.ack(device)
     for pattern in ("#", f"{topics.root}/#", *tried.values(), last):
-        below.client.subscribe(pattern)
-    _settle(below, topics.state(device))
+        device_probe.client.subscribe(pattern)
+    _settle(device_probe, topics.state(device))
     for topic in (*tried.values(), last):
-        above.client.publish(Packet(topic, b"", expiry_s=5))
-    came = _until(below, last)
-    return {family for family, topic in tried.items() if topic in came}
+        operator_probe.client.publish(Packet(topic, b"", expiry_s=5))
+    arrived = _topics_until(device_probe, last)
+    return {family for family, topic in tried.items() if topic in arrived}
 
 
 def _settle(probe: Probe, topic: str) -> None:
-    """A broker answers in order: once it has taken what we may publish, our subscriptions stand."""
+    """Wait until subscriptions are active: brokers process packets in order, so an acknowledged publication follows them."""
     probe.client.publish(Packet(topic, b"", expiry_s=1))
     probe.client.drain(probe.deadline_s)
 
 
-def _until(probe: Probe, last: str) -> set[str]:
-    """The topics that arrive before the one that was published last."""
-    came: set[str] = set()
+def _topics_until(probe: Probe, last: str) -> set[str]:
+    """Topics of the packets that arrive before the one published last."""
+    topics: set[str] = set()
     try:
         while (packet := probe.packet()).topic != last:
-            came.add(packet.topic)
+            topics.add(packet.topic)
     except DeadlineError:
-        came.add("nothing at all")
-    return came
+        topics.add("timeout")
+    return topics
 
 
-def _finding(what: str, found: set[str], needed: set[str]) -> Finding:
-    return Finding(what, ", ".join(sorted(found)) or "nothing", ", ".join(sorted(needed)), found == needed)
+def _result(what: str, found: set[str], needed: set[str]) -> CheckResult:
+    return CheckResult(
+        what, ", ".join(sorted(found)) or "nothing", ", ".join(sorted(needed)), found == needed
+    )
 
 
-def _closed(what: str, party: Party) -> Finding:
+def _closed(what: str, party: Party) -> CheckResult:
     try:
         with probing(party, REFUSED_S):
-            return Finding(what, "let in", "refused", ok=False)
+            return CheckResult(what, "accepted", "rejected", ok=False)
     except ConnectError:
-        return Finding(what, "refused", "refused", ok=True)
+        return CheckResult(what, "rejected", "rejected", ok=True)

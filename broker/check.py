@@ -1,4 +1,4 @@
-"""Tries a broker out, whoever started it: does it let us in, keep what it should, take what we send, and answer quickly?"""
+"""Check any broker: packet size, retained messages, round-trip time, sessions and shared subscriptions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SESSION_S = 60
 ROUND_TRIPS = 50
 SHARED = 8
 SHARED_WAIT_S = 0.2
-SLOW_MS = 20.0  # an answer that waits for delayed acknowledgements takes more than 40
+SLOW_MS = 20.0  # an answer that waits for delayed acknowledgements takes more than 40 ms
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing looked at: what it is, what was found, what is needed, and whether that is so."""
+class CheckResult:
+    """Result of one check: subject, what was found, what is needed, and whether it passed."""
 
     what: str
     found: str
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Party:
-    """Somebody to connect as: a name, and a broker with the certificate on it, if any."""
+    """A client to connect as: a name and an endpoint, with the name's certificate if needed."""
 
     name: str
     endpoint: Endpoint
@@ -44,20 +44,20 @@ class Party:
 
 @dataclass(frozen=True)
 class Probe:
-    """A client that waits for what comes next."""
+    """A connected client that collects events."""
 
     client: MqttTransport
     events: queue.SimpleQueue[Event]
     deadline_s: float
 
     def packet(self) -> Packet:
-        """The next packet. Raises DeadlineError."""
+        """Wait for the next packet. Raises DeadlineError."""
         while not isinstance(event := self._event(), Packet):
             pass
         return event
 
     def session_present(self) -> bool:
-        """Whether the broker remembered us when it let us in. Raises DeadlineError."""
+        """Wait for the connection: whether the broker kept the session. Raises DeadlineError."""
         while not isinstance(event := self._event(), Connected):
             pass
         return event.session_present
@@ -71,38 +71,38 @@ class Probe:
             ) from None
 
 
-def check(operator: Party, device: Party, fleet: str, deadline_s: float = 10.0) -> list[Finding]:
-    """Tries everything that edge-fl relies on. Raises ConnectError when the broker is not there or does not let us in."""
+def check(operator: Party, device: Party, fleet: str, deadline_s: float = 10.0) -> list[CheckResult]:
+    """Check everything that edge-fl needs of a broker. Raises ConnectError if there is no broker or it rejects the client."""
     topic = Topics(fleet).assignment(
         device.name
-    )  # of a device that does not exist, so that nobody else listens
+    )  # of a nonexistent device, so that no other client receives it
     with probing(operator, deadline_s) as probe:
         try:
-            findings = [_packet_size(probe), _retained(probe, topic), _round_trip(probe, topic)]
+            results = [_packet_size(probe), _retained(probe, topic), _round_trip(probe, topic)]
         finally:
             probe.client.publish(Packet(topic, b"", retain=True))
             probe.client.drain(deadline_s)
     return [
-        *findings,
+        *results,
         _session(operator, device, topic, deadline_s),
         _shared(operator, device, topic, deadline_s),
     ]
 
 
-def strangers(endpoint: Endpoint) -> tuple[Party, Party]:
-    """An operator and a device for a broker that knows nobody, by names that nobody has."""
+def temporary_parties(endpoint: Endpoint) -> tuple[Party, Party]:
+    """An operator and a device with unused names, for a broker without certificates."""
     name = f"check-{secrets.token_hex(4)}"
     return Party(f"{name}-2", endpoint), Party(name, endpoint)
 
 
-def _packet_size(probe: Probe) -> Finding:
+def _packet_size(probe: Probe) -> CheckResult:
     limits = probe.client.broker_limits
     size = limits.max_packet_bytes if limits else 0
     needed = LIMITS.max_packet_bytes
-    return Finding("packet size", f"{size} bytes", f"at least {needed}", size >= needed)
+    return CheckResult("packet size", f"{size} bytes", f"at least {needed}", size >= needed)
 
 
-def _retained(probe: Probe, topic: str) -> Finding:
+def _retained(probe: Probe, topic: str) -> CheckResult:
     chunk = secrets.token_bytes(CHUNK_BYTES)
     probe.client.publish(Packet(topic, chunk, retain=True, content_type=UNTYPED))
     probe.client.subscribe(topic)
@@ -112,11 +112,11 @@ def _retained(probe: Probe, topic: str) -> Finding:
         found = "kept" if ok else "altered"
     except DeadlineError:
         ok, found = False, "not kept"
-    return Finding("retained messages", found, "a chunk kept as it is", ok)
+    return CheckResult("retained messages", found, "a chunk kept unaltered", ok)
 
 
-def _round_trip(probe: Probe, topic: str) -> Finding:
-    """The subscription of `_retained` stands, so what is published comes back."""
+def _round_trip(probe: Probe, topic: str) -> CheckResult:
+    """Uses the subscription made by `_retained`."""
     times_ms = []
     for _ in range(ROUND_TRIPS):
         begin = time.perf_counter()
@@ -124,13 +124,13 @@ def _round_trip(probe: Probe, topic: str) -> Finding:
         probe.packet()
         times_ms.append((time.perf_counter() - begin) * 1000)
     median = statistics.median(times_ms)
-    return Finding(
+    return CheckResult(
         "round trip", f"{median:.2f} ms", f"below {SLOW_MS:g} ms (set_tcp_nodelay true)", median < SLOW_MS
     )
 
 
-def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> Finding:
-    """A client goes away; what is published meanwhile waits for it."""
+def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> CheckResult:
+    """A message published while a client is offline must be delivered when it returns."""
     with probing(device, deadline_s, session_expiry_s=SESSION_S) as probe:
         probe.client.subscribe(topic)
         probe.client.drain(deadline_s)
@@ -142,13 +142,15 @@ def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> F
             ok = probe.session_present() and probe.packet().payload == b"{}"
         except DeadlineError:
             ok = False
-    return Finding("sessions", "kept" if ok else "forgotten", "a message waits for an absent client", ok)
+    return CheckResult(
+        "sessions", "kept" if ok else "forgotten", "messages are kept for an offline client", ok
+    )
 
 
-def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> Finding:
-    """Two clients share a subscription; each message reaches one of them, and one only."""
+def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> CheckResult:
+    """Two clients share a subscription; each message must reach exactly one of them."""
     sent = [str(number).encode() for number in range(SHARED)]
-    came: list[bytes] = []
+    received: list[bytes] = []
     with probing(operator, deadline_s) as one, probing(device, deadline_s) as other:
         for probe in (other, one):
             probe.client.subscribe(f"$share/check/{topic}")
@@ -157,20 +159,22 @@ def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> Fi
             one.client.publish(Packet(topic, payload))
         one.client.drain(deadline_s)
         until = time.monotonic() + deadline_s
-        while len(came) < len(sent) and time.monotonic() < until:
+        while len(received) < len(sent) and time.monotonic() < until:
             for probe in (one, other):
                 with suppress(DeadlineError):
-                    came.append(replace(probe, deadline_s=SHARED_WAIT_S).packet().payload)
-    ok = sorted(came) == sorted(sent)
-    found = "shared" if ok else f"{len(came)} of {len(sent)} messages came"
-    return Finding("shared subscriptions", found, "each message to one of a group (only for --workers)", ok)
+                    received.append(replace(probe, deadline_s=SHARED_WAIT_S).packet().payload)
+    ok = sorted(received) == sorted(sent)
+    found = "shared" if ok else f"{len(received)} of {len(sent)} messages received"
+    return CheckResult(
+        "shared subscriptions", found, "each message reaches one subscriber (only for --workers)", ok
+    )
 
 
 @contextmanager
 def probing(
     party: Party, deadline_s: float, *, session_expiry_s: int = 0, clean_start: bool = True
 ) -> Iterator[Probe]:
-    """A client, connected. Raises ConnectError."""
+    """Connect a client. Raises ConnectError."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     client = MqttTransport(
         party.endpoint,

@@ -1,7 +1,6 @@
-"""Becomes another program that ends when its parent does, with as many open files as this user may have.
+"""Replace this process by another program that ends when its parent does, with the maximum of open files.
 
-Run as a script, ``child.py PARENT PROGRAM ARGUMENT...``: a small process of its own instead of code between fork and exec, which is not
-safe in a parent with threads.
+Run as a script, ``child.py PARENT PROGRAM ARGUMENT...``: code between fork and exec would not be safe in a parent with threads.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def become(parent: int, command: list[str]) -> None:
-    """Replaces this process by `command`. On Linux the kernel then ends it when the thread that started it does."""
+    """Replace this process by `command`. On Linux the kernel terminates it when the thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it was quicker
-        sys.exit(f"{command[0]}: process {parent}, which started it, is gone")
+    if os.getppid() != parent:  # the parent ended before prctl
+        sys.exit(f"{command[0]}: parent process {parent} has ended")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.execv(command[0], command)

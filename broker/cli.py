@@ -1,4 +1,4 @@
-"""The commands `edge-fl broker up | config | check`; those of `edge-fl fleet` about certificates stand in broker/provision/cli.py."""
+"""Commands `edge-fl broker up | config | check`; the `edge-fl fleet` commands about certificates are in broker/provision/cli.py."""
 
 from __future__ import annotations
 
@@ -25,33 +25,37 @@ if TYPE_CHECKING:
     from broker.mosquitto import Mosquitto
     from broker.provision.authority import Authority
 
-Host = Annotated[str, typer.Option(help="The address to listen on; in plaintext only loopback.")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="The port [8883, in plaintext 1883].")]
-Fleet = Annotated[str, typer.Option(help="The fleet whose topics clients may use.", callback=fleet_name)]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Plaintext for anybody, on loopback only.")]
-Folder = Annotated[
-    Path, typer.Option("--dir", help="Where configuration, log and retained messages are kept.")
+Host = Annotated[str, typer.Option(help="Address to listen on; without TLS loopback only.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port [8883, without TLS 1883].")]
+Fleet = Annotated[str, typer.Option(help="Fleet whose topics clients may use.", callback=fleet_name)]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Plaintext without authentication, on loopback only.")
 ]
+Folder = Annotated[Path, typer.Option("--dir", help="Folder for configuration, log and retained messages.")]
 Home = Annotated[
-    Path, typer.Option(help="Where the CA of 'edge-fl fleet enrol' is: it says who may connect.")
+    Path,
+    typer.Option(
+        help="Folder of the CA made by 'edge-fl fleet enrol'; its register decides who may connect."
+    ),
 ]
 File = Path | None
-Ca = Annotated[File, typer.Option(help="Instead of --home: the CA that signs every client (PEM).")]
-Cert = Annotated[File, typer.Option(help="The broker's certificate (PEM).")]
-Key = Annotated[File, typer.Option(help="The key of the broker's certificate (PEM).")]
+Ca = Annotated[File, typer.Option(help="CA that signs every client (PEM); replaces --home.")]
+Cert = Annotated[File, typer.Option(help="Broker's certificate (PEM).")]
+Key = Annotated[File, typer.Option(help="Key of the broker's certificate (PEM).")]
 Foreground = Annotated[
     bool,
     typer.Option(
-        "--foreground", help="Become mosquitto, its log on this terminal (for systemd, containers)."
+        "--foreground",
+        help="Replace this process by mosquitto, with its log on the terminal (for systemd, containers).",
     ),
 ]
 DEFAULT_FOLDER = Path("runs/broker")
 WATCH_S = 0.5
-_HOW = {True: "plaintext, for everybody on this machine", False: "TLS"}
+_SECURITY = {True: "plaintext, loopback only", False: "TLS"}
 
 
 def register(app: App) -> None:
-    """Adds the group `broker`."""
+    """Add the group `broker`."""
     group = app.group(
         "broker", help="The MQTT broker: run mosquitto, print its configuration, test a broker."
     )
@@ -86,32 +90,34 @@ def up(
     if foreground:
         if authority:
             print_status(
-                "--foreground: mosquitto alone; claims get no certificates, and revocations wait for its restart"
+                "--foreground runs mosquitto only: claims get no certificates, and revocations take effect at its restart"
             )
         replace_process(settings, program)
     broker = Mosquitto(settings, program)
-    asked = threading.Event()
+    stopping = threading.Event()
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
+        signal.signal(number, stop)
     with broker, _registrar(broker, authority):
         version = ".".join(map(str, program.version))
-        how = f"TLS, who may enter is in {home}" if authority else _HOW[settings.certificates is None]
+        security = (
+            f"TLS, clients enrolled in {home}" if authority else _SECURITY[settings.certificates is None]
+        )
         print_status(
-            f"mosquitto {version} on {broker.endpoint} ({how}), fleet {fleet!r}; log in {broker.log_path}; Ctrl-C ends it"
+            f"mosquitto {version} on {broker.endpoint} ({security}), fleet {fleet!r}; log {broker.log_path}; stop with Ctrl-C"
         )
         sync = RegisterSync(broker, authority) if authority else None
-        while not asked.wait(WATCH_S):
+        while not stopping.wait(WATCH_S):
             if sync and sync.update():
-                print_status("read again who may enter")
+                print_status("access list reloaded")
             if broker.has_ended():
                 raise ConnectError(
-                    f"mosquitto ended by itself: {broker.log_tail()}; its log is {broker.log_path}"
+                    f"mosquitto ended unexpectedly: {broker.log_tail()}; log {broker.log_path}"
                 )
-    print_status("mosquitto ended")
+    print_status("mosquitto stopped")
 
 
 def config(
@@ -125,7 +131,7 @@ def config(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Print the configuration and the access list that `broker up` would run with."""
+    """Print the configuration and the access list that 'broker up' would use."""
     from broker.config import render, render_access
     from broker.find import find
 
@@ -139,24 +145,22 @@ def config(
 
 
 def check(
-    host: Annotated[str, typer.Option(help="Where the broker is.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Broker's host.")] = "127.0.0.1",
     port: Port = None,
     fleet: Annotated[
-        str, typer.Option(help="The fleet whose topics the test messages use.", callback=fleet_name)
+        str, typer.Option(help="Fleet whose topics the test messages use.", callback=fleet_name)
     ] = "main",
-    insecure: Annotated[bool, typer.Option("--insecure", help="In plaintext.")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Connect without TLS.")] = False,
     home: Annotated[
         Path,
-        typer.Option(
-            help="Where the CA is: it certifies two devices for ten minutes, to try the access list."
-        ),
+        typer.Option(help="Folder of the CA; it certifies two temporary devices to check the access list."),
     ] = provision.DEFAULT_HOME,
     deadline_s: Annotated[
         float, typer.Option("--deadline", min=0.1, help="Seconds to wait for each answer.")
     ] = 10.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Test any broker, ours or not: everything that edge-fl needs of it, and everything that it must refuse."""
+    """Check any broker: everything that edge-fl needs, and everything that it must deny."""
     from dataclasses import asdict
 
     from broker import check as checks
@@ -166,19 +170,19 @@ def check(
     endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))
     with _silent(logging.getLogger("edge_fl.wire")):
         if insecure:
-            findings = checks.check(*checks.strangers(endpoint), fleet, deadline_s)
+            results = checks.check(*checks.temporary_parties(endpoint), fleet, deadline_s)
         else:
-            findings = full_check(home, endpoint, fleet, deadline_s)
+            results = full_check(home, endpoint, fleet, deadline_s)
     columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok"}
-    show_table([asdict(finding) for finding in findings], columns, format)
+    show_table([asdict(result) for result in results], columns, format)
     sys.stdout.flush()
-    if failed := [finding.what for finding in findings if not finding.ok]:
-        raise RunError(f"broker {endpoint}: {', '.join(failed)} not as needed; devices would fail there")
+    if failed := [result.what for result in results if not result.ok]:
+        raise RunError(f"broker {endpoint}: {', '.join(failed)} failed; devices would not work with it")
 
 
 @contextmanager
 def _silent(log: logging.Logger) -> Iterator[None]:
-    """Being refused is what a check is after, and stands in its table."""
+    """Suppress log messages: a rejection is a result of the check and appears in its table."""
     before = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -188,7 +192,7 @@ def _silent(log: logging.Logger) -> Iterator[None]:
 
 
 def _registrar(broker: Mosquitto, authority: Authority | None) -> AbstractContextManager[object]:
-    """Who answers requests for certificates, where there is a CA."""
+    """The registrar that answers certificate requests, if there is a CA."""
     from broker.provision.registrar import Registrar
 
     if authority is None:
@@ -205,7 +209,7 @@ def _settings(
     home: Path,
     files: tuple[File, File, File],
 ) -> tuple[Settings, Authority | None]:
-    """Plaintext only when asked for; else the certificates given, or those of the CA in `home`, which then also says who may enter."""
+    """Plaintext only on request; else TLS with given certificates or with the CA in `home`, whose register then decides who connects."""
     from broker.config import Certificates, Settings
     from broker.provision import register_sync
     from broker.provision.authority import Authority

@@ -1,8 +1,7 @@
-"""mosquitto's configuration and access list, rendered: versions 2.0 and 2.1 spell a few things differently.
+"""Render mosquitto's configuration and access list, for versions 2.0 and 2.1.
 
-A listener speaks TLS and knows its clients by their certificates, or it is plaintext, for anybody, and on loopback only. The access
-list is derived from `edge_fl.wire.topics`: the server may use all of its fleet's topics, a device its own. It needs names that cannot
-be borrowed, so a plaintext listener has none.
+A listener uses TLS and identifies its clients by their certificates, or it is plaintext, without authentication, on loopback only. The
+access list is derived from `edge_fl.wire.topics`. It requires authenticated names, so a plaintext listener has none.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from edge_fl.wire.topics import RESERVED, access_rules, checked
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: the CA that signs every client, the broker's own certificate and key, and who is revoked."""
+    """PEM files: the CA that signs every client, the broker's certificate and key, and the revocation list."""
 
     ca: Path
     cert: Path
@@ -31,11 +30,11 @@ class Certificates:
 
 @dataclass(frozen=True)
 class MosquittoLimits:
-    """What the broker allows. `max_queued_messages` is never 0, which older versions take for none at all.
+    """Limits of the broker. `max_queued_messages` must not be 0, which older versions read as unlimited.
 
-    The database is saved after so many changes, whole: after every 50, retaining 45 MB takes four times as long and every ping behind a
-    save 80 ms; by the clock, an idle broker wears out its card. A release of 45 MB is 687 changes, and fetching it none. A clean stop
-    saves it too; a crash may lose what came since, which the server publishes again.
+    The whole database is saved after `autosave_changes` changes. Saving every 50 quadruples the time to retain 45 MB and delays pings by 80
+    ms; saving by time wears out the card of an idle broker. Publishing a release of 45 MB is 687 changes, fetching it none. A clean stop
+    saves too; a crash may lose later changes, which the server publishes again.
     """
 
     max_packet_bytes: int = 300_000
@@ -52,10 +51,7 @@ LIMITS = MosquittoLimits()
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a broker listens, for which fleet, and the folder that holds its files; which claims are open and who is denied.
-
-    Raises ConfigError for what would be unsafe.
-    """
+    """Address, fleet and folder of a broker; open claims, workers and denied names. Raises ConfigError for an unsafe combination."""
 
     folder: Path
     host: str = "127.0.0.1"
@@ -72,7 +68,7 @@ class Settings:
         if not self.certificates and not is_loopback(self.host):
             raise ConfigError(
                 f"host {self.host!r}: a broker without certificates listens on loopback only;"
-                " 'edge-fl fleet enrol' makes some, or give --host 127.0.0.1"
+                " create some with 'edge-fl fleet enrol', or give --host 127.0.0.1"
             )
 
     @property
@@ -89,7 +85,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches `host`."""
+    """Whether `host` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -97,12 +93,12 @@ def is_loopback(host: str) -> bool:
 
 
 def render(settings: Settings, program: Program) -> str:
-    """mosquitto.conf for this program's version."""
+    """Render mosquitto.conf for this program's version."""
     sections = {
-        "who may connect, and where": _listener(settings, program),
+        "listener": _listener(settings, program),
         "limits": _limits(settings.limits),
-        "what survives a restart": _persistence(settings),
-        "the log goes to stderr, whoever runs it keeps it": _LOG,
+        "persistence": _persistence(settings),
+        "log to stderr": _LOG,
     }
     return "\n".join(
         f"# {title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in sections.items()
@@ -112,10 +108,10 @@ def render(settings: Settings, program: Program) -> str:
 def render_access(
     fleet: str, claims: Iterable[str] = (), denied: Iterable[str] = (), workers: Iterable[str] = ()
 ) -> str:
-    """The access list of one fleet, with the claims that are open and the names that were revoked.
+    """Render the access list of one fleet, with its open claims, workers and denied names.
 
-    mosquitto warns about patterns that hold no %u; they are meant so. They hold for claims too, so claims are refused what is not theirs
-    by name; a revoked name is refused everything, which also silences a session that is older than the revocation.
+    mosquitto warns about patterns without %u, which are intended. Patterns also apply to claims, so claims are denied other topics by name;
+    a denied name loses all topics, which also silences a session from before the revocation.
     """
     rules = list(access_rules(fleet))
 
@@ -176,7 +172,7 @@ def _persistence(settings: Settings) -> list[str]:
         "autosave_on_changes true",
         f"autosave_interval {settings.limits.autosave_changes}",
     ]
-    # As root mosquitto would become a user who may neither read nor write here.
+    # as root mosquitto would switch to a user without access to these files
     return [*lines, "user root"] if os.geteuid() == 0 else lines
 
 

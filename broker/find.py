@@ -1,7 +1,7 @@
-"""Finds a mosquitto to run: on the path, where packages put it, or unpacked from a Debian package into a cache without root.
+"""Find a mosquitto program: on the path, in the usual install folders, or unpacked from a Debian package into a cache without root.
 
-Unpacking needs nothing installed: the package and the libraries it misses are fetched with apt-get, opened with dpkg, and found by the
-loader through LD_LIBRARY_PATH. Where that is no way either, one error says how to install it.
+For unpacking, the package and its missing libraries are fetched with apt-get, opened with dpkg, and found by the loader through
+LD_LIBRARY_PATH. If that fails too, one error explains how to install mosquitto.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_PACKAGES = 40
 
 @dataclass(frozen=True)
 class Program:
-    """A mosquitto that answers, its version, and what its environment needs beside ours."""
+    """A working mosquitto, its version, and additional environment variables."""
 
     path: Path
     version: tuple[int, int, int]
@@ -44,7 +44,7 @@ class Program:
 
     @property
     def acl_plugin(self) -> Path | None:
-        """The plugin that reads an access list; since 2.1 it replaces the option acl_file."""
+        """Plugin that reads an access list; since 2.1 it replaces the option acl_file."""
         if self.version < (2, 1, 0):
             return None
         beside = self.path.parents[1] / "lib" if len(self.path.parents) > 1 else self.path.parent
@@ -57,7 +57,7 @@ class Program:
 
 
 def find(cache: Path | None = None) -> Program:
-    """A mosquitto, from wherever there is one. Raises ConnectError with the install lines when there is none."""
+    """Find a mosquitto anywhere. Raises ConnectError with install instructions if there is none."""
     for path in _installed():
         if version := _version(path, {}):
             return Program(path, version)
@@ -65,7 +65,7 @@ def find(cache: Path | None = None) -> Program:
 
 
 def unpack(cache: Path) -> Program:
-    """A mosquitto in `cache`, fetched as a Debian package unless it is there. Raises ConnectError."""
+    """Return the mosquitto in `cache`, fetching it as a Debian package if necessary. Raises ConnectError."""
     root = cache / "mosquitto"
     if program := _unpacked(root):
         return program
@@ -77,24 +77,24 @@ def unpack(cache: Path) -> Program:
             _fetch(Path(part))
         except (OSError, subprocess.SubprocessError) as error:
             raise ConnectError(
-                f"{INSTALL} (its package could not be unpacked into {cache}: {_said(error)})"
+                f"{INSTALL} (its package could not be unpacked into {cache}: {_error_text(error)})"
             ) from error
         if not _unpacked(Path(part)):
             raise ConnectError(f"{INSTALL} (its package does not run from {cache})")
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(part, root, symlinks=True)
     program = _unpacked(root)
-    assert program  # it ran a moment ago
+    assert program  # it was started above
     return program
 
 
 def missing_libraries(ldd: str) -> list[str]:
-    """Names of the libraries that the loader did not find, from ldd's output: ``["libdlt.so.2"]``."""
+    """Libraries that the loader did not find, from ldd's output: ``["libdlt.so.2"]``."""
     return re.findall(r"^\s*(\S+) => not found", ldd, re.MULTILINE)
 
 
 def dependencies(apt_cache: str) -> list[str]:
-    """Packages that one needs, from the output of ``apt-cache depends``, libraries only, each once."""
+    """Library packages in the output of ``apt-cache depends``, without duplicates."""
     return list(
         dict.fromkeys(re.findall(r"^[ |]*(?:Pre)?Depends: (lib[a-z0-9+.-]+)$", apt_cache, re.MULTILINE))
     )
@@ -110,7 +110,7 @@ def _installed() -> Iterator[Path]:
 
 def _version(path: Path, environment: Mapping[str, str]) -> tuple[int, int, int] | None:
     try:
-        # -h, because not every version knows --version; it ends with a status of its own.
+        # -h, because not every version supports --version; its exit status varies
         answer = _run([str(path), "-h"], environment=environment, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -126,7 +126,7 @@ def _unpacked(root: Path) -> Program | None:
 
 
 def _fetch(root: Path) -> None:
-    """Unpacks mosquitto below `root`, then level by level the libraries that it depends on, until the loader misses none."""
+    """Unpack mosquitto below `root`, then its dependencies level by level until no library is missing."""
     level, seen = ["mosquitto"], set[str]()
     while level and len(seen) < MAX_PACKAGES:
         for package in level:
@@ -167,7 +167,7 @@ def _run(
     environment: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> str:
-    """What the command printed, in English."""
+    """Run a command and return its output, in English."""
     variables = {**os.environ, "LC_ALL": "C", **(environment or {})}
     done = subprocess.run(
         command, cwd=folder, env=variables, check=check, capture_output=True, text=True, timeout=COMMAND_S
@@ -175,7 +175,7 @@ def _run(
     return done.stdout + done.stderr
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     said = (getattr(error, "stderr", "") or "").strip().splitlines()
     return said[-1] if said else str(error)
 

@@ -1,4 +1,4 @@
-"""Runs mosquitto as a child: configuration written, log kept, ready when it answers, gone when we are."""
+"""Run mosquitto as a child process: write its configuration, keep its log, wait until it accepts connections, stop it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STEADY_S = 0.05
 TERMINATE_S = 0.5
 FREE_PORT_ATTEMPTS = 3
 RELOADS = (2, 1, 0)
-"""Older versions corrupt their list of sessions when they read their configuration again while a client with a session is away and
-certificates name the clients: those who come back are thrown out every second, until mosquitto crashes."""
+"""Older versions corrupt their list of sessions when they reload their configuration while a client with a session is offline and
+certificates name the clients: returning clients are disconnected every second until mosquitto crashes."""
 
 
 class Mosquitto:
-    """One broker, as a context manager or with `start` and `stop`; a port of 0 takes a free one, which `settings` then names.
+    """One broker, as a context manager or with `start` and `stop`; port 0 chooses a free one, available in `settings`.
 
-    It ends with the thread that started it. A second start on the same folder goes on with what the first one retained.
+    It ends with the thread that started it. A second start on the same folder continues with the retained messages.
     """
 
     def __init__(self, settings: Settings, program: Program | None = None) -> None:
@@ -47,7 +47,7 @@ class Mosquitto:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where its clients connect, without certificates of their own."""
+        """Endpoint for clients, without their certificates."""
         any_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}
         files = self.settings.certificates
         host = any_host.get(self.settings.host, self.settings.host)
@@ -55,7 +55,7 @@ class Mosquitto:
 
     @property
     def pid(self) -> int:
-        """Its process id. Raises ConnectError when it does not run."""
+        """Process id. Raises ConnectError if mosquitto is not running."""
         if self._process is None:
             raise ConnectError("mosquitto: not started")
         return self._process.pid
@@ -65,7 +65,10 @@ class Mosquitto:
         return self.settings.log_path
 
     def start(self, deadline_s: float = START_S) -> None:
-        """Starts it and waits until it answers. Raises ConnectError when the port is taken or it stops at once, DeadlineError."""
+        """Start and wait until it accepts connections.
+
+        Raises ConnectError if the port is taken or mosquitto stops at once, DeadlineError.
+        """
         _put_aside(self.log_path)
         for attempt in range(FREE_PORT_ATTEMPTS):
             if self._any_port:
@@ -74,16 +77,18 @@ class Mosquitto:
             try:
                 self._start(deadline_s)
             except ConnectError:
-                if not self._any_port or attempt == FREE_PORT_ATTEMPTS - 1:  # somebody may have been quicker
+                if (
+                    not self._any_port or attempt == FREE_PORT_ATTEMPTS - 1
+                ):  # another program may have taken the port
                     raise
             else:
-                self._any_port = False  # started again, it is where its clients look for it
+                self._any_port = False  # a restart must keep the port that clients know
                 return
 
     def reload(self, settings: Settings) -> None:
-        """Takes over another access list, and reads the revocation list again. Raises ConnectError, DeadlineError.
+        """Replace the access list and reload the revocation list. Raises ConnectError, DeadlineError.
 
-        Since version 2.1 who is connected stays so; an older one starts again, with what it kept, and everybody comes back.
+        Since version 2.1 clients stay connected; an older version is restarted, so all clients reconnect.
         """
         self.settings = settings
         if self.program.version >= RELOADS:
@@ -94,30 +99,30 @@ class Mosquitto:
             self._start(START_S)
 
     def stop(self, deadline_s: float = STOP_S) -> None:
-        """Ends it, so that it saves what it retains; by force after `deadline_s`."""
+        """Stop mosquitto, which saves its database; kill it after `deadline_s`."""
         until = time.monotonic() + deadline_s
         while (process := self._process) and process.poll() is None:
             if time.monotonic() > until:
                 self.kill()
                 return
-            process.terminate()  # again and again: one that is just starting forgets the first
+            process.terminate()  # repeated: a starting mosquitto ignores the first signal
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TERMINATE_S)
         self._process = None
 
     def kill(self) -> None:
-        """Ends it as a power cut would."""
+        """Kill mosquitto, like a power cut."""
         if process := self._process:
             process.kill()
             process.wait()
             self._process = None
 
     def has_ended(self) -> bool:
-        """Whether it ended without being asked to."""
+        """Whether it ended without `stop`."""
         return self._process is None or self._process.poll() is not None
 
     def log_tail(self, lines: int = 3) -> str:
-        """The end of its log, in one line."""
+        """The last lines of the log, in one line."""
         with contextlib.suppress(OSError):
             return " | ".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
         return "no log"
@@ -149,42 +154,43 @@ class Mosquitto:
                 self._process = None
                 raise ConnectError(
                     f"mosquitto on {self.settings.host}:{self.settings.port} stopped at once: {self.log_tail()};"
-                    f" its log is {self.log_path}"
+                    f" log {self.log_path}"
                 )
             if time.monotonic() > until:
                 self.kill()
                 raise DeadlineError(
-                    f"mosquitto did not answer within {deadline_s:g} s; ended, its log is {self.log_path}"
+                    f"mosquitto did not accept connections within {deadline_s:g} s; log {self.log_path}",
+                    "stopped",
                 )
             time.sleep(PAUSE_S)
 
     def _answers(self) -> bool:
-        """Whether it takes a connection and keeps it: one that stops over its configuration listens for a moment too."""
+        """Whether it accepts a connection and keeps it: with an invalid configuration mosquitto listens for a moment."""
         try:
             with socket.create_connection((self.endpoint.host, self.endpoint.port), timeout=STEADY_S) as sock:
                 return sock.recv(1) != b""
-        except TimeoutError:  # it waits for us to speak
+        except TimeoutError:  # mosquitto waits for our first packet
             return True
         except OSError:
             return False
 
 
 def write_files(settings: Settings, program: Program) -> None:
-    """Puts configuration and access list into the folder. Raises ConnectError when it cannot be written."""
+    """Write configuration and access list to the folder. Raises ConnectError on failure."""
     try:
         settings.folder.mkdir(parents=True, exist_ok=True)
         atomic.write(settings.config_path, render(settings, program))
         access = render_access(settings.fleet, settings.claims, settings.denied, settings.workers)
-        # mosquitto warns about one that others can read
+        # mosquitto warns about a file that others can read
         atomic.write(settings.access_path, access, private=True)
     except OSError as error:
         raise ConnectError(
-            f"{settings.folder}: {error.strerror}; expected a folder to write to; no broker was started"
+            f"{settings.folder}: {error.strerror}; expected a writable folder", "no broker was started"
         ) from error
 
 
 def replace_process(settings: Settings, program: Program) -> None:
-    """Becomes mosquitto, its log on this terminal; for systemd and containers. Returns only by raising ConnectError."""
+    """Replace this process by mosquitto, with its log on the terminal, for systemd and containers. Returns only by raising ConnectError."""
     require_free(settings.host, settings.port)
     write_files(settings, program)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -194,13 +200,13 @@ def replace_process(settings: Settings, program: Program) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port of `host` that nobody listens on now."""
+    """A free port of `host`."""
     with _bound(host, 0) as sock:
         return int(sock.getsockname()[1])
 
 
 def require_free(host: str, port: int) -> None:
-    """Raises ConnectError that says why `port` cannot be listened on."""
+    """Raise ConnectError with the reason if `port` cannot be bound."""
     _bound(host, port).close()
 
 
@@ -219,13 +225,13 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = "taken by another program" if error.errno == errno.EADDRINUSE else error.strerror
         raise ConnectError(
-            f"port {port} on {host}: {why}, expected one that mosquitto can listen on; no broker was started,"
-            " --port and --host name another"
+            f"port {port} on {host}: {why}, expected a free port (choose with --port and --host)",
+            "no broker was started",
         ) from error
     return sock
 
 
 def _put_aside(log: Path) -> None:
-    """Keeps the log of the run before beside the one that begins."""
+    """Keep the log of the previous run."""
     if log.exists():
         os.replace(log, log.with_name(log.name + ".1"))

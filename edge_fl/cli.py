@@ -1,8 +1,8 @@
 """The command `edge-fl`. Commands are loaded from the entry points "edge_fl.commands", so this package imports none of its siblings.
 
 Each entry point is a function `register(app: App) -> None` in a package's `cli` module, which imports nothing heavy before a command runs.
-Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline, 4 bad input,
-130 interrupted.
+Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline, 4 bad
+input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -191,5 +191,5 @@ def _bug(error: BaseException) -> str:
 
 
 def cache_folder() -> Path:
-    """This user's cache folder."""
+    """The cache folder of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-fl"

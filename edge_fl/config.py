@@ -312,7 +312,10 @@ def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
 
 
 def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
-    """Convert nested dicts to a struct of settings; numbers must be finite. Raises ConfigError, which names the key and the nearest known one."""
+    """Convert nested dicts to a struct of settings; numbers must be finite.
+
+    Raises ConfigError, which names the key and the nearest known one.
+    """
     try:
         settings = msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -1,1 +1,1 @@
-"""The fleet's own certificate authority: who is issued what, and who is refused from now on."""
+"""The fleet's certificate authority: enrolment, renewal and revocation."""

@@ -1,11 +1,11 @@
-"""The certificate authority of one fleet, in a folder that stays off the devices.
+"""The certificate authority of one fleet, in a folder that must not be copied to devices.
 
-HOME/ca.crt, ca.key        the CA; the key never leaves this folder
-HOME/register.json         what was issued, and what of it was revoked
-HOME/revoked.crl           the revocation list that the broker reads
-HOME/{broker,server,operator,registrar}/    the identities of those that are no devices
-HOME/{server,operator}/reader/              the same one for both, to look with beside themselves
-HOME/server/denied         names that the server hears no more, one per line
+HOME/ca.crt, ca.key                         the CA; the key never leaves this folder
+HOME/register.json                          issued and revoked certificates
+HOME/revoked.crl                            revocation list for the broker
+HOME/{broker,server,operator,registrar}/    identities of roles other than device
+HOME/{server,operator}/reader/              copies of the identity for a second connection
+HOME/server/denied                          names that the server ignores, one per line
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edge_fl.wire.topics import CLAIM, NAME, role_of
 
 LIFE = timedelta(days=365 * 5)
 CLAIM_LIFE = timedelta(days=30)
-MAX_HOLDING = 8  # certificates of one name that hold at a time: a device that asks without end gets no more
+MAX_HOLDING = 8  # valid certificates per name, so that a device that requests endlessly gets no more
 HOME = Path("runs/identities")
 FOLDERS = {
     "server": "server",
@@ -41,21 +41,21 @@ FOLDERS = {
     "operator": "operator",
     "registrar": "registrar",
 }
-"""Who is no device, and where its identity lies."""
+"""Roles other than device, and the folders of their identities."""
 
 
-class RefusedError(IdentityError):
-    """A request for a certificate that is not answered with one; its text is the word that the sender hears."""
+class RequestRejectedError(IdentityError):
+    """A rejected certificate request; its text is the reason word sent to the requester."""
 
 
 def broker_hosts() -> tuple[str, ...]:
-    """The names and addresses under which a broker on this machine is usually reached."""
+    """Names and addresses under which a broker on this machine is usually reached."""
     name = socket.gethostname().lower()
     return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", name, f"{name.partition('.')[0]}.local")))
 
 
 class Authority:
-    """`make` founds one, `open` finds one. Methods write what they issue into the register before they hand it out."""
+    """`make` creates an authority, `open` loads one. Certificates are registered before they are handed out."""
 
     def __init__(
         self,
@@ -69,19 +69,19 @@ class Authority:
 
     @classmethod
     def open(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
-        """The one in `home`. Raises ConfigError when there is none."""
+        """Load the authority in `home`. Raises ConfigError if there is none."""
         try:
             ca = x509.load_pem_x509_certificate((home / CA_FILE).read_bytes())
             key = identity.load_key((home / "ca.key").read_bytes())
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{home}: no certificate authority ({error}); 'edge-fl fleet enrol' makes one"
+                f"{home}: no certificate authority ({error}); create one with 'edge-fl fleet enrol'"
             ) from error
         return cls(home, ca, key, clock)
 
     @classmethod
     def make(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
-        """The one in `home`, founded if there is none, with the identities of broker, server and operator. Raises ConfigError."""
+        """Load the authority in `home`, or create it with the identities of all roles other than device. Raises ConfigError."""
         if not (home / CA_FILE).exists():
             key = identity.new_key()
             ca = certificates.authority(f"edge-fl-{secrets.token_hex(4)}", key, clock())
@@ -90,7 +90,7 @@ class Authority:
                 identity.write_private(home / "ca.key", identity.key_bytes(key))
                 atomic.write(home / CA_FILE, certificates.pem(ca))
             except OSError as error:
-                raise ConfigError(f"{home}: {error.strerror}; expected a folder to write to") from error
+                raise ConfigError(f"{home}: {error.strerror}, expected a writable folder") from error
         found = cls.open(home, clock)
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         if missing:
@@ -104,24 +104,27 @@ class Authority:
 
     @property
     def ca(self) -> bytes:
-        """Its certificate in PEM."""
+        """The CA certificate as PEM."""
         return certificates.pem(self._ca)
 
     @property
     def revoked_path(self) -> Path:
-        """The revocation list."""
+        """Path of the revocation list."""
         return self.home / "revoked.crl"
 
     def rows(self) -> Rows:
-        """What was ever issued."""
+        """All certificates ever issued."""
         return self.register.rows()
 
     def now(self) -> datetime:
-        """Its clock."""
+        """The current time by the authority's clock."""
         return self._clock()
 
     def bake(self, folders: Mapping[str, Path], life: timedelta = LIFE) -> list[Identity]:
-        """A whole identity, key included, for each name, in its folder. Raises ConfigError for one that is taken, before any is made."""
+        """Issue complete identities, keys included, into the given folders by name.
+
+        Raises ConfigError if a name is taken, before issuing any.
+        """
         with self.register.changing() as rows:
             self._require_free(rows, folders)
             made = {name: self._pair(name, life) for name in folders}
@@ -132,7 +135,7 @@ class Authority:
         ]
 
     def claim(self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE) -> list[Identity]:
-        """A claim for each device, in its folder: worth one certificate on its name. Raises ConfigError as `bake`."""
+        """Issue a claim per device into its folder; it is good for one certificate of that device. Raises ConfigError like `bake`."""
         with self.register.changing() as rows:
             self._require_free(rows, folders)
             made = {device: self._pair(CLAIM + secrets.token_hex(6), life) for device in folders}
@@ -150,37 +153,37 @@ class Authority:
         ]
 
     def answer(self, sender: str, request: bytes, secret: str = "") -> bytes:
-        """The certificate (PEM) that `sender` asks for: a claim for its device, with its secret; all others for themselves.
+        """Answer a request with a certificate (PEM): a claim gets its device's, with its secret; any other sender its own.
 
-        A claim is worth certificates for one key: a device that lost the answer to a power cut asks again with the same, anybody else in
-        vain. Raises IdentityError, RefusedError in particular.
+        A claim can be redeemed only for certificates on a single key: a device that lost the answer to a power cut repeats its request with
+        the same key. Raises IdentityError, in particular RequestRejectedError.
         """
         name, public_key = certificates.read_request(request)
         with self.register.changing() as rows:
             now = self.now()
             valid = [row for row in rows if row.name == sender and row.holds(now)]
             if not valid:
-                raise RefusedError("unknown")
+                raise RequestRejectedError("unknown")
             if sum(row.name == name and row.holds(now) for row in rows) >= MAX_HOLDING:
-                raise RefusedError("too_many")
+                raise RequestRejectedError("too_many")
             if (claim := valid[-1]).role == "claim":
                 if not hmac.compare_digest(claim.token, _digest(secret)):
-                    raise RefusedError("wrong_token")
+                    raise RequestRejectedError("wrong_token")
                 if name != claim.device:
-                    raise RefusedError("wrong_name")
+                    raise RequestRejectedError("wrong_name")
                 used_for = certificates.fingerprint(public_key)
                 if claim.key not in ("", used_for):
-                    raise RefusedError("used")
+                    raise RequestRejectedError("used")
                 rows[rows.index(claim)] = replace(claim, key=used_for)
             elif name != sender:
-                raise RefusedError("wrong_name")
+                raise RequestRejectedError("wrong_name")
             certificate = certificates.leaf(name, public_key, self._ca, self._key, self.now(), LIFE)
             rows.append(self._issued(certificate))
         self.publish()
         return certificates.pem(certificate)
 
     def broker(self, hosts: Sequence[str] = ()) -> Identity:
-        """The broker's identity, issued anew when it lacks one of these hosts or nears its end."""
+        """The broker's identity, reissued when it lacks one of these hosts or is about to expire."""
         folder = self.home / "broker"
         wanted = tuple(dict.fromkeys((*broker_hosts(), *hosts)))
         if folder.exists():
@@ -198,7 +201,7 @@ class Authority:
         return identity.write(folder, self.ca, certificates.pem(certificate), key)
 
     def rotate(self, folder: Path, life: timedelta = LIFE) -> Identity:
-        """A new pair in the place of the one in `folder`; the old certificate holds on, so that copies of it still work."""
+        """Replace the identity in `folder`; the old certificate stays valid, so that copies of it still work."""
         name = identity.read(folder).name
         if name == "broker":
             raise ConfigError(f"{folder}: 'edge-fl broker up' renews the broker's certificate")
@@ -207,7 +210,7 @@ class Authority:
         return identity.replace(folder, certificates.pem(certificate), key)
 
     def revoke(self, name: str) -> list[Issued]:
-        """Ends every certificate on `name`, and every claim to one. Raises ConfigError when there is none that holds."""
+        """Revoke every certificate for `name` and every claim for it. Raises ConfigError if there is no valid one."""
         now = self.now()
         ended = []
         with self.register.changing() as rows:
@@ -217,13 +220,13 @@ class Authority:
                     ended.append(rows[index])
         if not ended:
             raise ConfigError(
-                f"{name!r}: has no certificate that holds; expected a name of 'edge-fl fleet certificates'"
+                f"{name!r}: has no valid certificate, expected a name listed by 'edge-fl fleet certificates'"
             )
         self.publish()
         return ended
 
     def publish(self) -> None:
-        """Writes what follows from the register: the revocation list, and the names that the server does not hear."""
+        """Write the files that follow from the register: the revocation list and the denied names."""
         rows, now = self.rows(), self.now()
         over = [(int(row.serial, 16), row.revoked) for row in rows if row.revoked and now < row.expires]
         revoked = certificates.revocations(over, self._ca, self._key, now)
@@ -258,19 +261,19 @@ class Authority:
                 raise ConfigError(f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name")
             if name in taken:
                 raise ConfigError(
-                    f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews,"
-                    " 'fleet revoke' ends it)"
+                    f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews it,"
+                    " 'fleet revoke' revokes it)"
                 )
             if folder.exists():
-                raise ConfigError(f"{folder}: there is something already, expected nothing")
+                raise ConfigError(f"{folder}: exists already, expected a new folder")
             _require_writable(folder)
 
 
 def _require_writable(folder: Path) -> None:
-    """A name is in the register before its folder is made, so what cannot be made must not get that far."""
+    """Checked in advance: names are registered before their folders are created."""
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise ConfigError(f"{folder}: {above} is not to be written to; expected a folder to write to")
+        raise ConfigError(f"{folder}: {above} is not writable, expected a writable folder")
 
 
 def _digest(secret: str) -> str:

@@ -1,7 +1,7 @@
-"""X.509 as edge-fl uses it, pure: a CA, certificates on names, and the list of those that hold no longer.
+"""X.509 primitives: a CA, certificates for names, and revocation lists.
 
-P-256 everywhere. Everything begins one day back, because clocks differ, and lasts for years, because a small board without a clock of its
-own may believe any date: what ends an identity early is the revocation list.
+All keys are P-256. Validity begins one day in the past, because clocks differ, and lasts for years, because a small board without a clock
+may have any date: identities are ended early by the revocation list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PublicKey = ec.EllipticCurvePublicKey
 
 
 def authority(name: str, key: Key, now: datetime) -> x509.Certificate:
-    """A CA that signs leaves only."""
+    """A CA that can sign leaf certificates only."""
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     builder = _builder(name, subject(name), key.public_key(), now, CA_LIFE)
     return (
@@ -45,7 +45,7 @@ def leaf(
     life: timedelta,
     hosts: Sequence[str] = (),
 ) -> x509.Certificate:
-    """A certificate on `name`: a client's, or with `hosts` that of a broker which is reached under these names and addresses."""
+    """A certificate for `name`: a client's, or with `hosts` that of a broker reached under these names and addresses."""
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     ends = min(life, ca.not_valid_after_utc - now)
     builder = _builder(name, ca.subject, public_key, now, ends)
@@ -60,7 +60,7 @@ def leaf(
 def revocations(
     revoked: Iterable[tuple[int, datetime]], ca: x509.Certificate, ca_key: Key, now: datetime
 ) -> x509.CertificateRevocationList:
-    """The list of (serial, since when). It never runs out before the CA does: with one that has, a broker lets nobody in."""
+    """A revocation list of (serial, time of revocation). It is valid as long as the CA: with an expired one a broker rejects everybody."""
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.subject)
     builder = builder.last_update(now - BACKDATED).next_update(ca.not_valid_after_utc)
     for serial, since in revoked:
@@ -70,7 +70,7 @@ def revocations(
 
 
 def read_request(pem: bytes) -> tuple[str, PublicKey]:
-    """The name and the key in a request that was signed with that key. Raises IdentityError."""
+    """Name and key of a request that is signed with that key. Raises IdentityError."""
     try:
         found = x509.load_pem_x509_csr(pem)
         key = found.public_key()
@@ -79,20 +79,20 @@ def read_request(pem: bytes) -> tuple[str, PublicKey]:
             or not isinstance(key.curve, ec.SECP256R1)
             or not found.is_signature_valid
         ):
-            raise IdentityError("a request that is not signed with the P-256 key it is for")
+            raise IdentityError("request not signed with its own P-256 key")
     except ValueError as error:
-        raise IdentityError(f"no request for a certificate ({error})") from error
+        raise IdentityError(f"not a certificate request ({error})") from error
     return common_name(found.subject), key
 
 
 def fingerprint(key: PublicKey) -> str:
-    """The SHA-256 of a public key."""
+    """SHA-256 of a public key."""
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(encoded).hexdigest()
 
 
 def pem(thing: x509.Certificate | x509.CertificateRevocationList) -> bytes:
-    """As a file holds it."""
+    """Encode as PEM."""
     return thing.public_bytes(serialization.Encoding.PEM)
 
 

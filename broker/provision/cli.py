@@ -1,4 +1,4 @@
-"""The commands `edge-fl fleet enrol | certificates | revoke | rotate`: who may speak in this fleet. No broker is needed for them."""
+"""Commands `edge-fl fleet enrol | certificates | revoke | rotate`, which manage a fleet's certificates without a broker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import ConfigError
 
 DEFAULT_HOME = Path("runs/identities")
-Home = Annotated[Path, typer.Option(help="Where the CA and its register are kept; stays off the devices.")]
-Names = Annotated[list[str] | None, typer.Argument(help="Devices: a-z, 0-9 and '-'.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Where the folders of devices go [HOME/devices].")]
+Home = Annotated[Path, typer.Option(help="Folder of the CA and its register; do not copy it to devices.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Device names: a-z, 0-9 and '-'.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the devices' identities [HOME/devices].")]
 COLUMNS = {
     "name": "name",
     "role": "role",
@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 def register(app: App) -> None:
-    """Adds to the group `fleet`."""
+    """Add to the group `fleet`."""
     group = app.group("fleet")
     for command in (enrol, certificates, revoke, rotate):
         group.command()(command)
@@ -36,20 +36,21 @@ def enrol(
     names: Names = None,
     count: Annotated[
         int,
-        typer.Option("-n", "--count", min=0, max=10_000, help="How many devices, numbered: PREFIX000, ..."),
+        typer.Option("-n", "--count", min=0, max=10_000, help="Number of devices, named PREFIX000, ..."),
     ] = 0,
-    prefix: Annotated[str, typer.Option(help="What numbered names begin with.")] = "device-",
+    prefix: Annotated[str, typer.Option(help="Prefix of numbered names.")] = "device-",
     baked: Annotated[
-        bool, typer.Option("--baked", help="Whole identities, keys included, instead of one-time claims.")
+        bool,
+        typer.Option("--baked", help="Issue complete identities, keys included, instead of one-time claims."),
     ] = False,
     days: Annotated[
         int | None,
-        typer.Option(min=1, max=3650, help="How long they are valid [claims 30, identities 1825]."),
+        typer.Option(min=1, max=3650, help="Validity in days [claims 30, identities 1825]."),
     ] = None,
     out: Out = None,
     home: Home = DEFAULT_HOME,
 ) -> None:
-    """Enrol devices: a folder each with a one-time claim (the device makes its own key), or with a whole identity (--baked)."""
+    """Enrol devices: create a folder each with a one-time claim (the device generates its key), or with a complete identity (--baked)."""
     from datetime import timedelta
 
     from broker.provision.authority import CLAIM_LIFE, LIFE, Authority
@@ -59,7 +60,7 @@ def enrol(
     if not wanted:
         raise ConfigError("no names and no --count; expected devices to enrol")
     if len(set(wanted)) != len(wanted):
-        raise ConfigError("a name was given twice; expected each once")
+        raise ConfigError("duplicate name, expected each name once")
     authority = Authority.make(home)
     out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
@@ -68,7 +69,7 @@ def enrol(
     for found in made:
         print(found.folder)
     print_status(
-        f"{len(made)} {one if len(made) == 1 else more} in {out}; the CA and its register are in {home}: keep {home}/ca.key to yourself"
+        f"{len(made)} {one if len(made) == 1 else more} in {out}; the CA and its register are in {home}: keep {home}/ca.key secret"
     )
 
 
@@ -93,10 +94,10 @@ def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE)
 
 
 def revoke(
-    names: Annotated[list[str], typer.Argument(help="Whose certificates are revoked.")],
+    names: Annotated[list[str], typer.Argument(help="Names whose certificates are revoked.")],
     home: Home = DEFAULT_HOME,
 ) -> None:
-    """Revoke every certificate on these names. 'edge-fl broker up' notices within a second; other brokers take HOME/revoked.crl."""
+    """Revoke all certificates of these names. 'edge-fl broker up' notices within a second; other brokers read HOME/revoked.crl."""
     from broker.provision.authority import Authority
 
     authority = Authority.open(home)
@@ -106,15 +107,13 @@ def revoke(
 
 
 def rotate(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Folders of identities, as 'fleet enrol --baked' made them.")
-    ],
+    folders: Annotated[list[Path], typer.Argument(help="Identity folders created by 'fleet enrol --baked'.")],
     home: Home = DEFAULT_HOME,
 ) -> None:
-    """Renew the identities in these folders: new key, new certificate. Running devices do so themselves after two thirds of its life."""
+    """Renew the identities in these folders: new key, new certificate. Running devices renew theirs after two thirds of its life."""
     from broker.provision.authority import Authority
 
     authority = Authority.open(home)
     for folder in folders:
         found = authority.rotate(folder)
-        print(f"{found.name}: holds until {found.expires:%Y-%m-%d}")
+        print(f"{found.name}: valid until {found.expires:%Y-%m-%d}")

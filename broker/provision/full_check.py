@@ -1,4 +1,4 @@
-"""A full check of a broker that is closed: two devices are certified for it, for ten minutes, and their keys go when it ends."""
+"""Full check of a broker with TLS, with two temporary devices that are certified for ten minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from broker.access import check_access
-from broker.check import Finding, Party, check
+from broker.check import CheckResult, Party, check
 from broker.provision import register_sync
 from broker.provision.authority import FOLDERS, Authority
 from edge_fl.wire import identity
@@ -17,18 +17,18 @@ from edge_fl.wire.endpoint import Endpoint
 LIFE = timedelta(minutes=10)
 
 
-def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[Finding]:
-    """Everything that `check` and `check_access` try. Raises ConfigError without a CA, ConnectError when somebody does not get in."""
+def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[CheckResult]:
+    """Run `check` and `check_access`. Raises ConfigError without a CA, ConnectError when a client cannot connect."""
     register_sync.require(home)
     authority = Authority.open(home)
     operator = identity.read(home / FOLDERS["operator"])
     with tempfile.TemporaryDirectory() as folder:
         names = [f"check-{secrets.token_hex(4)}" for _ in range(2)]
         made = authority.bake({name: Path(folder, name) for name in names}, LIFE)
-        above, device, other = (
+        operator_party, device, other = (
             Party(found.name, found.endpoint(endpoint.host, endpoint.port)) for found in (operator, *made)
         )
         return [
-            *check(above, device, fleet, deadline_s),
-            *check_access(above, device, other, fleet, deadline_s),
+            *check(operator_party, device, fleet, deadline_s),
+            *check_access(operator_party, device, other, fleet, deadline_s),
         ]

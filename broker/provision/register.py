@@ -1,4 +1,4 @@
-"""What was issued, to whom, until when, and what of it holds no longer: one JSON file, changed under a lock and replaced whole."""
+"""Register of issued and revoked certificates: one JSON file, changed under a lock and replaced atomically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ISSUED = 1_000_000
 
 
 class Issued(Struct, frozen=True, omit_defaults=True):
-    """One certificate. A claim names the `device` that it is for, the SHA-256 of its secret, and of the key that it was used for."""
+    """One certificate. A claim names its `device`, the SHA-256 of its secret, and that of the key for which it was redeemed."""
 
     name: str
     serial: str
@@ -32,15 +32,15 @@ class Issued(Struct, frozen=True, omit_defaults=True):
 
     @property
     def role(self) -> Role:
-        """What its name makes of its owner."""
+        """The role that follows from the name."""
         return role_of(self.name)
 
     def holds(self, now: datetime) -> bool:
-        """Whether a broker lets it in."""
+        """Whether a broker accepts it."""
         return self.revoked is None and now < self.expires
 
     def state(self, now: datetime) -> str:
-        """In one word."""
+        """One of the words valid, used, expired, revoked."""
         if self.revoked or now >= self.expires:
             return "revoked" if self.revoked else "expired"
         return "used" if self.key else "valid"
@@ -50,19 +50,19 @@ Rows = tuple[Issued, ...]
 
 
 def denied(rows: Iterable[Issued], now: datetime) -> list[str]:
-    """Names that were revoked and have got no certificate since: whoever still speaks in one is not to be heard."""
+    """Names with a revoked certificate and no valid one; their messages are ignored."""
     rows = list(rows)
     holding = {row.name for row in rows if row.holds(now)}
     return sorted({row.name for row in rows if row.revoked and row.role != "claim"} - holding)
 
 
 def claims(rows: Iterable[Issued], now: datetime) -> list[str]:
-    """Names of claims that still get in, used or not."""
+    """Names of claims that can connect, redeemed or not."""
     return sorted({row.name for row in rows if row.role == "claim" and row.holds(now)})
 
 
 def workers(rows: Iterable[Issued], now: datetime) -> list[str]:
-    """Names of processes that take reports beside the server."""
+    """Names of worker processes of the server."""
     return sorted({row.name for row in rows if row.role == "worker" and row.holds(now)})
 
 
@@ -74,7 +74,7 @@ class Register:
         self._lock = folder / "register.lock"
 
     def rows(self) -> Rows:
-        """All that was ever issued, in order. Raises ConfigError for a file that is none of ours."""
+        """All certificates ever issued, in order. Raises ConfigError for an invalid file."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=Rows)
         except FileNotFoundError:
@@ -84,7 +84,7 @@ class Register:
 
     @contextmanager
     def changing(self) -> Iterator[list[Issued]]:
-        """The rows to change; they are written when the block ends well. One process at a time, be it the registrar or a person."""
+        """The rows, to be changed in the block and written when it succeeds; locked against other processes."""
         try:
             with self._lock.open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -96,4 +96,4 @@ class Register:
                 if tuple(rows) != before:
                     atomic.write(self.path, msgspec.json.format(msgspec.json.encode(rows), indent=1))
         except OSError as error:
-            raise ConfigError(f"{self.path}: {error.strerror}; expected a folder to write to") from error
+            raise ConfigError(f"{self.path}: {error.strerror}; expected a writable folder") from error

@@ -1,4 +1,4 @@
-"""Keeps a broker in step with the register: who may enter, which claims are open, who is denied. `Mosquitto.reload` says how it is told."""
+"""Keep a broker up to date with the register: open claims, workers and denied names."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ ANYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 def require(home: Path) -> None:
-    """Raises ConfigError when there is no CA in `home`."""
+    """Raise ConfigError if there is no CA in `home`."""
     if not (home / CA_FILE).exists():
         raise ConfigError(
-            f"{home}: no identities, expected those of a fleet ('edge-fl fleet enrol --baked -n 12' makes some;"
-            " --insecure does without, in plaintext, on loopback only)"
+            f"{home}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked -n 12',"
+            " or use --insecure for plaintext on loopback)"
         )
 
 
 def certificates(authority: Authority, host: str) -> Certificates:
-    """The broker's, good for the address that it listens on, with the CA and the revocation list."""
+    """Certificate files of the broker for the address that it listens on, with CA and revocation list."""
     found = authority.broker(() if host in ANYWHERE or is_loopback(host) else (host,)).folder
     return Certificates(found / CA_FILE, found / CERT_FILE, found / KEY_FILE, authority.revoked_path)
 
 
 def with_register(settings: Settings, authority: Authority) -> Settings:
-    """The settings with what the register says now."""
+    """The settings with the current claims, workers and denied names."""
     rows, now = authority.rows(), authority.now()
     return replace(
         settings,
@@ -47,9 +47,9 @@ def with_register(settings: Settings, authority: Authority) -> Settings:
 
 
 class RegisterSync:
-    """Watches the register of a running broker; `update` costs two calls of stat while nothing changes.
+    """Watches the register of a running broker; `update` is cheap while the files do not change.
 
-    A certificate that a device was issued changes nothing that the broker reads: the access list knows devices by a pattern.
+    A newly issued device certificate changes nothing for the broker: its access list matches devices by a pattern.
     """
 
     def __init__(self, broker: Mosquitto, authority: Authority) -> None:
@@ -57,7 +57,7 @@ class RegisterSync:
         self._seen, self._ended = self._stamps(), self._revoked()
 
     def update(self) -> bool:
-        """Reloads the broker if claims or workers came, or certificates were revoked, since; says whether it did."""
+        """Reload the broker if claims, workers or revocations changed; True if it was reloaded."""
         stamps = self._stamps()
         if stamps == self._seen:
             return False
@@ -74,6 +74,6 @@ class RegisterSync:
         return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in files)
 
     def _revoked(self) -> set[int]:
-        """The serial numbers on the list as it lies there: it is signed anew, with the same ones, at every certificate."""
+        """Serial numbers in the revocation list, which is signed anew at every certificate even if they stay the same."""
         revoked = x509.load_pem_x509_crl(self._authority.revoked_path.read_bytes())
         return {row.serial_number for row in revoked}

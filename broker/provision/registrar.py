@@ -1,6 +1,6 @@
-"""The registrar: answers requests for certificates that come over MQTT, beside the broker, where the CA's key is.
+"""The registrar: answers certificate requests over MQTT, on the machine with the CA's key.
 
-Who asks is told by the topic, which the broker opens to nobody else: a claim asks for its device, a device for its own next certificate.
+The requester follows from the topic, which the broker restricts to it: a claim requests its device's certificate, a device its next one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSWER_EXPIRY_S = 600
 
 
 class Registrar:
-    """Open inside a `with` block. It has a name of its own on the broker, `registrar`, and a thread of its own."""
+    """Use in a `with` block. Connects as `registrar` and works on its own thread."""
 
     def __init__(self, authority: Authority, host: str, port: int, fleet: str) -> None:
         self._authority, self._topics = authority, Topics(fleet)
@@ -48,11 +48,11 @@ class Registrar:
         self._thread.join()
 
     def _take(self, event: Event) -> None:
-        """On the transport's thread, which must not wait: what comes when too much waits is asked again by its sender."""
+        """Runs on the transport's thread, which must not block: a dropped request is repeated by its sender."""
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
-            log.warning("registrar: %d requests wait already; one was dropped", MAX_WAITING)
+            log.warning("registrar: %d requests queued; one dropped", MAX_WAITING)
 
     def _work(self) -> None:
         while (event := self._waiting.get()) is not None:
@@ -60,14 +60,14 @@ class Registrar:
                 case Connected():
                     self._transport.subscribe(self._topics.enrol_request("+"))
                 case Disconnected(reason, final=True):
-                    log.error("registrar: %s; no certificates are issued over MQTT any more", reason)
+                    log.error("registrar: %s; no more certificates are issued over MQTT", reason)
                 case Packet():
                     try:
                         self._answer(event)
                     except EdgeFLError as error:
                         log.warning("registrar: %s", error)
                     except Exception:
-                        log.exception("registrar: failed on a request; the next one follows")
+                        log.exception("registrar: request failed; continuing with the next one")
 
     def _answer(self, packet: Packet) -> None:
         address = self._topics.parse(packet.topic)
@@ -77,9 +77,9 @@ class Registrar:
         try:
             certificate = self._authority.answer(address.device, asked.request.encode(), asked.secret)
             answer = CertificateAnswer(asked.id, certificate.decode())
-            log.info("registrar: a certificate for %s", address.device)
+            log.info("registrar: certificate issued to %s", address.device)
         except IdentityError as error:
-            log.warning("registrar: %s gets no certificate: %s", address.device, error)
+            log.warning("registrar: certificate request of %s rejected: %s", address.device, error)
             answer = CertificateAnswer(asked.id, reason=str(error))
         topic = self._topics.enrol_response(address.device)
         self._transport.publish(Packet(topic, encode(answer), expiry_s=ANSWER_EXPIRY_S))

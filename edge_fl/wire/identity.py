@@ -125,7 +125,10 @@ def _checked(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Identity:
 
 
 def endpoint(host: str, port: int = 0, folder: Path | str | None = None) -> Endpoint:
-    """The broker as an endpoint: TLS with the identity in `folder`, plaintext without one; port 0 is the default port. Raises ConfigError."""
+    """The broker as an endpoint:
+
+    TLS with the identity in `folder`, plaintext without one; port 0 is the default port. Raises ConfigError.
+    """
     if folder:
         return read(Path(folder)).endpoint(host, port or TLS_PORT)
     return Endpoint(host, port or PORT)
@@ -178,7 +181,10 @@ def new_key() -> Key:
 
 
 def pending_key(folder: Path) -> Key:
-    """The key for the next certificate, generated at the first call and stored, so that a repeated request uses the same key. Raises OSError."""
+    """The key for the next certificate, generated at the first call and stored, so that a repeated request uses the same key.
+
+    Raises OSError.
+    """
     path = folder / (KEY_FILE + NEW)
     try:
         return load_key(_bytes(path))

@@ -41,7 +41,8 @@ Activity = Literal["idle", "fetching", "installing", "fitting", "training", "eva
 class ServerState(Struct, frozen=True):
     """srv/state, retained, also the server's will (online=false). `boot` identifies a server process, `epoch` counts restarts.
 
-    After an outage of the broker or the server devices reconnect at a random moment within `return_s`, so that they do not all reconnect at once.
+    After an outage of the broker or the server devices reconnect at a random moment within `return_s`, so that they do not all reconnect at
+    once.
     """
 
     online: bool
@@ -143,8 +144,8 @@ class Capability(Struct, frozen=True):
 class Report(Struct, frozen=True):
     """up/rpt/RUN/ROUND: metrics, and for an update the descriptor of its blob.
 
-    `kind` is "update" (a local update; `blob` holds the parts), "personal" (after personalisation), "evaluation", or "head" (a personal head
-    was fitted on `release`). Metrics use the names of `edge_fl.metrics`. `compression` is that of the blob.
+    `kind` is "update" (a local update; `blob` holds the parts), "personal" (after personalisation), "evaluation", or "head" (a personal
+    head was fitted on `release`). Metrics use the names of `edge_fl.metrics`. `compression` is that of the blob.
     """
 
     id: Id
@@ -180,7 +181,10 @@ class Log(Struct, frozen=True):
 
 
 class CertificateRequest(Struct, frozen=True):
-    """enroll/NAME/req: a claim requests its device's certificate with its `secret`, or a device its next one; `request` is PEM (PKCS #10)."""
+    """enroll/NAME/req: a claim requests its device's certificate with its `secret`, or a device its next one;
+
+    `request` is PEM (PKCS #10).
+    """
 
     id: Id
     request: Text

@@ -1,7 +1,8 @@
 """Tensor files: parts as one safetensors file, read within limits and without executing anything.
 
-A tensor is named ``PART:TENSOR``, separated at the first ``:``. An empty part is written as an empty tensor without a name of its own. Equal
-parts give bit-identical files. Reading trusts nothing: the result is complete or a ProtocolError, and consists of views of the payload.
+A tensor is named ``PART:TENSOR``, separated at the first ``:``. An empty part is written as an empty tensor without a name of its own.
+Equal parts give bit-identical files. Reading trusts nothing: the result is complete or a ProtocolError, and consists of views of the
+payload.
 """
 
 from __future__ import annotations

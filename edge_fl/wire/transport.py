@@ -22,11 +22,11 @@ UNTYPED = ""  # a chunk of a blob; the blob's descriptor gives its type
 
 @dataclass(frozen=True)
 class TransportLimits:
-    """TransportLimits of a transport, in addition to the broker's.
+    """Limits of a transport, in addition to the broker's.
 
     `max_inflight` unacknowledged publications are sent, `receive_maximum` received; `max_queued_bytes` wait for a connection. An attempt to
-    connect ends after `connect_timeout_s`. The pause before the next is drawn from 0 to a bound that doubles from `min_retry_s` to `max_retry_s`
-    and is reset after a connection of `stable_s`.
+    connect ends after `connect_timeout_s`. The pause before the next is drawn from 0 to a bound that doubles from `min_retry_s` to
+    `max_retry_s` and is reset after a connection of `stable_s`.
     """
 
     max_packet_bytes: int = 300_000

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from paho.mqtt.client import topic_matches_sub
 
-from broker.check import Finding
+from broker.check import CheckResult
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import RELOADS, Mosquitto, free_port
@@ -347,7 +347,7 @@ def test_a_certificate_that_a_device_gets_is_no_reason_to_read_anything_again(si
     assert not site.sync.update()
 
 
-def needs(findings: list[Finding]) -> dict[str, str]:
+def needs(findings: list[CheckResult]) -> dict[str, str]:
     """What was found where something else is needed; how quick a shared machine is aside."""
     return {
         finding.what: finding.found for finding in findings if not finding.ok and finding.what != "round trip"
@@ -374,8 +374,8 @@ def test_a_trial_approves_of_our_broker_and_names_what_is_wrong_with_another(
             found = needs(full_check(site.authority.home, Endpoint("127.0.0.1", port), "mill", 10.0))
         finally:
             open_door.terminate()
-    assert set(found) == {"a device writes", "a device hears"}
-    assert "another's dn" in found["a device writes"] and "another's up" in found["a device hears"]
+    assert set(found) == {"device publishes on", "device receives"}
+    assert "another's dn" in found["device publishes on"] and "another's up" in found["device receives"]
 
 
 def _settled(broker: Mosquitto) -> None:

@@ -53,7 +53,7 @@ def test_check_lists_findings_as_json(mosquitto: Mosquitto, capsys: pytest.Captu
         (["check", "--insecure", "--port", "{free}", "--deadline", "0.3"], 2, "Connection refused"),
         (["up", "--insecure", "--port", "{taken}"], 2, "taken by another program"),
         (["up", "--insecure", "--host", "0.0.0.0"], 4, "loopback only"),
-        (["up"], 4, "--insecure does without"),
+        (["up"], 4, "use --insecure for plaintext on loopback"),
         (["up", "--ca", "ca.pem"], 4, "--ca, --cert and --key together"),
         (["up", "--port", "70000"], 4, "65535"),
         (["up", "--insecure", "--fleet", "Upper"], 4, "--fleet Upper"),
@@ -95,7 +95,7 @@ def test_up_serves_until_it_is_told_to_end(
         command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     ) as process:
         assert process.stderr
-        ready = "running" if foreground else "Ctrl-C ends it"
+        ready = "running" if foreground else "stop with Ctrl-C"
         assert any(ready in line for line in iter(process.stderr.readline, ""))
         client = MqttTransport(Endpoint(port=port), "client", None, lambda event: None, session_expiry_s=0)
         client.wait_connected(5)
@@ -125,11 +125,11 @@ def test_up_is_closed_and_takes_revocations_while_it_runs(
         try:
             assert process.stderr
             lines = iter(process.stderr.readline, "")
-            assert any("TLS, who may enter is in" in line for line in lines)
+            assert any("TLS, clients enrolled in" in line for line in lines)
             for found in (good, bad):
                 enter(found, port)
             assert main(["fleet", "revoke", bad.name, "--home", str(home)]) == 0
-            assert any("read again who may enter" in line for line in lines)
+            assert any("access list reloaded" in line for line in lines)
             assert main(
                 ["broker", "check", "--home", str(home), "--port", str(port), "--format", "json"]
             ) in (0, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.check import check, strangers
+from broker.check import check, temporary_parties
 from broker.config import MosquittoLimits, Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto, free_port
@@ -18,7 +18,7 @@ from edge_fl.wire.transport import Packet
 
 @pytest.mark.broker
 def test_our_own_broker_passes_and_nothing_is_left_behind(mosquitto: Mosquitto) -> None:
-    findings = check(*strangers(mosquitto.endpoint), "checked")
+    findings = check(*temporary_parties(mosquitto.endpoint), "checked")
     assert [finding.what for finding in findings] == [
         "packet size",
         "retained messages",
@@ -43,10 +43,10 @@ def test_a_broker_that_takes_small_packets_only_is_named(tmp_path: Path, mosquit
     settings = Settings(tmp_path, port=0, limits=MosquittoLimits(max_packet_bytes=100_000))
     with Mosquitto(settings, mosquitto_program) as broker:
         assert [
-            finding.what for finding in check(*strangers(broker.endpoint), "checked") if not finding.ok
+            finding.what for finding in check(*temporary_parties(broker.endpoint), "checked") if not finding.ok
         ] == ["packet size"]
 
 
 def test_no_broker_is_a_connect_error() -> None:
     with pytest.raises(ConnectError, match="Connection refused"):
-        check(*strangers(Endpoint(port=free_port("127.0.0.1"))), "checked", deadline_s=0.5)
+        check(*temporary_parties(Endpoint(port=free_port("127.0.0.1"))), "checked", deadline_s=0.5)

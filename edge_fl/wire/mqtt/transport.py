@@ -54,8 +54,8 @@ FINAL_REASONS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
 class MqttTransport(Transport):
     """One MQTT client. Private methods run on the loop's thread, except `_attempt`.
 
-    `clean_start` discards the broker's session at the first connection; `session_expiry_s` is its lifetime after the last one. `denied` maps
-    topics and patterns that the broker did not allow to its reasons.
+    `clean_start` discards the broker's session at the first connection; `session_expiry_s` is its lifetime after the last one. `denied`
+    maps topics and patterns that the broker did not allow to its reasons.
     """
 
     def __init__(
