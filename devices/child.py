@@ -151,18 +151,17 @@ def serve(what: str, respond: Callable[[bytes], bytes]) -> int:
 
 
 def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tuple[int, bytes]:
+    kind: type[Exception]
     try:
         return 0, respond(request)
-    except (DataError, ArtefactError) as error:
-        kind = DataError if isinstance(error, DataError) else ArtefactError
-        return _failed(kind, error.message, getattr(error, "why", ""))
+    except DataError as error:
+        kind, message, why = DataError, error.message, ""
+    except ArtefactError as error:
+        kind, message, why = ArtefactError, error.message, error.why
     except MemoryError:
-        return _failed(MemoryError, f"{what}: out of memory; no result")
+        kind, message, why = MemoryError, f"{what}: out of memory; no result", ""
     except Exception as error:  # the parent gets the message, which a dead child could not send
-        return _failed(RunError, f"{what}: {type(error).__name__}: {error}; no result")
-
-
-def _failed(kind: type[Exception], message: str, why: str = "") -> tuple[int, bytes]:
+        kind, message, why = RunError, f"{what}: {type(error).__name__}: {error}; no result", ""
     return ERRORS.index(kind), msgspec.json.encode((message, why))
 
 

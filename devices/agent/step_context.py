@@ -24,11 +24,9 @@ class StepContext:
         self.effects: list[Effect] = []
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state."""
         self.state = dataclasses.replace(self.state, **changes)
 
     def emit(self, effect: Effect) -> None:
-        """Append an effect."""
         self.effects.append(effect)
 
     def publish(

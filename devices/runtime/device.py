@@ -340,9 +340,17 @@ def start(
     waiting: Outbox = ()
     for parcel in worker.store.outbox():
         waiting = outbox.put(waiting, parcel, now_s)
-    boot, memory = secrets.token_hex(8), worker.store.memory()
-    at = AgentState(name, boot, topics, capability, limits, memory, waiting, release)
-    return Device(at, worker, fetching)
+    initial = AgentState(
+        device=name,
+        boot=secrets.token_hex(8),
+        topics=topics,
+        capability=capability,
+        limits=limits,
+        memory=worker.store.memory(),
+        outbox=waiting,
+        release=release,
+    )
+    return Device(initial, worker, fetching)
 
 
 @functools.lru_cache(64)

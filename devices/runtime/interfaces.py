@@ -28,19 +28,14 @@ class DeviceConnect(Protocol):
 
 
 class Scheduler(Protocol):
-    """What a device requires of its runner."""
+    """What a device requires of its runner; see `devices.runtime.runner.Runner`."""
 
-    def now_s(self) -> float:
-        """Return a monotonic time."""
+    def now_s(self) -> float: ...
 
-    def submit(self, device: Any, job: RunnerJob) -> None:
-        """Run a job in a worker thread and deliver its event."""
+    def submit(self, device: Any, job: RunnerJob) -> None: ...
 
-    def deliver(self, device: Any, event: DeviceEvent) -> None:
-        """Queue an event for a device; from any thread."""
+    def deliver(self, device: Any, event: DeviceEvent) -> None: ...
 
-    def request_fetch(self, device: Any) -> None:
-        """Deliver `MayFetch` as soon as few enough devices are fetching."""
+    def request_fetch(self, device: Any) -> None: ...
 
-    def end_fetch(self) -> None:
-        """Free the device's fetch slot."""
+    def end_fetch(self) -> None: ...

@@ -57,7 +57,6 @@ class Runner:
             device.connect(connect, self)
 
     def deliver(self, device: Device, event: DeviceEvent) -> None:
-        """Queue an event for a device."""
         self._inbox.put((device, event))
 
     def submit(self, device: Device, job: RunnerJob) -> None:
@@ -80,12 +79,10 @@ class Runner:
         self._grant_fetches()
 
     def end_fetch(self) -> None:
-        """Free a fetch slot."""
         self._free_fetches += 1
         self._grant_fetches()
 
     def now_s(self) -> float:
-        """Return the time of the runner's clock."""
         return self._clock()
 
     def stop(self) -> None:

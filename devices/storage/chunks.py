@@ -29,7 +29,6 @@ class Chunks:
         self._verified: dict[str, set[int]] = {}
 
     def missing(self, blob: Blob) -> list[int]:
-        """Return the indices of missing chunks, ascending."""
         verified = self._verified_chunks(blob)
         return [index for index in range(len(blob.chunks)) if index not in verified]
 

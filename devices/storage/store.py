@@ -93,7 +93,6 @@ class Store:
         return _decoded(self.folder / "memory.json", Memory) or Memory()
 
     def remember(self, memory: Memory) -> None:
-        """Replace the memory."""
         self._write("memory.json", msgspec.json.encode(memory))
 
     # outbox
@@ -114,7 +113,6 @@ class Store:
         self._write(f"outbox/{id}.json", msgspec.json.encode(parcel))
 
     def blob(self, id: str) -> bytes | None:
-        """Return the blob of the report `id`."""
         return self._read(f"outbox/{id}.safetensors")
 
     def forget(self, id: str) -> None:
@@ -139,7 +137,6 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
 
     def runs(self) -> list[str]:
-        """Return the runs whose personal parts are stored."""
         return sorted(folder.name for folder in (self.folder / "own").glob("*"))
 
     def _generations(self, run_id: str) -> list[Path]:
@@ -194,7 +191,6 @@ class Store:
                 other.unlink(missing_ok=True)
 
     def revoke(self) -> None:
-        """Delete all heads."""
         for file in (self.folder / "heads").glob("*.safetensors"):
             file.unlink(missing_ok=True)
 

@@ -192,8 +192,14 @@ class HeadWorker(Worker):
         extras = head_updates.read_extras(installed.extras)
         if served and isinstance(served.stored.head, Tuned):
             extras[OWN] = served.stored.head.raw().arrays()
-        served_features = loaded.by_extractor[-1] if served else None
-        return _Inputs(installed.manifest, features, loaded.fingerprint, extras, served, served_features)
+        return _Inputs(
+            manifest=installed.manifest,
+            features=features,
+            fingerprint=loaded.fingerprint,
+            extras=extras,
+            served=served,
+            served_features=loaded.by_extractor[-1] if served else None,
+        )
 
     def _fit_head(self, inputs: _Inputs) -> tuple[Choice, str]:
         """Return the head and the key of its fit. A head with the same key is reused: it follows from the same inputs."""

@@ -11,6 +11,7 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.abc import MetaPathFinder
 from typing import Any
 
@@ -22,7 +23,7 @@ from safetensors.numpy import load, save
 
 from devices.child import Children, metadata, serve
 from edge_fl import heads
-from edge_fl.heads import Head, HeadPlan
+from edge_fl.heads import HeadPlan
 from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
 from edge_fl.heads.head import Extras
 
@@ -69,21 +70,16 @@ Fitter = Callable[[FitSpec, FitData], Choice]
 
 def fit_here(spec: FitSpec, data: FitData) -> Choice:
     """Fit a head in this process."""
-
-    def fit(kind: str, z: NDArray[np.float32], y: NDArray[np.int64]) -> Head:
-        return heads.fit(
-            kind,
-            z,
-            y,
-            spec.classes,
-            unit_norm=spec.unit_norm,
-            extractor=spec.extractor,
-            seed=spec.seed,
-            balanced=spec.balanced,
-            plan=spec.plan,
-            extras=data.extras,
-        )
-
+    fit = partial(
+        heads.fit,
+        classes=spec.classes,
+        unit_norm=spec.unit_norm,
+        extractor=spec.extractor,
+        seed=spec.seed,
+        balanced=spec.balanced,
+        plan=spec.plan,
+        extras=data.extras,
+    )
     if spec.kind == AUTO:
         return choose(fit, data.z, data.y, data.held, budget_s=spec.budget_s)
     return Choice(fit(spec.kind, data.z, data.y))

@@ -84,14 +84,10 @@ def attempt(perform: Callable[[], Event]) -> Event:
         return perform()
     except Exception as error:
         failed = _failed(error)
-        unexpected = failed.reason == "error"
-        log.log(
-            logging.ERROR if unexpected else logging.WARNING,
-            "%s: %s",
-            failed.reason,
-            error,
-            exc_info=unexpected,
-        )
+        if failed.reason == "error":
+            log.exception("unexpected error in a job")
+        else:
+            log.warning("%s: %s", failed.reason, error)
         return failed
 
 

@@ -126,7 +126,7 @@ def below_threshold(scene: Scene, old: Files) -> Files:
     """The newest root requires two signatures on the timestamp; there is one."""
     root = Metadata[Root].from_bytes(scene.files[scene.name("root")])
     root.signed.version += 1
-    root.signed.add_key(scene.server.keys.new().public_key, Timestamp.type)
+    root.signed.add_key(scene.server.keys.create().public_key, Timestamp.type)
     root.signed.roles[Timestamp.type].threshold = 2
     root.sign(scene.server.keys.signer(root.signed.roles[Root.type].keyids[0]))
     name = f"{root.signed.version}.root.json"
@@ -182,7 +182,7 @@ def _empty_repository_of(scene: Scene) -> Files:
     """The metadata from before the first release, which the device already trusts."""
     timestamp = Metadata[Timestamp].from_bytes(scene.files["timestamp.json"])
     timestamp.signed.version = 1
-    timestamp.sign(scene.server.keys.signer(scene.server._root.roles[Timestamp.type].keyids[0]))
+    timestamp.sign(scene.server.keys.signer(scene.server.root().roles[Timestamp.type].keyids[0]))
     return scene.files | {"timestamp.json": timestamp.to_bytes()}
 
 
@@ -190,7 +190,7 @@ def test_new_keys_end_a_fast_forward_attack(scene: Scene) -> None:
     """Fast-forward: version 1000 signed with the stolen online key makes every genuine version a rollback."""
     timestamp = Metadata[Timestamp].from_bytes(scene.files["timestamp.json"])
     timestamp.signed.version = 1000
-    timestamp.sign(scene.server.keys.signer(scene.server._root.roles[Timestamp.type].keyids[0]))
+    timestamp.sign(scene.server.keys.signer(scene.server.root().roles[Timestamp.type].keyids[0]))
     ahead = scene.site.publish()
     scene.retain({"timestamp.json": timestamp.to_bytes()})
     scene.assignment(ahead)
