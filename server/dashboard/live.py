@@ -74,10 +74,10 @@ class Board:
 
     def __init__(self, context: PageContext) -> None:
         self.context = context
-        self._parts: list[tuple[Find, Callable[[Any], None]]] = []
+        self._parts: list[tuple[Find, Callable[[Any], object]]] = []
         self._alarm = ui.html("", sanitize=False).props('role="alert"')
 
-    def part(self, find: Find, show: Callable[[Any], None]) -> None:
+    def part(self, find: Find, show: Callable[[Any], object]) -> None:
         """Call `show` with the value of `find` at every refresh."""
         self._parts.append((find, show))
 

@@ -17,7 +17,8 @@ from nicegui import ui
 from edge_fl.errors import ConfigError, ConnectError
 from server.dashboard import prometheus
 from server.dashboard.auth import TokenAuth, is_loopback
-from server.dashboard.site import PageContext, build
+from server.dashboard.live import PageContext
+from server.dashboard.site import build
 from server.registry import Database
 
 MIN_TOKEN = 16

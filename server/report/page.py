@@ -134,8 +134,7 @@ def _curves(curves: Mapping[str, Points], step: str) -> Markup:
         if measured:
             places, means, stds = zip(*measured, strict=True)
             drawn[name] = Curve(places, np.array(means), np.array(stds))
-    legend = "outside upper left"
-    draw = partial(plots.accuracy, drawn, "accuracy", step=step, legend=legend)
+    draw = partial(plots.accuracy, drawn, "accuracy", step=step, legend="outside upper left")
     return _drawn(lambda size: draw(size=size), step) if drawn else Markup("")
 
 

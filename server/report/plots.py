@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -70,7 +71,7 @@ def accuracy(
     *,
     step: str = "round",
     size: tuple[float, float] | None = None,
-    legend: str = "outside right upper",
+    legend: Literal["outside right upper", "outside upper left"] = "outside right upper",
 ) -> Figure:
     """Mean accuracy in per cent by `step`, a line per method; the band is one std, a diamond the final personalisation."""
     end = max((round for curve in curves.values() for round in curve.rounds), default=0)

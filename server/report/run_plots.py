@@ -129,8 +129,8 @@ def _curves_of_run(results: Results) -> dict[str, Curve]:
         for name, summary in record.metrics.items():
             if name in means and not isnan(summary.mean):
                 means[name][record.round] = summary.mean
-    summary = results.summary()
-    after = summary[AFTER].mean if AFTER in summary else None
+    summaries = results.summary()
+    after = summaries[AFTER].mean if AFTER in summaries else None
     return {
         name: Curve(
             list(by_round),

@@ -17,7 +17,7 @@ AXIS = {
     "axisLine": {"lineStyle": {"color": "var(--line)"}},
     "axisTick": {"show": False},
 }
-BASE = {
+BASE: dict[str, Any] = {
     "animation": False,
     "aria": {"enabled": True},
     "textStyle": {"fontFamily": "system-ui, sans-serif"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 from msgspec import Struct
@@ -72,6 +74,4 @@ def _part(level: str, kind: str, at: Any, subject: Any, text: Any, where: Column
 def _text(*parts: Any) -> ColumnElement[Any]:
     """Columns and literals joined to one text."""
     first, *rest = (literal(part) if isinstance(part, str) else cast(part, Text) for part in parts)
-    for part in rest:
-        first = first + part
-    return first
+    return reduce(add, rest, first)
