@@ -98,17 +98,13 @@ def _metrics(db: Database, fleet: str) -> Response:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise ConnectError(
             f"dashboard {host}:{port}: {error.strerror or error}; expected a free address",
             consequence="nothing was started",
         ) from error
-    return listener
 
 
 FAVICON = (
