@@ -55,9 +55,9 @@ def messages() -> Iterator[tuple[str, int, str]]:
             if "cli" in path.parts or path.name.endswith("cli.py"):
                 prose = set()  # a command's docstring is its help
             for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-                    if " " in node.value:
-                        yield str(path.relative_to(ROOT)), node.lineno, node.value
+                text = node.value if isinstance(node, ast.Constant) and id(node) not in prose else ""
+                if isinstance(text, str) and " " in text:
+                    yield str(path.relative_to(ROOT)), node.lineno, text
 
 
 @pytest.mark.parametrize("pattern", REPLACED, ids=lambda pattern: REPLACED[pattern])

@@ -27,7 +27,7 @@ from server.training.rounds import Plan
 log = logging.getLogger(__name__)
 
 KEPT = 2
-LIMITS = tensors.Limits(max_bytes=64 * 2**30, max_header_bytes=256 * 2**20, max_tensors=10**7)
+LIMITS = tensors.TensorLimits(max_bytes=64 * 2**30, max_header_bytes=256 * 2**20, max_tensors=10**7)
 SHARED, OWN = "shared", "own"
 
 

@@ -21,8 +21,8 @@ Downs = Mapping[ClientId, Parts]  # broadcast by client, computed on access
 class Fleet(ABC):
     """All clients of a run.
 
-    Subclasses implement `each`, which runs one step on a cohort (the keys of `downs`). A client that does not respond in time is missing from
-    the result. If `may_drop_out`, more clients are selected than needed (`CohortConfig.over_select`).
+    Subclasses implement `each`, which runs one step on a cohort (the keys of `downs`). A client that does not respond in time is missing
+    from the result. If `may_drop_out`, more clients are selected than needed (`CohortConfig.over_select`).
     """
 
     may_drop_out: ClassVar[bool] = False

@@ -2,8 +2,8 @@
 
     select -> broadcast -> collect -> aggregate -> evaluate -> record
 
-The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer (`CohortConfig.buffer_size`)
-aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied to the current parts.
+The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer
+(`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied to the current parts.
 """
 
 from __future__ import annotations
@@ -299,7 +299,8 @@ def _exhausted(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
     exhausted = tuple(sorted(set(clients).difference(fleet.trainable())))
     if clients and len(exhausted) == len(clients) and not fleet.at_work():
         raise BudgetExhaustedError(
-            f"round {round}: the privacy budget of all {len(exhausted)} clients is exhausted; the run ends with the model of round {round - 1}"
+            f"round {round}: the privacy budget of all {len(exhausted)} clients is exhausted;"
+            f" the run ends with the model of round {round - 1}"
         )
     return exhausted
 

@@ -1,7 +1,7 @@
-"""How many clients fit into memory as one computation: found, not guessed.
+"""How many clients fit into memory as one computation, by measurement.
 
-On a GPU the first chunk is small and measured, and the next as large as the free memory allows. Whenever memory runs out, the number is
-halved and stays so. On a CPU a chunk is kept small, so that it lives in the cache.
+On a GPU the first chunk is small and measured; the next is as large as the free memory allows. Whenever memory runs out, the number is
+halved for the rest of the run. On a CPU chunks are small, to fit into the cache.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 log = logging.getLogger(__name__)
 
 CPU_CLIENTS, FIRST_CLIENTS, MOST_CLIENTS = 32, 16, 1024
-# a step's calls or launches, counted in clients that it could train meanwhile
+# fixed cost of a step (calls, kernel launches), in units of one client's training time
 CPU_OVERHEAD, GPU_OVERHEAD = 3.0, 128.0
-SHARE = 0.8  # of the free memory that is used
+MEMORY_SHARE = 0.8  # of the free memory
 
 
 class ClientCapacity:
-    """`clients` that may be trained as one on a device now; `overhead` of a step there, counted in clients."""
+    """Chunk size on a device: `clients` per computation; `overhead`: fixed cost of a step, in clients."""
 
     def __init__(self, device: str, clients: int = 0) -> None:
         self._gpu, self._fixed = torch.device(device).type == "cuda", bool(clients)
@@ -31,7 +31,7 @@ class ClientCapacity:
 
     @contextmanager
     def measured(self, clients: int) -> Iterator[None]:
-        """Around the computation of a chunk: on a GPU the first one tells how large the others may be."""
+        """Measure the computation of a chunk in the block: on a GPU the first one determines the chunk size."""
         if not self._gpu or self._fixed:
             yield
             return
@@ -41,22 +41,22 @@ class ClientCapacity:
         each = (torch.cuda.max_memory_allocated(self._device) - before) / clients
         free, _ = torch.cuda.mem_get_info(self._device)
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        self.clients = max(min(int(SHARE * (free + unused) / max(each, 1)), MOST_CLIENTS), 1)
+        self.clients = max(min(int(MEMORY_SHARE * (free + unused) / max(each, 1)), MOST_CLIENTS), 1)
         self._fixed = True
         log.info("%d clients at a time fit into the memory of %s", self.clients, self._device)
 
     def halve(self, clients: int, error: Exception) -> None:
-        """After a chunk of `clients` did not fit. Raises `error` when there is nothing left to halve."""
+        """Halve the chunk size after a chunk of `clients` did not fit. Raises `error` for a single client."""
         if clients == 1:
             raise error
         self.clients, self._fixed = clients // 2, True
         if self._gpu:
             torch.cuda.empty_cache()
-        log.info("%d clients at a time do not fit into memory; going on with %d", clients, self.clients)
+        log.info("%d clients at a time do not fit into memory; continuing with %d", clients, self.clients)
 
 
-def is_full(error: Exception) -> bool:
-    """Whether memory ran out, on a GPU or on a CPU, which torch tells in different ways."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error means that memory ran out, on a GPU or a CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -51,7 +51,9 @@ class PersonalParts:
         """Those whose privacy budget allows another update."""
         if not self._method.privacy.budget:
             return clients
-        return [client for client in clients if not update_codec.budget_exhausted(self._method, self.get(client))]
+        return [
+            client for client in clients if not update_codec.budget_exhausted(self._method, self.get(client))
+        ]
 
     def everything(self, clients: Iterable[ClientId]) -> Iterator[tuple[ClientId, Parts]]:
         """(client, parts) one after the other, so that the whole never has to fit into memory."""

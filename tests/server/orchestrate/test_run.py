@@ -33,7 +33,7 @@ from server.orchestrate import deployment
 from server.orchestrate import run as orchestrator
 from server.orchestrate.setup import RunRequest
 from server.registry import Database, devices, releases, reports, rollouts, runs
-from server.release.rollout.stages import CAREFUL, CAREFUL_FROM, ALL_AT_ONCE
+from server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from server.report import page as report
 from server.runs import checkpoint, round_metrics
 from server.runs.results import Results

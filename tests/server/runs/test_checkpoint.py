@@ -66,13 +66,13 @@ def test_a_torn_one_is_passed_over_and_said(tmp_path, caplog, tear):
     found = checkpoint.load(tmp_path)
     assert found.round == 1
     assert found.shared["extractor"]["w"].tolist() == [1.0, 1.0]
-    assert ("round-00002: not whole" in caplog.text) == (tear != "index not written")
+    assert ("round-00002: damaged" in caplog.text) == (tear != "index not written")
 
 
 def test_without_a_whole_one_nothing_is_resumed(tmp_path):
     checkpoint.save(tmp_path, 1, PLAN, SHARED)
     flip(tmp_path / "round-00001.safetensors")
-    with pytest.raises(ArtefactError, match="no whole checkpoint"):
+    with pytest.raises(ArtefactError, match="no intact checkpoint"):
         checkpoint.load(tmp_path)
 
 

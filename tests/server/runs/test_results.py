@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import csv
 import json
 import math
@@ -20,8 +18,8 @@ from edge_fl import metrics
 from edge_fl.config import Recipe
 from edge_fl.errors import InputError, RunError
 from server.runs.provenance import commit, provenance
-from server.runs.round_metrics import RoundMetrics
 from server.runs.results import Results, list_runs, run_id
+from server.runs.round_metrics import RoundMetrics
 
 RECIPE = Recipe(name="fedrep-digits", seed=7, source="fleet")
 
@@ -189,7 +187,7 @@ def test_a_run_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be made"):
+    with pytest.raises(InputError, match="cannot be created"):
         Results.create(tmp_path / "file", RECIPE)
 
 
