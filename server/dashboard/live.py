@@ -23,6 +23,7 @@ from server.registry import Database
 from server.report.formatting import escape
 
 EVERY_S = 1.5
+PLAIN = {"color": "plain", "textColor": "plain"}  # no colours of Quasar: the style sheet has them
 PRESSED = "(event) => { const at = event.target.closest('[data-act]'); if (at) emit(at.dataset.act); }"
 CELL = '<q-td :props="props"><span v-html="props.value"></span></q-td>'
 HEADING = """
@@ -166,7 +167,7 @@ class Board:
             message = await asyncio.to_thread(action.do, self.context.db, self.context.fleet, target)
         except (EdgeFLError, ValueError) as error:
             message = str(error)
-        ui.notify(message, position="top", timeout=10_000, close_button="Close")
+        ui.notify(message, position="top", timeout=10_000, close_button="Close", **PLAIN)
         await self.refresh()
 
 

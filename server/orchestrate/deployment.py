@@ -1,4 +1,4 @@
-"""A run's deployment to devices: wait for devices, release the extractor to head-only devices, wait for their heads, record in the registry.
+"""A run's deployment to devices: wait for devices, release the extractor, wait for heads on it, record rounds in the registry.
 
 The first release comes after round 1, so that heads serve early; then every `release.every` rounds, and after the last.
 """

@@ -2,7 +2,8 @@
 
     request -> setup -> results folder -> fleet -> execute (rounds, final personalisation) -> summary
 
-The source names whose data the shared parts are trained on: `fleet` (on the devices; the server uses only the dataset's shape, mean, std and
+The source names whose data the shared parts are trained on: `fleet` (on the devices; the server uses only the dataset's shape, mean, std
+and
 class names), `simulated` (clients in this process) or `hybrid` (both in one cohort). With a broker, head-only devices get releases
 under all three.
 """
@@ -75,7 +76,10 @@ class _RoundLines(RunHooks):
         self._rounds, self._progress = rounds, progress
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
-        line = f"round {result.round}/{self._rounds}: {len(result.responded)} of {len(result.selected)} clients responded, {result.seconds:.1f} s"
+        line = (
+            f"round {result.round}/{self._rounds}: {len(result.responded)} of {len(result.selected)} clients"
+        )
+        line += f" responded, {result.seconds:.1f} s"
         for name, summary in summarise_reports(list(result.metrics.values())).items():
             if "test" in name:
                 line += f"  {name} {summary.mean:.3f} (n={summary.clients})"

@@ -341,11 +341,8 @@ class Repository(tuf.repository.Repository):
 def superseded(name: str) -> list[str]:
     """The file that is not needed after `name` is published: two versions earlier, so that running refreshes still find theirs."""
     version, _, rest = name.partition(".")
-    return (
-        [f"{int(version) - 2}.{rest}"]
-        if version.isdecimal() and int(version) > 2 and "root" not in rest
-        else []
-    )
+    obsolete = version.isdecimal() and int(version) > 2 and "root" not in rest
+    return [f"{int(version) - 2}.{rest}"] if obsolete else []
 
 
 def _file_name(role: str, version: int) -> str:

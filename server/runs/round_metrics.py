@@ -21,7 +21,8 @@ class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `selected` are the clients whose update could count, `responded` those whose update was aggregated, `head_updates` the head-only devices
     that contributed. `staleness` maps late clients to the age of their update in rounds; `rejected` counts rejected reports by reason;
     `budget_exhausted` are the clients without privacy budget. `metrics` summarises each metric over the clients in `clients`, which holds
-    each client's own values; both are empty in rounds without evaluation. NaN is null in the file. `seconds` is wall time, None for the final line;
+    each client's own values; both are empty in rounds without evaluation. NaN is null in the file. `seconds` is wall time, None for the
+    final line;
     bytes count tensors, not framing.
     """
 

@@ -1,6 +1,7 @@
 """Totals of a run by client: samples, accuracies, release, bytes, seconds; and their summary.
 
-`personal.test_acc.before` and `.after` in the summary cover all clients that measured them. With the prefix `head.` or `full.` they cover one
+`personal.test_acc.before` and `.after` in the summary cover all clients that measured them. With the prefix `head.` or `full.` they
+cover one
 tier, because their meaning differs: clients that train measure before and after the final personalisation, head-only devices before and
 after a new release ("before" is the model served until then). Simulated clients count as `full`.
 """

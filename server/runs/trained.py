@@ -27,7 +27,10 @@ class TrainedRun:
 
 
 def load(results: Results) -> TrainedRun:
-    """Load a run. Raises InputError for source "fleet" (data on devices), DataError without the dataset, ArtefactError without a checkpoint."""
+    """Load a run.
+
+    Raises InputError for source "fleet" (data on devices), DataError without the dataset, ArtefactError without a checkpoint.
+    """
     recipe = results.recipe()
     if recipe.source == "fleet":
         raise InputError(f"{results.id}: the data of source 'fleet' are on the devices")

@@ -3,7 +3,8 @@
     select -> broadcast -> collect -> aggregate -> evaluate -> record
 
 The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer
-(`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied to the current parts.
+(`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied
+to the current parts.
 """
 
 from __future__ import annotations

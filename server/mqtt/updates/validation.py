@@ -93,7 +93,25 @@ class Validator:
 
     def check_report(self, report: Report, kind: str, device: str) -> None:
         """Check all of a report but its blob. Raises RejectedError."""
-        check_report(report, kind, self.expected, self.samples(device))
+        expected, max_samples = self.expected, self.samples(device) or MAX_SAMPLES
+        if report.kind != kind:
+            raise RejectedError("wrong_kind", f"{report.kind!r}, expected {kind!r}")
+        if report.error:
+            return
+        if not 0 < report.samples <= max_samples:
+            raise RejectedError("samples", f"{report.samples}, expected 1 to {max_samples}")
+        if len(report.metrics) > MAX_METRICS:
+            raise RejectedError("metrics", f"{len(report.metrics)} of them, at most {MAX_METRICS}")
+        if report.blob is None:
+            if expected.required:
+                raise RejectedError("no_parts", f"expected {', '.join(sorted(expected.required))}")
+            return
+        if report.blob.bytes > expected.max_bytes:
+            raise RejectedError("too_large", f"{report.blob.bytes} bytes, at most {expected.max_bytes}")
+        if report.compression != expected.compression:
+            raise RejectedError("compression", f"{report.compression!r}, requested {expected.compression!r}")
+        if expected.private and EPSILON not in report.metrics:
+            raise RejectedError("privacy", f"an update without {EPSILON}")
 
     def parts(self, payload: bytes, report: Report) -> Parts:
         """Unpack and check the parts of an update. Raises RejectedError."""
@@ -169,26 +187,6 @@ def _require_aggregation(method: Method, parts: Parts, report: Report) -> None:
                 raise RejectedError(
                     "parts", f"{name}.{key}: another shape after aggregating this update alone"
                 )
-
-
-def check_report(report: Report, kind: str, expected: Expected, samples: int) -> None:
-    """Check all of a report but its blob; `samples`: the device's announced samples (0: unknown). Raises RejectedError."""
-    if report.kind != kind:
-        raise RejectedError("wrong_kind", f"{report.kind!r}, expected {kind!r}")
-    if report.error:
-        return
-    if not 0 < report.samples <= (samples or MAX_SAMPLES):
-        raise RejectedError("samples", f"{report.samples}, expected 1 to {samples or MAX_SAMPLES}")
-    if len(report.metrics) > MAX_METRICS:
-        raise RejectedError("metrics", f"{len(report.metrics)} of them, at most {MAX_METRICS}")
-    if report.blob and report.blob.bytes > expected.max_bytes:
-        raise RejectedError("too_large", f"{report.blob.bytes} bytes, at most {expected.max_bytes}")
-    if report.blob and report.compression != expected.compression:
-        raise RejectedError("compression", f"{report.compression!r}, requested {expected.compression!r}")
-    if report.blob and expected.private and EPSILON not in report.metrics:
-        raise RejectedError("privacy", f"an update without {EPSILON}")
-    if report.blob is None and expected.required:
-        raise RejectedError("no_parts", f"expected {', '.join(sorted(expected.required))}")
 
 
 def parts_of(payload: bytes, expected: Expected) -> Parts:

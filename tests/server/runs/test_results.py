@@ -216,7 +216,8 @@ def test_the_commit_is_this_codes_and_not_that_of_a_checkout_around_it(tmp_path:
 
 
 def test_results_need_no_torch() -> None:
-    code = "import sys; import server.runs.results; from server.runs.provenance import provenance; provenance(); print('torch' in sys.modules)"
+    imports = "import sys; import server.runs.results; from server.runs.provenance import provenance"
+    code = f"{imports}; provenance(); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
