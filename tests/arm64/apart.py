@@ -1,4 +1,4 @@
-"""Runs a program in an aarch64 root, as the root of user, mount and process namespaces of its own: the machine sees none of it.
+"""Run a program in an aarch64 root, as root of its own user, mount and process namespaces.
 
 `python apart.py ROOT PROGRAM ARGUMENT...`. In there a private binfmt_misc lets the kernel start aarch64 programs under qemu, child
 processes too (Linux 6.7 or newer). 65536 users exist in there, so that files can have owners; mapping those takes root outside.
@@ -31,7 +31,7 @@ exec chroot "$root" "$@"
 
 
 def main(arguments: list[str]) -> int:
-    """Exits as the program does."""
+    """Exit with the program's status."""
     ready, go = os.pipe(), os.pipe()
     parent = os.fork()
     if parent:
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: nothing in there outlives us
+    libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: no process in there outlives this one
     with subprocess.Popen(["sh", "-c", SETUP, "sh", *arguments]) as first:  # process 1 of the new namespace
         return first.wait()
 

@@ -1,4 +1,4 @@
-"""A broker as a fleet has one: with TLS, and every device under the name of its certificate."""
+"""A broker with TLS and client certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.devices.scripted import TOPICS
 
 @pytest.fixture
 def broker(mosquitto_program: Program, issue: Issue, tmp_path: Path) -> Iterator[Mosquitto]:
-    """On a free port of the loopback."""
+    """Broker on a free loopback port."""
     certificates = Certificates(*issue("broker"))
     settings = Settings(tmp_path / "mosquitto", port=0, fleet=TOPICS.fleet, certificates=certificates)
     with Mosquitto(settings, mosquitto_program) as broker:

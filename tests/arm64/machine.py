@@ -1,4 +1,4 @@
-"""A whole emulated computer for aarch64: a card with a boot and a root partition, a kernel of Debian's, systemd, and a plug to pull."""
+"""An emulated aarch64 computer: a card with boot and root partition, a Debian kernel, systemd, and simulated power cuts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.devices.flash import cards
 
 QEMU = "qemu-system-aarch64"
 BOOT_MIB, ROOT_MIB = 192, 2048
-HOST = "10.0.2.2"  # under which the machine reaches this one's loopback
+HOST = "10.0.2.2"  # address of the host's loopback inside the machine
 MODULES = ("virtio_pci", "virtio_blk")
 UNITS = {
-    # NetworkManager's part
+    # replaces NetworkManager
     "wired.service": """[Unit]
 Before=network-online.target
 Wants=network-online.target
@@ -44,7 +44,7 @@ exec /bin/busybox switch_root /root /sbin/init
 
 
 class Machine:
-    """Everything lies in `folder`; `card` is the image of its card, whose first partition holds `files`."""
+    """Files of the machine are in `folder`; `card` is the image of its card, whose first partition contains `files`."""
 
     def __init__(self, folder: Path, files: dict[str, bytes]) -> None:
         for program in (QEMU, "mke2fs", "depmod", "mformat"):
@@ -61,7 +61,7 @@ class Machine:
 
     @contextmanager
     def powered(self, name: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Switched on, with the command line that is on the card now, as the Pi's firmware would; at the end its plug is pulled."""
+        """Power on with the card's current kernel command line, as the Pi's firmware does; cut the power at the end of the block."""
         words = cards.mtools(self.card, "mtype", "::/cmdline.txt").decode().strip()
         command = [
             QEMU,
@@ -89,7 +89,7 @@ class Machine:
                 process.wait(30)
 
     def boot_until_reboot(self, name: str, deadline_s: float) -> float:
-        """Switches it on and waits until it switches itself off; the seconds that took."""
+        """Power on, wait until the machine powers off, and return the seconds."""
         began_s = time.monotonic()
         with self.powered(name) as process:
             try:
@@ -99,12 +99,12 @@ class Machine:
         return time.monotonic() - began_s
 
     def said(self, name: str) -> str:
-        """The end of what is on its console."""
+        """Return the end of the console output."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
 
 
 def _complete(root: Path) -> None:
-    """What installation scripts and Raspberry Pi OS would have set up."""
+    """Set up what installation scripts and Raspberry Pi OS would."""
     (root / "etc/fstab").write_text(FSTAB)
     (root / "etc/cpuinfo").unlink()
     wanted = root / "etc/systemd/system/multi-user.target.wants"
@@ -114,7 +114,7 @@ def _complete(root: Path) -> None:
         (wanted / name).symlink_to(f"../{name}")
     (wanted.parent / "getty.target").symlink_to("/dev/null")
     (wanted.parent / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
-    (root / "usr/lib/clock-epoch").touch()  # systemd begins no earlier than this file
+    (root / "usr/lib/clock-epoch").touch()  # systemd's clock starts at this file's time
     subprocess.run(["depmod", "-b", str(root), _version(root)], check=True, timeout=120)
 
 
@@ -134,7 +134,7 @@ def _write_card(card: Path, files: dict[str, bytes], root: Path) -> None:
 
 
 def _ramdisk(root: Path) -> bytes:
-    """What the kernel needs before it has a root: busybox, the modules of the disk, and a script."""
+    """Build the initial RAM disk: busybox, disk modules and a script."""
     modules = root / "lib/modules" / _version(root)
     lines = (line.split(":") for line in (modules / "modules.dep").read_text().splitlines())
     needs = {Path(path).name.partition(".")[0]: (path, after.split()) for path, after in lines}
@@ -160,7 +160,7 @@ def _ramdisk(root: Path) -> bytes:
 
 
 def _cpio(name: str, content: bytes, mode: int) -> bytes:
-    """One entry of an archive in the format that the kernel unpacks ("newc")."""
+    """Return one entry of a cpio archive in the format "newc"."""
     numbers = (0, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
     head = b"070701" + b"".join(b"%08X" % number for number in numbers) + name.encode() + b"\0"
     return _even(head) + _even(content)

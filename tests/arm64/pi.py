@@ -1,4 +1,4 @@
-"""A Raspberry Pi made of an image and a userland: what the first boot would do with them, done under emulation."""
+"""A Raspberry Pi made of an image and a userland; its first boot runs under emulation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOOT_S = 1800
 
 
 class Pi:
-    """`root` is its file system, with what is on `card` under /boot/firmware."""
+    """`root` is its file system, with the content of `card` under /boot/firmware."""
 
     def __init__(self, card: Path, root: Path) -> None:
         self.card, self.root = card, root
@@ -31,7 +31,7 @@ class Pi:
         cards.mtools(card, "mcopy", "-s", "-m", "::/*", str(self.boot))
 
     def run(self, *command: str, deadline_s: float = BOOT_S) -> str:
-        """What a command says that ends well."""
+        """Run a command that must succeed and return its output."""
         with self._started(command, subprocess.PIPE) as process:
             out, err = process.communicate(timeout=deadline_s)
         said = out.decode(errors="replace")
@@ -40,7 +40,7 @@ class Pi:
 
     @contextmanager
     def running(self, *command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """A command that goes on until the block ends, which is as sudden for it as a power cut."""
+        """Run a command until the block ends; it is then killed, as by a power cut."""
         with log.open("wb") as out, self._started(command, out) as process:
             yield process
 
@@ -52,7 +52,7 @@ class Pi:
         try:
             yield process
         finally:
-            with suppress(ProcessLookupError):  # all of its descendants, where it has not ended
+            with suppress(ProcessLookupError):  # with all descendants, unless it has ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(30)
 
@@ -61,7 +61,7 @@ class Pi:
 
 
 def require() -> None:
-    """Skips where programs for aarch64 cannot be started as users of their own."""
+    """Skip where aarch64 programs cannot run as separate users."""
     if os.geteuid():
         pytest.skip("not root: files cannot have owners in there")
     root = userland.build(userland.BASE)

@@ -1,4 +1,4 @@
-"""What both arm64 tests put around a device: its identity, its pictures, and a server with one release for it."""
+"""Set-up of both arm64 tests: the device's identity and pictures, and a server with one release."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAMPLES = 2 * PER_CLASS
 
 
 def identity(issue: Issue, folder: Path) -> Path:
-    """The folder with the identity of the device."""
+    """Make the folder with the device's identity."""
     folder.mkdir()
     for name, file in zip(("ca.crt", "client.crt", "client.key"), issue(DEVICE), strict=True):
         shutil.copyfile(file, folder / name)
@@ -35,7 +35,7 @@ def identity(issue: Issue, folder: Path) -> Path:
 
 
 def pictures(folder: Path) -> Path:
-    """Two classes of pictures that differ in brightness, a folder each."""
+    """Write two classes of pictures that differ in brightness, one folder each."""
     rng = np.random.default_rng(0)
     for name, bright in (("a", 0), ("b", 150)):
         (folder / name).mkdir(parents=True)
@@ -47,7 +47,7 @@ def pictures(folder: Path) -> Path:
 
 @contextmanager
 def serving(broker: Mosquitto, issue: Issue, folder: Path) -> Iterator[ScriptedServer]:
-    """A server that wants the device to serve release 1."""
+    """A server that assigns release 1 to the device."""
     ca, cert, key = issue("server")
     endpoint = Endpoint("127.0.0.1", broker.endpoint.port, ca, cert, key)
     server = ScriptedServer(partial(MqttTransport, endpoint))
@@ -61,7 +61,7 @@ def serving(broker: Mosquitto, issue: Issue, folder: Path) -> Iterator[ScriptedS
 
 
 def flash(card: Path, host: str, broker: Mosquitto, identity: Path) -> list[str]:
-    """The command that a person types."""
+    """Run the flash command."""
     there = [
         "--host",
         host,
@@ -76,5 +76,5 @@ def flash(card: Path, host: str, broker: Mosquitto, identity: Path) -> list[str]
 
 
 def issued_for(python: str) -> dict[str, bytes]:
-    """The boot partition of the release that has this Python."""
+    """Return the boot partition of the OS release with this Python."""
     return {"3.11": cards.BOOKWORM, "3.13": cards.TRIXIE}[python]

@@ -51,8 +51,8 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     assert pi.run("stat", "-c", "%a %U", "/etc/edge-fl/identity/client.key") == "600 edge-fl\n"
     installed_s = time.monotonic()
     shutil.copytree(tmp_path / "id", pi.boot / "edge-fl/identity")
-    (pi.root / "etc/edge-fl/identity/mine").touch()  # as the device may have changed it
-    pi.run("/bin/sh", "/boot/firmware/edge-fl/install.sh")  # again: nothing is left to do
+    (pi.root / "etc/edge-fl/identity/mine").touch()  # the device may change its identity folder
+    pi.run("/bin/sh", "/boot/firmware/edge-fl/install.sh")  # a second installation changes nothing
     assert (pi.root / "etc/edge-fl/identity/mine").exists() and not (pi.boot / "edge-fl/identity").exists()
     again_s = time.monotonic()
 
@@ -87,7 +87,7 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
 
 
 def first_boot(pi: Pi) -> list[str]:
-    """What the card tells systemd, or cloud-init, to run."""
+    """Return the command that the card makes systemd or cloud-init run."""
     words = (pi.boot / "cmdline.txt").read_text().partition(" systemd.run=")[2]
     if words:
         return ["/bin/sh", words.split()[0]]
@@ -98,7 +98,7 @@ def first_boot(pi: Pi) -> list[str]:
 
 
 def as_systemd_does(pi: Pi, notify: str) -> list[str]:
-    """The command of the installed unit, as its user."""
+    """Return the command of the installed unit, as its user."""
     unit = dict(line.split("=", 1) for line in (pi.root / UNIT).read_text().splitlines() if "=" in line)
     user = f"--reuid={unit['User']} --regid={unit['User']} --clear-groups".split()
     return [
@@ -116,7 +116,7 @@ def bytes_in(folder: Path) -> int:
 
 
 class Listener:
-    """The socket that systemd would listen on."""
+    """The notification socket of systemd."""
 
     def __enter__(self) -> Listener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,4 +1,4 @@
-"""A whole boot with systemd: install, reboot, ready, a power cut, and the same pair again. On demand: `pytest -m 'arm64 and slow'`."""
+"""A whole boot with systemd: install, reboot, ready, a power cut, and the same model again. On demand: `pytest -m 'arm64 and slow'`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_a_card_boots_installs_learns_and_survives_a_power_cut(
                     site.DEVICE, "state", lambda s: s.status == "ready" and s.release == 1, deadline_s=STEP_S
                 )
                 ready_s = time.monotonic()
-            server.wait_for(site.DEVICE, "state", lambda s: s.status == "lost")  # the broker says so
+            server.wait_for(
+                site.DEVICE, "state", lambda s: s.status == "lost"
+            )  # published by the broker (last will)
             again_s = time.monotonic()
             with machine.powered("again"):
                 server.wait_for(

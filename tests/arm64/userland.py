@@ -1,4 +1,4 @@
-"""A Debian userland for aarch64, unpacked from its packages and nothing else: no installation scripts run, so it is there in seconds.
+"""A Debian userland for aarch64, unpacked from packages without running installation scripts, which takes only seconds.
 
 apt works in a folder of its own and takes everything from this machine's own sources. What the scripts would have done and a test
 needs (users, links, a clock-less machine id) is done here in a few lines.
@@ -17,7 +17,7 @@ import pytest
 
 from edge_fl.cli import cache_folder
 
-VERSION = "1"  # a change here makes every userland anew
+VERSION = "1"  # increase it to rebuild every userland
 BASE = (
     "base-files base-passwd bash coreutils dash debianutils dpkg findutils grep gzip hostname init-system-helpers libc-bin "
     "libstdc++6 login mawk mount passwd procps python3-venv sed tar util-linux"
@@ -35,7 +35,7 @@ APT_S, UNPACK_S = 300, 120
 
 
 def build(packages: Sequence[str]) -> Path:
-    """The root of a userland with these packages and what they depend on, made once and kept. Skips where it cannot be made."""
+    """Return the root of a userland with these packages and their dependencies, built once. Skips where it cannot be built."""
     for program in (QEMU, "apt-get", "dpkg-deb"):
         shutil.which(program) or pytest.skip(f"no {program} here")
     release = _release()
@@ -44,7 +44,7 @@ def build(packages: Sequence[str]) -> Path:
     complete = root.with_name(f"{root.name}.complete")
     root.parent.mkdir(parents=True, exist_ok=True)
     with (root.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two test processes, one builds
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one test process builds
         if not complete.exists():
             shutil.rmtree(root, ignore_errors=True)
             _unpack(_download(packages, root.parent / "apt"), root)
@@ -54,13 +54,13 @@ def build(packages: Sequence[str]) -> Path:
 
 
 def copy(root: Path, to: Path) -> Path:
-    """A copy that a test may write to."""
+    """Return a writable copy."""
     subprocess.run(["cp", "-a", "--reflink=auto", str(root), str(to)], check=True, timeout=UNPACK_S)
     return to
 
 
 def python(root: Path) -> str:
-    """The version of its Python, as in "3.11"."""
+    """Return its Python version, for example "3.11"."""
     return str((root / "usr/bin/python3").readlink()).removeprefix("python")
 
 
@@ -102,7 +102,7 @@ def _download(packages: Sequence[str], state: Path) -> list[Path]:
 
 def _unpack(packages: Sequence[Path], root: Path) -> None:
     for name in ("bin", "sbin", "lib"):
-        # as every Debian has been since 12, before the first package makes folders of them
+        # merged /usr, as in Debian since 12; before the first package creates these folders
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
     for package in packages:

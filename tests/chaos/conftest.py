@@ -1,4 +1,4 @@
-"""How many runs: twenty, and two hundred where somebody asks for the nightly profile (`make nightly`)."""
+"""Number of runs: 20, or 200 with the nightly profile (`make nightly`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 RUNS = {"ci": 20, "nightly": 200}
-QUICK_RUNS = 1  # of those, without the marker slow
+QUICK_RUNS = 1  # without the marker slow
 HEADS_EVERY = 5
 
 
@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how the runs ended: a fleet that only ever fails would pass too."""
+    """Print how the runs ended: a fleet that always fails would pass the tests as well."""
     ended = Counter(
         value
         for reports in terminalreporter.stats.values()

@@ -1,6 +1,6 @@
-"""A whole run under chaos in one process: the real server, real agents, a broker in memory, and a profile drawn from one number.
+"""A run under chaos in one process: real server, real agents, an in-memory broker, and a chaos profile drawn from a seed.
 
-The server of a run goes down as its process would be thrown out of the fleet, and another resumes the run, as `server run --resume` does.
+A server restart disconnects the server permanently; another server then resumes the run, as `server run --resume` does.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1, grac
 FETCH = FetchLimits(stall_s=0.5, bad_chunk_s=0.1, metadata_s=2.0, quiet_s=0.05)
 FULL = ("d1", "d2", "d3", "d4")
 HEADS = ("h1", "h2")
-LONGEST_S = 240.0  # on a machine that has much else to do; alone it takes a few seconds
-LIVES = 4  # of a server, at most
+LONGEST_S = 240.0  # generous, for a loaded machine; a run takes a few seconds
+MAX_SERVERS = 4
 
 
 def chaos_of(seed: int) -> Chaos:
-    """A profile: every kind of fault is there or not, as the seed has it."""
+    """Draw a profile; each kind of fault is on or off."""
     rng = generator(seed, "test.chaos")
 
     def some(most: float, chance: float = 0.5) -> float:
@@ -80,8 +80,8 @@ def chaos_of(seed: int) -> Chaos:
 
 
 @dataclass
-class Ended:
-    """What came of a run: its folder, the errors with which its servers ended, and what happened to it."""
+class RunOutcome:
+    """Results folder of a run, the errors with which its servers ended, and the injected outages."""
 
     results: Results
     errors: list[EdgeFLError]
@@ -99,12 +99,12 @@ class Stage:
     broker: InMemoryBroker = field(default_factory=InMemoryBroker)
     loop: MqttLoop = field(default_factory=MqttLoop)
 
-    def play(self) -> Ended:
-        """The run to its end, however that looks. Raises AssertionError when there is none."""
+    def play(self) -> RunOutcome:
+        """Play the run until it ends. Raises AssertionError when it does not."""
         connect = partial(InMemoryTransport, self.broker)
-        self._links: list[FaultyTransport] = []
+        self._connections: list[FaultyTransport] = []
         names = [*FULL, *(HEADS if self.heads else ())]
-        handlers = {"broker": self._restart_broker, "server": self._throw_out}
+        handlers = {"broker": self._restart_broker, "server": self._disconnect_server}
         injector = self.injector = FaultInjector(chaos_of(self.seed), names, connect, handlers)
         runner, begun = Runner(workers=2), time.monotonic()
         for name in names:
@@ -129,13 +129,13 @@ class Stage:
         runs = sorted((self.folder / "runs").iterdir())
         assert len(runs) == 1
         happened = [str(outage) for outage in injector.happened]
-        return Ended(Results.open(runs[0]), errors, happened, time.monotonic() - begun)
+        return RunOutcome(Results.open(runs[0]), errors, happened, time.monotonic() - begun)
 
     def _serve(self, errors: list[EdgeFLError]) -> None:
-        """The server, and after each that was thrown out, another."""
+        """Run a server, and another one after each that was disconnected permanently."""
         recipe, resume = self._recipe(), None
-        for _ in range(LIVES):
-            self._thrown = False
+        for _ in range(MAX_SERVERS):
+            self._disconnected = False
             request = RunRequest(
                 recipe,
                 self._connect,
@@ -149,29 +149,29 @@ class Stage:
             except EdgeFLError as error:
                 errors.append(error)
             resume = next((self.folder / "runs").glob("*"), None)
-            if resume and not self._thrown:  # without a run it found no broker to begin it on
+            if resume and not self._disconnected:  # without a run the server found no broker
                 return
 
     def _connect(self, client_id: str, *arguments: Any, **options: Any) -> Transport:
         make = partial(InMemoryTransport, self.broker)
         if not client_id.startswith("server"):
             return make(client_id, *arguments, **options)
-        link = FaultyTransport(make, NO_FAULTS, 0, self.loop, client_id, *arguments, **options)
-        self._links.append(link)
-        return link
+        transport = FaultyTransport(make, NO_FAULTS, 0, self.loop, client_id, *arguments, **options)
+        self._connections.append(transport)
+        return transport
 
-    def _restart_broker(self, for_s: float) -> None:
-        """Everybody is cut off for a while; one broker in two comes back without its database."""
+    def _restart_broker(self, down_s: float) -> None:
+        """Cut all connections for a while; with odd seeds the broker loses its database."""
         if self.seed % 2:
             self.broker.forget()
-        self.injector.cut_all(for_s)
-        for link in self._links:
-            link.cut(for_s)
+        self.injector.cut_all(down_s)
+        for transport in self._connections:
+            transport.cut(down_s)
 
-    def _throw_out(self, _: float) -> None:
-        for link in self._links[-1:]:
-            self._thrown = True
-            link.cut(math.inf)
+    def _disconnect_server(self, _: float) -> None:
+        for transport in self._connections[-1:]:
+            self._disconnected = True
+            transport.cut(math.inf)
 
     def _device(self, name: str) -> Device:
         data, store = data_of(name), Store(self.folder / name)
@@ -205,7 +205,7 @@ class Stage:
             evaluate_every=0,
             data=DataConfig("toy", str(self.folder), clients=4, beta=5.0),
             model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
-            # One shares an extractor, which takes a second to export; the other shares its head alone.
+            # FedAvg shares an extractor, whose export takes a second; LG-FedAvg shares only its head.
             method=MethodConfig("fedavg" if self.heads else "lg-fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
             cohort=CohortConfig(
                 min_devices=2, wait_s=5.0, deadline_s=5.0, quorum=0.25, buffer_size=2 * (self.seed % 3 == 2)
@@ -215,7 +215,7 @@ class Stage:
 
 
 def data_of(client: str, samples: int = 20) -> ClientData:
-    """Images of a client, 4x4: a class is a brightness."""
+    """Images of a client, 4x4, with one brightness per class."""
     rng = generator(7, "test.data", client=client)
 
     def some(count: int) -> Samples:

@@ -1,4 +1,4 @@
-"""Whatever links, devices, brokers and servers do, a run ends in one named state, counts nothing twice, and loses no exception."""
+"""Under any faults a run ends in one named state, counts nothing twice, and logs no unexpected error."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 pytestmark = pytest.mark.timeout(LONGEST_S + 60)
 
 TERMINAL = {"completed", "failed", "stopped"}
-# What is said at that level on purpose; a boot id that was spoilt on its way, and doubled, looks like a copied card.
-CHOSEN_ERRORS = ("not trying again", "two machines have its identity")
+# Errors logged on purpose; a corrupted and duplicated boot id looks like a copied card.
+EXPECTED_ERRORS = ("not trying again", "two machines have its identity")
 
 
 def test_a_run_ends_in_one_state_and_counts_nothing_twice(
@@ -38,11 +38,11 @@ def test_a_run_ends_in_one_state_and_counts_nothing_twice(
     require_one_end(ended.results, tmp_path, state.state)
     require_counted_once(ended.results, tmp_path)
     lost = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert not [line for line in lost if not any(chosen in line for chosen in CHOSEN_ERRORS)]
+    assert not [line for line in lost if not any(expected in line for expected in EXPECTED_ERRORS)]
 
 
 def require_one_end(results: Results, folder: Path, state: str) -> None:
-    """Folder and registry agree on how the run ended."""
+    """Folder and registry agree on the run's final state."""
     db = Database.open(str(folder / "server" / database.FILE))
     try:
         (record,) = runs.listed(db)
@@ -52,7 +52,7 @@ def require_one_end(results: Results, folder: Path, state: str) -> None:
 
 
 def require_counted_once(results: Results, folder: Path) -> None:
-    """Every round is there once, with no more answers than were counted in it, late ones apart; every report is counted once."""
+    """Every round is recorded once, with no more responses than counted reports (late ones apart); every report is counted once."""
     rows = results.rounds()
     assert [row.round for row in rows] == list(range(1, len(rows) + 1))
     db = Database.open(str(folder / "server" / database.FILE))

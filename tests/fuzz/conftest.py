@@ -1,4 +1,4 @@
-"""What is refused is refused with a warning, ten thousand times over: here nobody reads it."""
+"""Suppress warnings: every rejected input logs one, thousands of times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Warnings are not even kept; an error still is."""
+    """Log only errors."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Whatever stands in a message, whoever hears it goes on: a device and a server are fed what is almost right, and still answer after it."""
+"""A device and a server receive mutated messages and still answer valid ones afterwards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from server.mqtt.journal import Journal
 from server.mqtt.updates.inbox import Inbox
 from server.mqtt.updates.round_request import RoundRequest
 from server.mqtt.updates.validation import Expected, Terms, Validator
-from tests.fuzz.spoil import spoilt_text, spoilt_trees, to_json
+from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -53,12 +53,12 @@ DOWN = {
 DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1"), "echo": TOPICS.echo("d1")}
 UP = {"state": TOPICS.state("d1"), "meta": TOPICS.meta("d1"), "rpt": TOPICS.report("d1", "t", 1)}
 UP |= {"req": TOPICS.request("d1"), "log": TOPICS.log("d1")}
-CLONED = "two machines have its identity"  # said as an error on purpose: boot ids that take turns
+CLONED = "two machines have its identity"  # logged as an error on purpose: alternating boot ids
 LONG = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Nobody:
-    """A scheduler whose jobs are never done."""
+    """A scheduler whose jobs never finish."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
@@ -83,7 +83,7 @@ class Idle(Worker):
 
 
 def packets(kinds: dict[str, str]) -> st.SearchStrategy[Packet]:
-    """Messages of some kinds on their topics, most of them with something wrong."""
+    """Messages of some kinds on their topics, most of them mutated."""
     return st.sampled_from(sorted(kinds)).flatmap(
         lambda kind: st.builds(Packet, st.just(kinds[kind]), _payload(kind), st.booleans())
     )
@@ -93,24 +93,24 @@ def packets(kinds: dict[str, str]) -> st.SearchStrategy[Packet]:
 def _payload(draw: st.DrawFn, kind: str) -> bytes:
     tree = json.loads(msgspec.json.encode(draw(structs(MESSAGES[kind]))))
     if draw(st.integers(0, 3)):
-        tree = draw(spoilt_trees(tree))
-    return draw(spoilt_text(to_json(tree)))
+        tree = draw(mutated_trees(tree))
+    return draw(mutated_text(to_json(tree)))
 
 
-@given(heard=st.lists(packets(DOWN), max_size=4))
+@given(received=st.lists(packets(DOWN), max_size=4))
 @pytest.mark.parametrize("tier", ["head", "full"])
-def test_a_device_lives_on_whatever_it_hears(tier: str, heard: list[Packet]) -> None:
+def test_a_device_survives_any_message(tier: str, received: list[Packet]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _hear_and_obey(tier, heard, Store(Path(folder)))
+        _receive_all(tier, received, Store(Path(folder)))
 
 
-def _hear_and_obey(tier: Any, heard: list[Packet], store: Store) -> None:
-    """Hears all that, and then what a server says that has started anew."""
+def _receive_all(tier: Any, received: list[Packet], store: Store) -> None:
+    """Receives the packets, then the messages of a newly started server."""
     scheduler, broker = Nobody(), _Deaf()
     alive = devices.start("d1", TOPICS, Capability(tier, "test", "3"), Idle("d1", store))
     alive.connect(lambda *_: broker, scheduler)  # type: ignore[arg-type, return-value]
     _let(alive, scheduler, Connected(False))
-    for packet in heard:
+    for packet in received:
         _let(alive, scheduler, packet)
     server = ServerState(True, secrets.token_hex(8))
     for message, topic in (
@@ -122,7 +122,7 @@ def _hear_and_obey(tier: Any, heard: list[Packet], store: Store) -> None:
 
 
 def _let(alive: Device, scheduler: Nobody, event: DeviceEvent) -> None:
-    """An event, and all the time that a device asks for after it."""
+    """Handle an event, then tick until the device requests no more time."""
     alive.handle(event)
     for _ in range(3):
         scheduler.time_s = min(max(scheduler.time_s, alive.wake_s), scheduler.time_s + 50.0)
@@ -130,7 +130,7 @@ def _let(alive: Device, scheduler: Nobody, event: DeviceEvent) -> None:
 
 
 class _Deaf:
-    """A transport on which nobody listens."""
+    """A transport that discards everything."""
 
     def __init__(self) -> None:
         self.publish = self.subscribe = self.unsubscribe = self.spread = lambda *_, **__: None
@@ -147,7 +147,7 @@ def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.Simple
     with Journal(fleet="main", quarantine_after=0) as journal:
         inbox, _, _ = Inbox(connection, journal), Roster(connection, journal), Assignments(connection)
         connection.on(
-            "log", lambda heard: lines.put(heard.message.text) if isinstance(heard.message, Log) else None
+            "log", lambda event: lines.put(event.message.text) if isinstance(event.message, Log) else None
         )
         connection.open()
         expected = Expected({}, frozenset(), frozenset(), 4096)
@@ -166,18 +166,20 @@ BLOBS = st.builds(
 
 
 @LONG
-@given(heard=st.lists(st.one_of(packets(UP), packets(UP), BLOBS), max_size=4), number=st.integers(0, 2**30))
-def test_a_server_lives_on_whatever_it_hears(
+@given(
+    received=st.lists(st.one_of(packets(UP), packets(UP), BLOBS), max_size=4), number=st.integers(0, 2**30)
+)
+def test_a_server_survives_any_message(
     server: tuple[ServerConnection, InMemoryTransport, queue.SimpleQueue[str]],
-    heard: list[Packet],
+    received: list[Packet],
     number: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     connection, device, lines = server
     caplog.clear()
     with caplog.at_level(logging.ERROR):
-        for packet in heard:
-            with suppress(ProtocolError):  # larger than the broker takes: it never gets there
+        for packet in received:
+            with suppress(ProtocolError):  # larger than the broker's limit: never delivered
                 device.publish(packet)
         device.publish(Packet(UP["log"], encode(Log("info", f"still there? {number}"))))
         while lines.get(timeout=30) != f"still there? {number}":
@@ -188,10 +190,10 @@ def test_a_server_lives_on_whatever_it_hears(
     assert "edge-fl-server" in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_device_that_was_heard_is_known(
+def test_a_device_with_valid_messages_is_known(
     server: tuple[ServerConnection, InMemoryTransport, queue.SimpleQueue[str]],
 ) -> None:
-    """The stage of the test above works: what is right gets through it."""
+    """Check of the set-up above: valid messages get through."""
     connection, device, lines = server
     device.publish(Packet(UP["state"], encode(DeviceState("ready", "b1"))))
     device.publish(Packet(UP["log"], encode(Log("info", "hello"))))

@@ -1,4 +1,4 @@
-"""Settings that are almost right: a value that is written and read the same again, or a ConfigError that says what to mend."""
+"""Mutated settings give a value that survives a round trip, or a ConfigError that names the problem."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from devices.simulated.chaos.profile import Chaos
 from edge_fl import config, heads
 from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError
-from tests.fuzz.spoil import NO_TOML, spoilt_text, spoilt_trees, to_toml
+from tests.fuzz.mutate import NO_TOML, mutated_text, mutated_trees, to_toml
 from tests.fuzz.valid import structs
 
 
 @given(data=st.data())
-def test_a_recipe_with_something_wrong_is_refused_or_read_the_same_again(data: st.DataObject) -> None:
+def test_a_recipe_with_mutations_is_rejected_or_survives_a_round_trip(data: st.DataObject) -> None:
     recipe = data.draw(structs(Recipe))
     assert config.parse(config.dump(recipe)) == recipe
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
@@ -37,8 +37,8 @@ def test_a_recipe_with_something_wrong_is_refused_or_read_the_same_again(data: s
 
 
 @given(data=st.data())
-def test_a_setting_with_something_wrong_is_refused_or_gives_a_recipe(data: st.DataObject) -> None:
-    """`--set key=value`, with keys and values from a spoilt recipe."""
+def test_a_setting_with_mutations_is_rejected_or_gives_a_recipe(data: st.DataObject) -> None:
+    """`--set key=value`, with keys and values from a mutated recipe."""
     text = _spoilt(data.draw(structs(Recipe)), data).decode("utf-8", "replace")
     settings = data.draw(st.lists(st.sampled_from(text.splitlines() or [""]), max_size=3))
     try:
@@ -49,7 +49,7 @@ def test_a_setting_with_something_wrong_is_refused_or_gives_a_recipe(data: st.Da
 
 
 @given(data=st.data())
-def test_device_settings_with_something_wrong_are_refused_or_taken(data: st.DataObject) -> None:
+def test_device_settings_with_mutations_are_rejected_or_accepted(data: st.DataObject) -> None:
     settings = msgspec.structs.replace(data.draw(structs(DeviceConfig)), head=next(iter(heads.HEADS)))
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         Path(file.name).write_bytes(_spoilt(settings, data))
@@ -63,7 +63,7 @@ def test_device_settings_with_something_wrong_are_refused_or_taken(data: st.Data
 
 
 @given(data=st.data())
-def test_a_chaos_profile_with_something_wrong_is_refused_or_read_the_same_again(data: st.DataObject) -> None:
+def test_a_chaos_profile_with_mutations_is_rejected_or_survives_a_round_trip(data: st.DataObject) -> None:
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         Path(file.name).write_bytes(_spoilt(data.draw(structs(Chaos)), data))
         try:
@@ -85,7 +85,7 @@ def _spoilt(settings: Struct, data: st.DataObject) -> bytes:
         for name, value in json.loads(msgspec.json.encode(settings)).items()
         if value not in (None, {})
     }
-    return data.draw(spoilt_text(to_toml(data.draw(spoilt_trees(tree, NO_TOML).filter(_is_table)))))
+    return data.draw(mutated_text(to_toml(data.draw(mutated_trees(tree, NO_TOML).filter(_is_table)))))
 
 
 def _is_table(tree: object) -> bool:

@@ -1,4 +1,4 @@
-"""Messages and manifests that are almost right: a value that survives the wire again, or one error type; nothing else, ever."""
+"""Mutated messages and manifests give a value that survives a round trip, or one error type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_fl.release import manifest as manifests
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import MESSAGES, decode, encode
-from tests.fuzz.spoil import spoilt_text, spoilt_trees, to_json
+from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs
 
 KINDS = sorted({*MESSAGES.values(), Blob}, key=lambda kind: kind.__name__)
@@ -23,7 +23,7 @@ KINDS = sorted({*MESSAGES.values(), Blob}, key=lambda kind: kind.__name__)
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-def test_a_message_with_something_wrong_is_refused_or_survives_the_wire(
+def test_a_message_with_mutations_is_rejected_or_survives_a_round_trip(
     kind: type[Struct], data: st.DataObject
 ) -> None:
     payload = _spoilt(kind, data)
@@ -36,7 +36,7 @@ def test_a_message_with_something_wrong_is_refused_or_survives_the_wire(
 
 
 @given(data=st.data())
-def test_a_manifest_with_something_wrong_is_refused_or_read_the_same_again(data: st.DataObject) -> None:
+def test_a_manifest_with_mutations_is_rejected_or_survives_a_round_trip(data: st.DataObject) -> None:
     payload = _spoilt(Manifest, data)
     try:
         manifest = manifests.decode(payload)
@@ -47,19 +47,19 @@ def test_a_manifest_with_something_wrong_is_refused_or_read_the_same_again(data:
 
 
 @given(data=st.data())
-def test_entries_of_signed_metadata_with_something_wrong_are_refused_or_give_a_manifest(
+def test_entries_of_signed_metadata_with_mutations_are_rejected_or_give_a_manifest(
     data: st.DataObject,
 ) -> None:
     entry = {"manifest": _spoilt(Manifest, data).decode("utf-8", "replace"), "serial": 1}
-    tree = data.draw(st.one_of(st.just([entry]), spoilt_trees([entry], raw=("null",))))
+    tree = data.draw(st.one_of(st.just([entry]), mutated_trees([entry], raw=("null",))))
     try:
         found = [entry.read() for entry in manifests.listed(json.loads(to_json(tree)))]
     except (ArtefactError, json.JSONDecodeError, TypeError):
-        # what is no list is none of ours: python-tuf gives one
+        # python-tuf always gives a list
         return
     assert all(isinstance(manifest, Manifest) for manifest in found)
 
 
 def _spoilt(kind: type[Struct], data: st.DataObject) -> bytes:
     tree = json.loads(msgspec.json.encode(data.draw(structs(kind))))
-    return data.draw(spoilt_text(to_json(data.draw(spoilt_trees(tree)))))
+    return data.draw(mutated_text(to_json(data.draw(mutated_trees(tree)))))

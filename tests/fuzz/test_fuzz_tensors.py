@@ -1,4 +1,4 @@
-"""Tensor files that are almost right: header against data, dtypes, names, huge shapes, NaN. Complete parts come out, or a ProtocolError."""
+"""Mutated tensor files (header, data, dtypes, names, huge shapes, NaN) give complete parts or a ProtocolError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.tensors import DTYPES, HEADER_BYTES
 from server.mqtt.updates.validation import Expected, RejectedError, parts_of
-from tests.fuzz.spoil import NO_JSON, spoilt_text, spoilt_trees, to_json
+from tests.fuzz.mutate import NO_JSON, mutated_text, mutated_trees, to_json
 
 NAMES = st.sampled_from(["extractor", "head", "own_1", "a.b"])
 TENSORS = st.sampled_from(["weight", "bias", "0", "bn.count", "ü:x"])
@@ -31,14 +31,14 @@ EXPECTED = Expected(
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """A tensor file with something wrong in its header, its header's length, or its data."""
+    """A tensor file with a mutated header, header length, or data."""
     payload = tensors.pack(draw(PARTS))
     length = int.from_bytes(payload[:HEADER_BYTES], "little")
     header: Any = json.loads(payload[HEADER_BYTES : HEADER_BYTES + length])
     data = payload[HEADER_BYTES + length :]
     if draw(st.booleans()):
-        header = draw(spoilt_trees(header, NO_JSON))
-    text = draw(spoilt_text(to_json(header)))
+        header = draw(mutated_trees(header, NO_JSON))
+    text = draw(mutated_text(to_json(header)))
     text = text.ljust(draw(st.sampled_from([0, 0, length, length + 8])))
     stated = draw(
         st.sampled_from(
@@ -69,8 +69,8 @@ LONG_WORD = to_json({"head:": {"dtype": "y" * 5000, "shape": [0], "data_offsets"
 
 
 @given(files())
-@example(filed(LONG_WORD))  # what a parser quotes is cut short
-def test_a_tensor_file_with_something_wrong_is_refused_or_gives_complete_parts(payload: bytes) -> None:
+@example(filed(LONG_WORD))  # quoted input is truncated
+def test_a_tensor_file_with_mutations_is_rejected_or_gives_complete_parts(payload: bytes) -> None:
     try:
         parts = tensors.unpack(payload)
     except ProtocolError as error:
@@ -84,7 +84,7 @@ def test_a_tensor_file_with_something_wrong_is_refused_or_gives_complete_parts(p
 
 
 @given(files())
-def test_a_tensor_file_with_something_wrong_counts_only_if_finite_and_of_the_right_shape(
+def test_a_tensor_file_with_mutations_counts_only_if_finite_and_of_the_right_shape(
     payload: bytes,
 ) -> None:
     try:
@@ -107,7 +107,7 @@ def test_a_blob_is_joined_of_its_own_chunks_only(payload: bytes, data: st.DataOb
     indices = st.one_of(st.integers(0, len(chunks) - 1), st.integers(-2, 2**40))
     for index in data.draw(st.lists(indices, max_size=4)):
         right = chunks[index % len(chunks)]
-        chunk = data.draw(st.one_of(st.just(right), spoilt_text(right), st.binary(max_size=1100)))
+        chunk = data.draw(st.one_of(st.just(right), mutated_text(right), st.binary(max_size=1100)))
         try:
             assembly.add(index, chunk)
         except ArtefactError:

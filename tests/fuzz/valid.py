@@ -1,4 +1,4 @@
-"""Valid values of any msgspec type, drawn from what the type itself says, so that a new message or field is fuzzed without a word here."""
+"""Valid values of any msgspec type, derived from its type, so that new messages and fields are fuzzed without changes here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def structs(kind: type[Struct]) -> st.SearchStrategy[Any]:
 
 
 def _built(cls: type[Struct], fields: dict[str, Any]) -> Struct | None:
-    """The struct; for fields that contradict one another the one of defaults, or None where there is none."""
+    """Build the struct; for contradictory fields the one with defaults, or None if there is none."""
     for chosen in (fields, {}):
         try:
             return cls(**chosen)

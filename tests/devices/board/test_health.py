@@ -1,4 +1,4 @@
-"""What is wrong with a board is read from the system, said in words, and believed for a while."""
+"""Board problems are read from the system, described, and kept for a while."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from devices.board.health import Health, Readings, problem, update
         (Readings(), ""),
     ],
 )
-def test_what_is_wrong_with_a_board_is_said_in_words(readings: Readings, why: str) -> None:
+def test_board_problems_are_described(readings: Readings, why: str) -> None:
     assert problem(readings) == why
 
 
-def test_a_board_on_the_edge_does_not_flap() -> None:
+def test_a_board_at_its_limit_does_not_switch_back_and_forth() -> None:
     state = update(Health(), "too hot", 0)
     for now_s in range(0, 3000, 300):
         state = update(state, "too hot" if now_s % 600 == 0 else "", now_s)

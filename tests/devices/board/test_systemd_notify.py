@@ -1,4 +1,4 @@
-"""systemd hears that the runner is ready, alive and leaving, and a runner that hangs is silent."""
+"""The runner notifies systemd that it is ready, alive and stopping; a hanging runner sends nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from devices.runtime.runner import Runner
 
 @pytest.fixture
 def systemd() -> Iterator[tuple[dict[str, str], Callable[[], list[str]]]]:
-    """(environment, heard): a socket as systemd makes it, for a watchdog that waits 0.3 s."""
+    """(environment, received): a socket as systemd makes it, with a watchdog timeout of 0.3 s."""
     name = f"edge-fl-test-{time.monotonic_ns()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(f"\0{name}")
         listener.setblocking(False)
 
-        def heard() -> list[str]:
+        def received() -> list[str]:
             found = []
             while True:
                 try:
@@ -30,21 +30,21 @@ def systemd() -> Iterator[tuple[dict[str, str], Callable[[], list[str]]]]:
                 except BlockingIOError:
                     return found
 
-        yield {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": "300000"}, heard
+        yield {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": "300000"}, received
 
 
-def test_a_runner_says_ready_then_alive_then_stopping(
+def test_a_runner_sends_ready_then_alive_then_stopping(
     systemd: tuple[dict[str, str], Callable[[], list[str]]],
 ) -> None:
-    environment, heard = systemd
+    environment, received = systemd
     Runner(notifier=Notifier(environment)).run(deadline_s=0.5, every_s=0.02)
-    said = heard()
+    said = received()
     assert (said[0], said[-1]) == ("READY=1", "STOPPING=1")
     assert 3 <= said.count("WATCHDOG=1") <= 6  # every 0.1 s, not every 0.02 s
 
 
 def test_a_runner_that_hangs_is_silent(systemd: tuple[dict[str, str], Callable[[], list[str]]]) -> None:
-    environment, heard = systemd
+    environment, received = systemd
     hangs, goes_on = threading.Event(), threading.Event()
 
     def hang() -> bool:
@@ -54,9 +54,9 @@ def test_a_runner_that_hangs_is_silent(systemd: tuple[dict[str, str], Callable[[
     thread = threading.Thread(target=Runner(notifier=Notifier(environment)).run, kwargs={"done": hang})
     thread.start()
     assert hangs.wait(30)
-    heard()
+    received()
     time.sleep(0.5)
-    assert heard() == []
+    assert received() == []
     goes_on.set()
     thread.join(30)
 

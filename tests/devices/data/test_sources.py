@@ -1,4 +1,4 @@
-"""A device's images come from a folder, an .npz or a function; what cannot be used is skipped and counted, or refused in one line."""
+"""A device's images come from a folder, an .npz or a function; unusable files are skipped and counted, or rejected with one line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_files_that_cannot_be_used_are_skipped_counted_and_named(tmp_path: Path)
     (tmp_path / "dog" / "page.jpg").write_text("<html>")
     picture(tmp_path / "zebra" / "0.png", 200)
     picture(tmp_path / "lost.png", 200)
-    (tmp_path / "cat" / ".DS_Store").write_text("hidden files are nobody's business")
+    (tmp_path / "cat" / ".DS_Store").write_text("hidden files are ignored")
     found, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert everything(found) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert report.skipped == {

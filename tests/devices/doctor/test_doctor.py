@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong with a device, one cause at a time, and says what to do."""
+"""The doctor detects each problem of a device and names a remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.devices.images import X, Y
 
 @pytest.fixture
 def config(folder: Path, tmp_path: Path, mosquitto: Mosquitto) -> DeviceConfig:
-    """A device that is well."""
+    """A device without problems."""
     np.savez(tmp_path / "images.npz", x=X, y=Y)
     broker = DeviceBroker(mosquitto.endpoint.host, mosquitto.endpoint.port, "doctor")
     return DeviceConfig("pi-ill", str(tmp_path / "images.npz"), folder=str(folder), broker=broker)
@@ -34,7 +34,7 @@ def failed(results: list[CheckResult]) -> list[str]:
 
 
 @pytest.mark.broker
-def test_a_device_that_is_well_has_nothing_failed(config: DeviceConfig) -> None:
+def test_a_device_without_problems_has_no_failed_check(config: DeviceConfig) -> None:
     results = {result.check: result for result in run_checks(config)}
     assert failed([*results.values()]) == []
     assert results["data"].found == "12 images: a 6, b 6"
@@ -44,7 +44,7 @@ def test_a_device_that_is_well_has_nothing_failed(config: DeviceConfig) -> None:
 
 
 @pytest.mark.broker
-def test_the_command_lists_what_it_found_and_ends_with_1_for_what_failed(
+def test_the_command_lists_the_results_and_exits_with_1_after_a_failure(
     config: DeviceConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = ["--host", config.broker.host, "--port", str(config.broker.port), "--dir", config.folder]
@@ -52,12 +52,12 @@ def test_the_command_lists_what_it_found_and_ends_with_1_for_what_failed(
     assert main([*command, config.data]) == 0
     assert {row["check"] for row in json.loads(capsys.readouterr().out)} >= {"python", "disk", "port", "data"}
     assert main([*command, "nowhere.npz"]) == 1
-    said = capsys.readouterr()
-    assert "data: failed" in said.err and "no such file" in said.out
+    output = capsys.readouterr()
+    assert "data: failed" in output.err and "no such file" in output.out
 
 
 @pytest.mark.broker
-def test_while_the_agent_runs_its_connection_is_left_alone(config: DeviceConfig) -> None:
+def test_broker_checks_are_skipped_while_the_agent_runs(config: DeviceConfig) -> None:
     with Store(Path(config.folder)).owned():
         results = list(network(config))
     assert [result.check for result in results if result.state == "skipped"] == ["sign-in and topics"]
@@ -66,26 +66,24 @@ def test_while_the_agent_runs_its_connection_is_left_alone(config: DeviceConfig)
 @pytest.mark.parametrize(
     ("host", "port", "check"), [("nowhere.invalid", 1883, "name"), ("127.0.0.1", 1, "port")]
 )
-def test_what_keeps_the_broker_away_is_named_and_nothing_after_it_is_tried(
-    host: str, port: int, check: str
-) -> None:
+def test_checks_stop_at_the_first_connection_failure(host: str, port: int, check: str) -> None:
     results = list(network(DeviceConfig("pi-1", "x", broker=DeviceBroker(host, port))))
     assert failed(results) == [check] and results[-1].check == check
 
 
-def test_an_identity_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_identity_is_reported(tmp_path: Path) -> None:
     broker = DeviceBroker("127.0.0.1", identity=str(tmp_path / "nowhere"))
     assert failed(list(network(DeviceConfig("pi-1", "x", broker=broker)))) == ["identity"]
 
 
-def test_a_clock_before_what_was_seen_is_named(tmp_path: Path) -> None:
+def test_a_clock_before_the_last_seen_date_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tuf").mkdir()
     (tmp_path / "tuf" / "last_seen.txt").write_text("2199-01-01T00:00:00+00:00")
     (found,) = device_checks.clock(DeviceConfig("pi-1", "x", folder=str(tmp_path)))
     assert found.state == "failed" and "2199-01-01" in found.found and "set-ntp" in found.remedy
 
 
-def test_an_extractor_that_went_bad_on_the_card_is_found(folder: Path) -> None:
+def test_an_extractor_corrupted_on_the_card_is_detected(folder: Path) -> None:
     config = DeviceConfig("pi-1", "x", folder=str(folder))
     extractor = folder / "release" / "a" / "extractor.onnx"
     weights = graphs.WEIGHTS.tobytes()
@@ -101,7 +99,7 @@ def test_little_room_is_a_warning_and_less_a_failure(free: int, state: str) -> N
     assert graded("disk", free, 64, 512, f"{free} MB", "free some").state == state
 
 
-def test_a_check_that_cannot_be_made_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_is_a_failed_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(config: DeviceConfig):  # type: ignore[no-untyped-def]
         raise OSError("no such device")
         yield

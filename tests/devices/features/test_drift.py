@@ -18,7 +18,7 @@ def test_images_of_the_same_kind_are_no_drift_and_others_are() -> None:
     same = drift.moments("e", RNG.normal(size=(60, 8)).astype(np.float32) * 3 + 1)
     assert drift.score(fitted, same) < drift.THRESHOLD / 2
     assert drift.score(fitted, drift.moments("e", Z[:60] + 3)) == pytest.approx(1.0, abs=0.3)
-    assert drift.score(fitted, drift.moments("e", Z[:10] + 30)) == 0.0  # too few to tell
+    assert drift.score(fitted, drift.moments("e", Z[:10] + 30)) == 0.0  # too few images
     assert drift.score(fitted, drift.moments("other", Z + 30)) == 0.0
 
 

@@ -34,7 +34,7 @@ def test_features_are_those_of_the_scaled_images_whatever_the_batches(tmp_path, 
     np.testing.assert_allclose(z, (x / 255).reshape(count, 16) @ WEIGHTS, atol=1e-5)
 
 
-def test_large_images_go_in_small_batches(tmp_path):
+def test_large_images_are_processed_in_small_batches(tmp_path):
     assert extractor(tmp_path).batch_size == 64
     payload = graph(input_shape=("n", "c", "h", "w"))
     assert extractor(tmp_path, payload, input=InputSpec(3, 224, 224)).batch_size == 6
@@ -73,7 +73,7 @@ def test_max_opset_is_what_the_runtime_really_loads(tmp_path):
     assert newest >= 17
     extractor(tmp_path, graph(opset=newest), opset=newest)
     if runtime().max_opset < onnx.defs.onnx_opset_version():
-        error = refusal(tmp_path, graph(opset=runtime().max_opset + 1))  # the manifest says 17: it lies
+        error = refusal(tmp_path, graph(opset=runtime().max_opset + 1))  # the manifest declares opset 17
         assert error.why == "unsupported_opset"
         assert "opset" in str(error).lower()
 

@@ -1,4 +1,4 @@
-"""Cards for the flash tests: what Raspberry Pi OS has on its boot partition, as a folder or as an image with a FAT partition."""
+"""Cards for the flash tests: the boot partition of Raspberry Pi OS, as a folder or as an image with a FAT partition."""
 
 from __future__ import annotations
 

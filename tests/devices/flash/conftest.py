@@ -1,4 +1,4 @@
-"""What the flash tests share: a wheelhouse that is small and never fetched, an identity with a real key, and the command itself."""
+"""Fixtures of the flash tests: an identity with a real key, contents with one tiny wheel, and a filled wheel cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def identity(issue: Issue, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def contents(identity: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], CardContents]:
-    """pi-07 as it is ordered for some Pythons, with one tiny wheel."""
+    """Contents for pi-07 with the given Python versions and one tiny wheel."""
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     found = read_identity(identity, "pi-07")
@@ -42,7 +42,7 @@ def contents(identity: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], Card
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
-    """A cache in which the package index has been asked already, for both Pythons."""
+    """A wheel cache with resolved requirements for both Python versions."""
     cache = tmp_path / "wheels"
     cache.mkdir()
     version = metadata.version("pip")

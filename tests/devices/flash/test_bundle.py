@@ -1,4 +1,4 @@
-"""What a bundle holds: the paths of the Pi, keys that only their owner reads and nobody prints, and one wheel that is always the same."""
+"""Content of a bundle: paths on the Pi, private keys readable only by their owner and never printed, a reproducible wheel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_manifest_comes_last_and_lists_every_other_file(contents: MakeConten
     assert {"edge-fl/requirements-3.11.txt", "edge-fl/requirements-3.13.txt"} < {file.path for file in files}
 
 
-def test_keys_are_for_their_owner_and_are_never_shown(contents: MakeContents) -> None:
+def test_keys_are_readable_only_by_their_owner_and_never_shown(contents: MakeContents) -> None:
     wanted = contents(("3.11",))
     files = {file.path: file for file in bundle_files(wanted)}
     assert files["edge-fl/identity/client.key"].mode == 0o600
@@ -63,12 +63,12 @@ def test_a_claim_is_taken_along_with_its_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", ["folder:/home/pi/images", "/root/x", "npz:/tmp/a.npz"])
-def test_data_where_the_service_sees_nothing_are_refused(data: str) -> None:
+def test_data_folders_that_the_service_cannot_read_are_rejected(data: str) -> None:
     with pytest.raises(ConfigError, match="no home or temporary folder"):
         with_pi_paths(DeviceConfig("pi-07", data), identified=False, root=False)
 
 
-def test_our_wheel_is_the_same_each_time_and_pip_takes_it(tmp_path: Path) -> None:
+def test_our_wheel_is_reproducible_and_installable_by_pip(tmp_path: Path) -> None:
     name, content = edge_fl_wheel.pack()
     assert edge_fl_wheel.pack() == (name, content)
     with zipfile.ZipFile(io.BytesIO(content)) as wheel:
@@ -93,7 +93,7 @@ def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:
     assert [file.name.split("-")[0] for file in house.files] == ["edge_fl", "pip"]
 
 
-def test_a_unit_talks_to_the_brokers_address_only_and_to_anywhere_for_a_name() -> None:
+def test_a_unit_may_reach_only_the_brokers_address_or_any_address_for_a_name() -> None:
     assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in templates.service(
         "192.168.1.10"
     )

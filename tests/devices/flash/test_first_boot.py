@@ -1,4 +1,4 @@
-"""The first boot's files: one line stays one line, what Imager wrote stays, and the second edit changes nothing."""
+"""Edits of the boot files keep one line, keep what Imager wrote, and are idempotent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_command_line_stays_one_line_and_is_edited_once(end: str) -> None:
     assert add_kernel_options(edited) == edited
 
 
-def test_words_that_imager_wrote_stay_as_they_are() -> None:
+def test_kernel_options_written_by_imager_are_kept() -> None:
     assert add_kernel_options(CMDLINE + IMAGERS_OPTIONS) == f"{CMDLINE}{IMAGERS_OPTIONS}\n"
 
 
@@ -50,7 +50,7 @@ def test_a_command_line_that_runs_something_else_is_refused() -> None:
         add_kernel_options(f"{CMDLINE} systemd.run=/usr/local/bin/mine.sh")
 
 
-def test_our_script_removes_itself_and_only_our_words() -> None:
+def test_our_script_removes_itself_and_only_our_kernel_options() -> None:
     lines = FIRSTRUN.splitlines()
     assert lines[0] == "#!/bin/sh" and lines.index(INSTALL_COMMAND) < lines.index(f"rm -f {FIRSTRUN_PATH}")
     assert KERNEL_OPTIONS.replace(".", "[.]") in FIRSTRUN and "systemd\\." not in FIRSTRUN
@@ -99,12 +99,12 @@ def test_cloud_init_gets_one_more_command_and_keeps_the_rest(before: str, expect
         ("#!/bin/sh\n", "expected a mapping"),
     ],
 )
-def test_orders_that_are_not_cloud_inits_are_refused(strange: str, why: str) -> None:
+def test_user_data_that_are_not_cloud_inits_are_rejected(strange: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         add_runcmd(strange)
 
 
-def test_cloud_init_is_told_once_and_a_card_that_has_booted_gets_the_script() -> None:
+def test_cloud_init_runs_once_and_a_booted_card_gets_the_script() -> None:
     assert list(edit_boot_files(CMDLINE, None, "#cloud-config\n", installed=False)) == ["user-data"]
     assert list(edit_boot_files(CMDLINE, None, "#cloud-config\n", installed=True)) == [
         "firstrun.sh",

@@ -1,4 +1,4 @@
-"""`edge-fl flash`, as a person types it."""
+"""The command `edge-fl flash`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Pi that runs already, behind an `ssh` of our own that runs its command here, on a system that says what the test wants."""
+"""A running Pi, replaced by an `ssh` stub that runs its command here, with stubs for the Pi's programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ cd "$PI_HOME" && PATH="$PI_BIN:$PATH" exec sh -c "$2"
 
 @pytest.fixture
 def pi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """`pi(machine, python)` is the home folder of a Pi that says so."""
+    """`pi(machine, python)` returns the home folder of a Pi with this architecture and Python."""
     (tmp_path / "path").mkdir()
     home, programs = tmp_path / "home", tmp_path / "bin"
     home.mkdir()

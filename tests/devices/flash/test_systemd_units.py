@@ -1,4 +1,4 @@
-"""The units as systemd judges them; skipped where there is no systemd-analyze."""
+"""systemd-analyze accepts the units; skipped where it is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from devices.flash import templates
 
 pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
-EXPOSURE = "20"  # of 100: what systemd calls safe; a plain unit has 96
+EXPOSURE = "20"  # of 100; systemd calls this safe, a plain unit has 96
 
 
 def analyse(*arguments: str) -> subprocess.CompletedProcess[str]:

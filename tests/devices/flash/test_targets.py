@@ -1,4 +1,4 @@
-"""Every bad card is refused with a message of its own, before anything is written; a good one is written once."""
+"""Each kind of unusable card is rejected with its own message before anything is written; a usable one is written once."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def test_what_is_no_card_for_us_is_refused(
         plan_changes(card(files), contents)
 
 
-def test_bookworm_is_told_by_its_command_line_and_trixie_by_cloud_init(
-    card: MakeCard, contents: MakeContents
-) -> None:
+def test_bookworm_installs_through_its_kernel_command_line(card: MakeCard, contents: MakeContents) -> None:
     bookworm = card(cards.BOOKWORM)
     written = flash(bookworm, contents)
     assert written[-2:] == ["firstrun.sh", "cmdline.txt"] and "edge-fl/requirements-3.11.txt" in written
@@ -73,7 +71,7 @@ def test_bookworm_is_told_by_its_command_line_and_trixie_by_cloud_init(
     assert bookworm.read("edge-fl/wheels/tiny-1.0-py3-none-any.whl") == b"a wheel"
 
 
-def test_trixie_is_told_by_cloud_init(card: MakeCard, contents: MakeContents) -> None:
+def test_trixie_installs_through_cloud_init(card: MakeCard, contents: MakeContents) -> None:
     trixie = card(cards.TRIXIE)
     written = flash(trixie, contents)
     assert written[-1] == "user-data" and "cmdline.txt" not in written
@@ -107,10 +105,10 @@ def test_a_card_that_has_booted_is_left_alone_until_something_is_new(
     apply_changes(target, new, old)
     log = type(new[0])(LOG, b"installed")
     target.write([log])
-    target.remove(["edge-fl/identity/client.key"])  # which is on the Pi by now
+    target.remove(["edge-fl/identity/client.key"])  # moved to the Pi by the installation
     assert flash(target, contents) == []
     both = flash(target, lambda pythons: contents(("3.11", *pythons)))
-    # cloud-init would not heed a second order
+    # cloud-init would ignore a second change of user-data
     assert both == ["edge-fl/requirements-3.11.txt", MANIFEST, "firstrun.sh", "cmdline.txt"]
 
 
@@ -151,7 +149,9 @@ def disk(sys: Path, number: int, removable: str, kind: str = "", part: bool = Fa
 
 
 def a_device() -> Path:
-    return Path("/dev/null")  # no block device, but a number; what it is, the fake /sys says
+    return Path(
+        "/dev/null"
+    )  # not a block device, but it has a device number; the fake /sys describes the disk
 
 
 @pytest.mark.parametrize("part", [False, True])

@@ -1,4 +1,4 @@
-"""The pair goes out as one ONNX model that answers as the pair does."""
+"""The exported ONNX model has the same predictions as the served model."""
 
 from __future__ import annotations
 

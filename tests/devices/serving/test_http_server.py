@@ -1,4 +1,4 @@
-"""The pair answers over HTTP and from standard input, with no broker anywhere."""
+"""Predictions over HTTP and from standard input, without a broker."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def ask(
         connection.close()
 
 
-def test_a_picture_is_answered_with_its_class(service: Service) -> None:
+def test_a_picture_gets_its_class(service: Service) -> None:
     for number in range(4):
         status, answer = ask(service, "POST", "/predict", png(number))
         assert (status, answer["label"]) == (200, "ab"[Y[number]]) and 0.5 < answer["probability"] <= 1
     assert ask(service, "GET", "/health") == (200, {"release": 1, "head": "logistic"})
 
 
-def test_a_new_pair_is_taken_up_with_the_next_request(service: Service, folder: Path) -> None:
+def test_a_new_model_is_used_from_the_next_request_on(service: Service, folder: Path) -> None:
     refit(folder, "nearest", 1 - Y)
     assert ask(service, "POST", "/predict", png(0))[1]["label"] == "ab"[1 - Y[0]]
     assert ask(service, "GET", "/health")[1]["head"] == "nearest"
 
 
-def test_what_is_no_picture_or_too_large_is_refused_and_the_service_goes_on(service: Service) -> None:
+def test_invalid_or_too_large_pictures_are_rejected_and_the_service_continues(service: Service) -> None:
     assert ask(service, "POST", "/predict", b"no picture")[0] == 422
     assert ask(service, "POST", "/elsewhere", png(0))[0] == 404
     large = {"Content-Length": str(MAX_PICTURE_BYTES + 1)}
@@ -71,7 +71,7 @@ def test_what_is_no_picture_or_too_large_is_refused_and_the_service_goes_on(serv
     assert ask(service, "GET", "/health")[0] == 200
 
 
-def test_a_port_that_is_taken_is_bad_input(service: Service, folder: Path) -> None:
+def test_a_port_in_use_is_bad_input(service: Service, folder: Path) -> None:
     with pytest.raises(InputError, match=f"port {service.port}"):
         Service(folder, service.port)
 
@@ -82,5 +82,5 @@ def test_a_picture_may_come_through_standard_input(
     for payload, code in ((png(1), 0), (b"no picture", 4)):
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=BytesIO(payload)))
         assert main(["device", "predict", "-", "--dir", str(folder), "--format", "json"]) == code
-    said = capsys.readouterr()
-    assert json.loads(said.out)[0]["label"] == "ab"[Y[1]] and "not a picture" in said.err
+    output = capsys.readouterr()
+    assert json.loads(output.out)[0]["label"] == "ab"[Y[1]] and "not a picture" in output.err

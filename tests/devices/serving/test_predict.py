@@ -1,4 +1,4 @@
-"""A device predicts, and a head-only device does all it ever does, in a process that can import neither torch nor scikit-learn."""
+"""Prediction, and the whole work of a head-only device, in processes that cannot import torch or scikit-learn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.devices.images import X, Y
 from tests.devices.scripted import TOPICS, ScriptedServer
 
 
-def test_the_pair_predicts_names_and_probabilities(folder: Path) -> None:
+def test_the_served_model_predicts_names_and_probabilities(folder: Path) -> None:
     predictor = Predictor(folder)
     found = predictor.predict(X)
     assert [name for name, _ in found] == ["ab"[y] for y in Y] and all(0.5 < share <= 1 for _, share in found)

@@ -36,7 +36,7 @@ def test_a_profile_that_comes_along_is_read_by_its_name(name: str) -> None:
         ("x", "not TOML"),
     ],
 )
-def test_a_profile_with_a_mistake_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+def test_a_mistake_in_a_profile_is_rejected_with_its_place(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "chaos.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=words):

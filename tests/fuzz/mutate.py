@@ -1,4 +1,4 @@
-"""What can be wrong in a structure that was valid a moment ago: one field or a few, as text that a parser has to read.
+"""Mutations of a valid structure in one or a few fields, as text for a parser.
 
 Random bytes would be refused at the first one and prove nothing. Here everything but a field is right: its value has another type or lies
 out of range, is missing, unknown or there twice; arrays are too long or too deep; numbers are none; the text is cut or not UTF-8.
@@ -14,18 +14,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 Path = tuple[Any, ...]
-MOST = 3  # things wrong at once
+MOST = 3  # mutations at once
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Text that stands in the document as it is: what no value of Python would be written as."""
+    """Raw text for the document, for content that no Python value encodes to."""
 
     text: str
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object whose keys need not be different."""
+    """An object that may contain duplicate keys."""
 
 
 WORDS = ("", "NaN", "\x00", "../../etc/passwd", "x" * 70, "y" * 2001, "é" * 33, "\u202e", "a\n", "Ａ", "null")
@@ -76,7 +76,7 @@ NO_TOML = (
 
 
 def wrong_values(raw: tuple[str, ...]) -> st.SearchStrategy[Any]:
-    """Something else to stand in a field's place."""
+    """Replacements for a field's value."""
     leaves = st.one_of(
         st.none(),
         st.booleans(),
@@ -97,8 +97,8 @@ def _tower(kind: type) -> Any:
 
 
 @st.composite
-def spoilt_trees(draw: st.DrawFn, tree: Any, raw: tuple[str, ...] = NO_JSON) -> Any:
-    """The tree with one to three things wrong."""
+def mutated_trees(draw: st.DrawFn, tree: Any, raw: tuple[str, ...] = NO_JSON) -> Any:
+    """The tree with one to three mutations."""
     for _ in range(draw(st.integers(1, MOST))):
         path = draw(st.sampled_from(sorted(paths(tree), key=repr)))
         tree = draw(st.sampled_from(CHANGES))(draw, tree, path, raw)
@@ -106,8 +106,8 @@ def spoilt_trees(draw: st.DrawFn, tree: Any, raw: tuple[str, ...] = NO_JSON) -> 
 
 
 @st.composite
-def spoilt_text(draw: st.DrawFn, text: bytes) -> bytes:
-    """The text as it is, which is what mostly happens, or with a few bytes wrong, or cut."""
+def mutated_text(draw: st.DrawFn, text: bytes) -> bytes:
+    """The text, mostly unchanged, otherwise with a few wrong bytes or truncated."""
     how = draw(st.sampled_from(["whole"] * 6 + ["flip", "cut", "not UTF-8", "more"]))
     at = draw(st.integers(0, max(len(text) - 1, 0)))
     match how:
@@ -123,14 +123,14 @@ def spoilt_text(draw: st.DrawFn, text: bytes) -> bytes:
 
 
 def paths(tree: Any, path: Path = ()) -> Iterator[Path]:
-    """Where something stands in nested objects and lists."""
+    """Paths in nested objects and lists."""
     yield path
     for key, value in children(tree):
         yield from paths(value, (*path, key))
 
 
 def children(tree: Any) -> list[tuple[Any, Any]]:
-    """(key, value) of an object, (index, item) of a list, nothing of anything else; what is very deep is one thing."""
+    """(key, value) of an object, (index, item) of a list, nothing otherwise; a very deep value counts as one."""
     match tree:
         case Pairs():
             return list(enumerate(value for _, value in tree))
@@ -149,7 +149,7 @@ def _is_tower(tree: Any) -> bool:
 
 
 def changed(tree: Any, path: Path, change: Callable[[Any], Any]) -> Any:
-    """The tree with `change` of what stands at `path`; the old one stays as it is."""
+    """Copy the tree with `change` applied to the value at `path`."""
     if not path:
         return change(tree)
     copy = type(tree)(tree)
@@ -167,7 +167,7 @@ def _replaced(draw: st.DrawFn, tree: Any, path: Path, raw: tuple[str, ...]) -> A
 
 
 def _nudged(draw: st.DrawFn, tree: Any, path: Path, raw: tuple[str, ...]) -> Any:
-    """A value of the right kind, a little off."""
+    """A value of the right type, slightly changed."""
     step = draw(st.sampled_from([-1, 1, 2**20]))
 
     def nudge(value: Any) -> Any:
@@ -186,7 +186,7 @@ def _nudged(draw: st.DrawFn, tree: Any, path: Path, raw: tuple[str, ...]) -> Any
 
 
 def _without(draw: st.DrawFn, tree: Any, path: Path, raw: tuple[str, ...]) -> Any:
-    """One key, or one item, less."""
+    """Remove one key or item."""
 
     def drop(value: Any) -> Any:
         if not children(value):
@@ -211,7 +211,7 @@ def _with_unknown(draw: st.DrawFn, tree: Any, path: Path, raw: tuple[str, ...]) 
 
 
 def _doubled(draw: st.DrawFn, tree: Any, path: Path, raw: tuple[str, ...]) -> Any:
-    """A key that stands twice, with the same value or another one."""
+    """A duplicate key, with the same value or another one."""
 
     def double(thing: Any) -> Any:
         pairs = (
@@ -234,7 +234,7 @@ CHANGES = (_replaced, _replaced, _replaced, _nudged, _nudged, _without, _with_un
 
 
 def to_json(tree: Any) -> bytes:
-    """The tree as text, JSON but for what was made not to be."""
+    """Encode the tree as JSON, apart from raw text."""
     return _json(tree).encode("utf-8", "surrogatepass")
 
 
@@ -252,7 +252,7 @@ def _json(tree: Any) -> str:
 
 
 def to_toml(tree: dict[str, Any] | Pairs) -> bytes:
-    """The tree as text, TOML but for what was made not to be: tables at the top, everything deeper inline."""
+    """Encode the tree as TOML, apart from raw text: tables at the top, deeper values inline."""
     pairs = list(tree if isinstance(tree, Pairs) else tree.items())
     is_table = {index: isinstance(value, dict | Pairs) for index, (_, value) in enumerate(pairs)}
     lines = [
@@ -281,4 +281,4 @@ def _toml(tree: Any) -> str:
             return "[" + ", ".join(map(_toml, tree)) + "]"
         case float():
             return repr(tree)
-    return json.dumps(tree)  # null is none of TOML's, which is one of the things that can be wrong
+    return json.dumps(tree)  # TOML has no null: one of the mutations
