@@ -1,6 +1,6 @@
 """Head updates: the parts that a head-only device sends with its report, if its signed manifest names them and its owner allows it.
 
-`edge_fl.heads.shares` computes the parts; here they are checked against the manifest once more, as they will be sent.
+`edge_fl.heads.head_updates` computes the parts; here they are checked against the manifest once more, as they will be sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.errors import ArtefactError, EdgeFLError, ProtocolError
-from edge_fl.heads import Head, HeadPlan, shares
+from edge_fl.heads import Head, HeadPlan, head_updates
 from edge_fl.heads.head import Array, Extras
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire import tensors
@@ -33,7 +33,7 @@ def head_update(
         z, y, len(manifest.classes), manifest.unit_norm, head.extractor, manifest.round, False, plan, extras
     )
     try:
-        parts = shares.shares(data, head)
+        parts = head_updates.compute(data, head)
         return require_named(tensors.pack(parts), plan) if parts else None
     except EdgeFLError as error:
         log.warning("%s; the report is sent without head update", error.message)
@@ -42,7 +42,7 @@ def head_update(
 
 def require_named(payload: bytes, plan: HeadPlan) -> bytes:
     """Return `payload` if the plan names every part in it. Raises ArtefactError."""
-    shares.require_allowed(tensors.unpack(payload), plan.uploads)
+    head_updates.require_allowed(tensors.unpack(payload), plan.uploads)
     return payload
 
 

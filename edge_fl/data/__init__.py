@@ -1,1 +1,1 @@
-"""Images as arrays: datasets, their partition over clients, and one client's train, validation and test split. Torch-free."""
+"""Image datasets as arrays, their partition over clients, and a client's train, validation and test split; without torch."""

@@ -1,4 +1,4 @@
-"""Foreign arrays made into `Samples`: whatever a file or a function brought is checked and converted here, or refused in one line."""
+"""Validation and conversion of arrays from files or functions to `Samples`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHANNELS = (1, 3)
 
 
 def samples(x: Array, y: Array, classes: Sequence[str], where: str) -> Samples:
-    """Checked samples. Raises DataError, which opens with `where` (a file, a function)."""
+    """Build validated samples. Raises DataError whose message starts with `where` (a file, a function)."""
     images = pixels(x, where)
     if len(y) != len(images):
         raise DataError(f"{where}: {len(images)} images but {len(y)} labels")
@@ -22,9 +22,9 @@ def samples(x: Array, y: Array, classes: Sequence[str], where: str) -> Samples:
 
 
 def pixels(x: Array, where: str) -> Images:
-    """Images as uint8 [N, C, H, W] from uint8 or integers 0..255, or floats 0..1; [N, H, W], [N, H, W, C] or [N, C, H, W] with C 1 or 3.
+    """Convert images to uint8 [N, C, H, W], from integers 0..255 or floats 0..1; [N, H, W], [N, H, W, C] or [N, C, H, W] with C 1 or 3.
 
-    An array that could be read both ways has its channels last.
+    An ambiguous array is read with channels last.
     """
     if x.ndim == 3:
         x = x[:, None]
@@ -38,7 +38,7 @@ def pixels(x: Array, where: str) -> Images:
 
 
 def labels(y: Array, classes: Sequence[str], where: str) -> Labels:
-    """Class ids as int64 [N], every one inside the class list. Raises DataError, which names the first one that is not."""
+    """Convert class ids to int64 [N], all within the class list. Raises DataError, which names the first that is not."""
     ids = class_ids(y, where)
     wrong = np.flatnonzero(ids >= len(classes))
     if len(wrong):
@@ -51,7 +51,7 @@ def labels(y: Array, classes: Sequence[str], where: str) -> Labels:
 
 
 def class_ids(y: Array, where: str) -> Labels:
-    """Whole numbers from 0 to MAX_CLASSES - 1 as int64 [N], for a source that has no class list. Raises DataError."""
+    """Convert class ids without a class list to int64 [N], 0 to MAX_CLASSES - 1. Raises DataError."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "iu":
@@ -65,7 +65,7 @@ def class_ids(y: Array, where: str) -> Labels:
 
 
 def shortened(names: Sequence[str], most: int = 10) -> str:
-    """`names` in one line, the first `most` of them."""
+    """The first `most` of `names` in one line."""
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
@@ -76,6 +76,6 @@ def _levels(x: Array, where: str) -> Images:
     if kind not in "iuf":
         raise DataError(f"{where}: images are {x.dtype}, expected uint8 (0..255) or floats (0..1)")
     top = 1 if kind == "f" else 255
-    if x.size and not (x.min() >= 0 and x.max() <= top):  # NaN fails both
+    if x.size and not (x.min() >= 0 and x.max() <= top):  # NaN fails both comparisons
         raise DataError(f"{where}: {x.dtype} images range over {x.min():g}..{x.max():g}, expected 0..{top}")
     return (x if kind != "f" else np.rint(x * 255)).astype(np.uint8)

@@ -1,7 +1,7 @@
-"""Every dataset by name. `digits` comes with scikit-learn; all others are .npz files in a data folder: nothing here needs a network.
+"""Datasets by name: `digits` is part of scikit-learn, all others are .npz files in a data folder; no network is used.
 
-A file holds x_train, y_train, x_test, y_test (or just x and y), and may name its `classes`. A file the table does not know is
-used under its own name. To add a dataset with a rule of its own: one function (data_dir -> Dataset) and one line in DATASETS.
+A file contains x_train, y_train, x_test, y_test (or x and y), and optionally `classes`. A file of an unknown dataset is used under its own
+name. To add a dataset with its own loader, write a function (data_dir -> Dataset) and a line in DATASETS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_fl.data.samples import Array, Dataset, Samples
 from edge_fl.errors import DataError, nearest
 
 DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
-"""What `edge-fl data download NAME` can fetch, through torchvision."""
+"""Datasets that `edge-fl data download NAME` can fetch with torchvision."""
 
 _DIGITS = tuple(string.digits)
 _FASHION = (
@@ -38,7 +38,7 @@ _PACS = tuple("dog elephant giraffe guitar horse house person".split())
 _OFFICE_CALTECH = tuple(
     "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector".split()
 )
-# the ten classes of federated benchmarks
+# the ten classes used by federated benchmarks
 _DOMAINNET = tuple("bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split())
 DOMAINS = {
     "pacs": ("art_painting", "cartoon", "photo", "sketch"),
@@ -46,7 +46,7 @@ DOMAINS = {
     "domainnet": ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
     "office-home": ("art", "clipart", "product", "real_world"),
 }
-"""The domains of the datasets that have several, as `<data_dir>/<name>-<domain>.npz`."""
+"""Domains of the datasets with several, in files `<data_dir>/<name>-<domain>.npz`."""
 # the balanced split merges 15 letters that look alike
 _EMNIST = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")
 _CIFAR100 = tuple(
@@ -60,7 +60,7 @@ _CIFAR100 = tuple(
 
 
 def load(name: str, data_dir: Path) -> Dataset:
-    """The dataset `name`. Raises DataError when there is none, and says where its file was expected and what brings it there."""
+    """Load the dataset `name`. Raises DataError, which says where its file was expected and how to get it."""
     if make := DATASETS.get(name):
         return make(data_dir)
     if name != Path(name).name:
@@ -69,7 +69,7 @@ def load(name: str, data_dir: Path) -> Dataset:
 
 
 def digits(data_dir: Path) -> Dataset:
-    """1,797 handwritten digits, 8x8 grey, embedded in scikit-learn; `data_dir` is not looked at."""
+    """1,797 handwritten digits, 8x8 grey, from scikit-learn; `data_dir` is not used."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -78,7 +78,7 @@ def digits(data_dir: Path) -> Dataset:
 
 
 def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
-    """`<data_dir>/<name>.npz`. Class names are `classes`, or the file's own, or the class ids. Raises DataError."""
+    """Load `<data_dir>/<name>.npz`. Class names are `classes`, else the file's own, else the class ids. Raises DataError."""
     path = data_dir / f"{name}.npz"
     if not path.is_file():
         raise DataError(f"dataset {name!r}{_hint(name)}: no file {path}{_remedy(name)}")
@@ -95,13 +95,11 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
 
 
 def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
-    """A dataset of several domains, one file each, whichever are there; without `classes` the first file names them."""
+    """Load a dataset of several domains from the files present; without `classes` the first file names them."""
     paths = sorted(data_dir.glob(f"{name}-*.npz"))
     if not paths:
         files = ", ".join(f"{name}-{domain}.npz" for domain in DOMAINS[name])
-        raise DataError(
-            f"dataset {name!r}: no file {data_dir}/{name}-*.npz, expected {files}; put them there"
-        )
+        raise DataError(f"dataset {name!r}: no file {data_dir}/{name}-*.npz, expected {files}")
     first = from_file(data_dir, paths[0].stem, classes)
     parts = [first, *(from_file(data_dir, path.stem, first.classes) for path in paths[1:])]
     sizes = [len(part.samples) for part in parts]
@@ -165,7 +163,7 @@ def _hint(name: str) -> str:
 
 def _remedy(name: str) -> str:
     return (
-        f"; `edge-fl data download {name}` brings it, or put one there"
+        f"; fetch it with 'edge-fl data download {name}' or provide the file"
         if name in DOWNLOADABLE
-        else "; put one there"
+        else "; provide the file"
     )

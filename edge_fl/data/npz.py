@@ -1,4 +1,4 @@
-"""Arrays by name in one .npz file: written whole or not at all, read without pickle, every way of being corrupt one DataError."""
+"""Arrays in one .npz file: written atomically, read without pickle; every kind of damage is a DataError."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BROKEN = (
 
 
 def read(path: Path) -> dict[str, Array]:
-    """Every array of the file. Raises DataError when it is missing, above 8 GiB, not an .npz, damaged, or holds Python objects."""
+    """Read all arrays. Raises DataError for a file that is missing, above 8 GiB, not an .npz, damaged, or contains Python objects."""
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}")
-        if not zipfile.is_zipfile(path):  # np.load would take it for a pickle, and tell how to read one
+        if not zipfile.is_zipfile(path):  # np.load would read it as a pickle and explain how to allow that
             raise DataError(f"{path}: not a readable .npz (another kind of file, or cut short)")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            # np.load leaks a path that it cannot read
+            # np.load leaks a file that it cannot read
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; expected an .npz") from error
@@ -44,17 +44,17 @@ def read(path: Path) -> dict[str, Array]:
 
 
 def write(path: Path, arrays: Mapping[str, Array], *, compress: bool = True) -> None:
-    """Writes the file in one step. Raises DataError for Python objects, or when the folder does not take it."""
+    """Write the file atomically. Raises DataError for Python objects or when it cannot be written."""
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
-        raise DataError(f"{path}: {', '.join(objects)} would hold Python objects, expected numbers or text")
+        raise DataError(
+            f"{path}: {', '.join(objects)} would contain Python objects, expected numbers or text"
+        )
     try:
         with atomic.writing(path) as file:
             save: Callable[..., None] = np.savez_compressed if compress else np.savez
             save(file, **arrays)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written ({error.strerror}); an older file there stands as it was"
-        ) from error
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _first_line(error: BaseException) -> str:

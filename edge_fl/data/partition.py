@@ -1,7 +1,6 @@
-"""A dataset split over clients, each with a train, validation and test set: drawn once from a seed, saved, shown as a histogram.
+"""Split of a dataset over clients, each with train, validation and test sets: drawn from a seed, saved, shown as a histogram.
 
-Everyone who is given the same dataset, settings and seed draws the same split, so that the simulated fleet on the devices' side and the
-server's simulation agree without talking about it.
+The same dataset, settings and seed give the same split, so that simulated devices and the server's simulation agree.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Client ids in ascending order ("c000", ...) and, for each, the dataset's indices it trains, validates and tests on.
+    """Ascending client ids ("c000", ...) and the dataset's indices of each client's train, validation and test set.
 
     `samples` is the size of the dataset that was split.
     """
@@ -37,7 +36,7 @@ class Split:
     test: tuple[Indices, ...]
 
     def client(self, dataset: Dataset, client: ClientId) -> ClientData:
-        """One client's images. Raises DataError for an unknown client, or a dataset that is not the one that was split."""
+        """The data of one client. Raises DataError for an unknown client, or for another dataset than the one that was split."""
         if client not in self.clients:
             raise DataError(f"client {client!r} is not in the split{nearest(client, self.clients)}")
         if len(dataset.samples) != self.samples:
@@ -48,7 +47,7 @@ class Split:
         return ClientData(*(dataset.samples.take(getattr(self, part)[row]) for part in _PARTS))
 
     def save(self, path: Path) -> None:
-        """Writes an .npz in one step."""
+        """Write the split to an .npz file atomically."""
         arrays: dict[str, Array] = {"samples": np.array(self.samples), "clients": np.array(self.clients)}
         for part in _PARTS:
             rows: tuple[Indices, ...] = getattr(self, part)
@@ -58,7 +57,7 @@ class Split:
 
     @classmethod
     def load(cls, path: Path) -> Split:
-        """Reads what `save` wrote. Raises DataError for anything else."""
+        """Read a file written by `save`. Raises DataError for anything else."""
         found = npz.read(path)
         try:
             rows = {part: _rows(found[part], found[f"{part}_ends"]) for part in _PARTS}
@@ -94,14 +93,14 @@ PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices
     "domain": lambda data, kept, config, seed: rules.by_domain(_domains(data)[kept], config.clients, seed),
     "iid": lambda data, kept, config, seed: rules.iid(data.samples.y[kept], config.clients, seed),
 }
-"""Rules by name: (dataset, kept indices, settings, seed) -> one array per client of positions in `kept`."""
+"""Rules by name: (dataset, kept indices, settings, seed) -> an array of positions in `kept` per client."""
 
 
 def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
-    """Keeps `fraction` of the samples, deals them to the clients, then cuts each client's share into test, validation and train.
+    """Keep `fraction` of the samples, assign them to clients, then divide each client's share into test, validation and train.
 
-    `test_fraction` is of the client's share, `validation_fraction` of what then remains for training, of which `max_train` are kept;
-    every client keeps at least one train and one test sample. Raises DataError when the samples do not suffice.
+    `test_fraction` refers to the client's share, `validation_fraction` to the rest, of which `max_train` samples are kept for training;
+    every client keeps at least one train and one test sample. Raises DataError when there are too few samples.
     """
     kept = _kept(len(dataset.samples), config.fraction, seed)
     owned = [kept[positions] for positions in PARTITIONS[config.partition](dataset, kept, config, seed)]
@@ -122,7 +121,7 @@ def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
 
 
 def cut(order: Indices, test_fraction: float, validation_fraction: float) -> tuple[Indices, Indices, Indices]:
-    """Two or more indices, in random order, as (train, validation, test); train and test get one each at least."""
+    """Divide two or more randomly ordered indices into (train, validation, test), with at least one for train and test."""
     tests = min(max(round(len(order) * test_fraction), 1), len(order) - 1)
     validations = min(round((len(order) - tests) * validation_fraction), len(order) - tests - 1)
     test, validation, train = np.split(order, [tests, tests + validations])
@@ -141,7 +140,7 @@ def histogram(dataset: Dataset, split: Split) -> Indices:
 
 
 def histogram_text(dataset: Dataset, split: Split) -> str:
-    """The histogram as a table for the terminal: counts for up to 12 classes, else a dot per class, the larger the more samples."""
+    """The histogram as text: counts for up to 12 classes, else a dot per class, larger for more samples."""
     counts = histogram(dataset, split)
     numbers = counts.shape[1] <= 12
     width = max(3, len(str(counts.max()))) + 1 if numbers else 1
@@ -186,7 +185,5 @@ def _kept(samples: int, fraction: float, seed: int) -> Indices:
 
 def _domains(dataset: Dataset) -> Indices:
     if dataset.domains is None:
-        raise DataError(
-            f"{dataset.name}: no domains in it, so it cannot be split by domain; expected one of {', '.join(DOMAINS)}"
-        )
+        raise DataError(f"{dataset.name}: no domains, expected one of {', '.join(DOMAINS)}")
     return dataset.domains

@@ -1,7 +1,7 @@
-"""Who owns which sample: rules that deal a dataset's samples to clients, every one seeded, none random twice.
+"""Partition rules: assign a dataset's samples to clients, with a seed.
 
-A rule takes labels (or domains) and gives one ascending index array per client; no sample goes to two clients.
-`edge_fl.data.partition` puts a rule to work.
+A rule takes labels (or domains) and returns one ascending index array per client; the arrays are disjoint. Applied by
+`edge_fl.data.partition`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TRIES = 100
 def dirichlet(
     labels: Labels, clients: int, beta: float, seed: int, *, minimum: int = MINIMUM, tries: int = TRIES
 ) -> list[Indices]:
-    """Per class, shares drawn from Dir(beta * 1_N) over the clients (METHODS.md G18, PFLlib's form). Every sample is dealt.
+    """Draw each class's shares from Dir(beta * 1_N) over the clients (docs/methods.md G18, PFLlib's form). All samples are assigned.
 
-    As there, a client that already owns more than the average gets nothing of the next class, and the draw is repeated until every
-    client owns `minimum` samples (fewer when there are not enough for that). After `tries` draws the last one is kept and the largest
-    clients give single samples away until the minimum holds. Small beta: few classes per client; large beta: nearly IID.
+    As in PFLlib, a client with more than the average gets nothing of the next class, and the draw is repeated until every client owns
+    `minimum` samples (fewer if there are not enough). After `tries` draws the largest clients of the last draw give away single samples
+    until the minimum is reached. Small beta: few classes per client; large beta: nearly IID.
     """
     _require(beta > 0, f"beta {beta}, expected a number above 0")
     _require_enough(len(labels), clients)
@@ -45,7 +45,7 @@ def _draw_dirichlet(labels: Labels, clients: int, beta: float, rng: np.random.Ge
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, beta)) * (sizes < len(labels) / clients)
         if not np.isfinite(shares).all() or shares.sum() <= 0:
-            # a tiny beta underflows; someone is below the average, so share there
+            # a tiny beta underflows; some client is below the average, so share there
             shares = (sizes < len(labels) / clients).astype(float)
         cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
         for client, part in enumerate(np.split(members, cuts)):
@@ -63,10 +63,10 @@ def _levelled(owned: list[Indices], minimum: int) -> list[Indices]:
 
 
 def pathological(labels: Labels, clients: int, classes_per_client: int, seed: int) -> list[Indices]:
-    """Every client owns exactly `classes_per_client` classes, in equal shares of each (METHODS.md G18, `pat(k)`).
+    """Assign exactly `classes_per_client` classes to every client, in equal shares of each class (docs/methods.md G18, `pat(k)`).
 
-    Classes are dealt like cards from shuffled decks, so that all are held equally often (to within one) and every class is used when
-    clients * classes_per_client allows it. Samples of a class that nobody holds are left out.
+    Classes are dealt from shuffled decks, so that all are held equally often (to within one), and all are used if
+    clients * classes_per_client allows it. Samples of a class without owners are left out.
     """
     _require_enough(len(labels), clients)
     classes = np.unique(labels)
@@ -100,7 +100,7 @@ def pathological(labels: Labels, clients: int, classes_per_client: int, seed: in
 
 
 def by_domain(domains: Indices, clients: int, seed: int) -> list[Indices]:
-    """One domain per client; client i owns a share of domain i mod D, so that D clients own one whole domain each."""
+    """Assign one domain per client: client i gets a share of domain i mod D, so D clients own one whole domain each."""
     _require_enough(len(domains), clients)
     known = np.unique(domains)
     _require(
@@ -118,7 +118,7 @@ def by_domain(domains: Indices, clients: int, seed: int) -> list[Indices]:
 
 
 def iid(labels: Labels, clients: int, seed: int) -> list[Indices]:
-    """Samples dealt at random in equal shares (to within one)."""
+    """Assign samples at random in equal shares (to within one)."""
     _require_enough(len(labels), clients)
     order = generator(seed, "partition").permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]

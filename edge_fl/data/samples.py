@@ -1,6 +1,6 @@
-"""Labelled images as values: uint8 pixels [N, C, H, W] and class ids [N], one client's three sets of them, and a whole dataset.
+"""Types for labelled images: samples, one client's three sets, and a whole dataset.
 
-A value of these types has been checked once, where it was made; nobody checks it again. Foreign arrays come in through
+Pixels are uint8 [N, C, H, W], class ids int64 [N]. Values are validated once, at construction; convert other arrays with
 `edge_fl.data.arrays`.
 """
 
@@ -21,12 +21,12 @@ Array = NDArray[Any]
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
-_BLOCK = 4096  # images per step when a whole dataset is walked through
+_BLOCK = 4096  # images per step in a pass over a dataset
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Images x uint8 [N, C, H, W] with their class ids y int64 [N]; N may be 0. Raises DataError for anything else."""
+    """Images x uint8 [N, C, H, W] with class ids y int64 [N]; N may be 0. Raises DataError for anything else."""
 
     x: Images
     y: Labels
@@ -51,7 +51,7 @@ class Samples:
         return channels, height, width
 
     def take(self, indices: Indices) -> Samples:
-        """The samples at `indices`, in that order; only these are copied."""
+        """The samples at `indices`, copied in that order."""
         return Samples(self.x[indices], self.y[indices])
 
     def counts(self, classes: int) -> Labels:
@@ -59,7 +59,7 @@ class Samples:
         return np.bincount(self.y, minlength=classes).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """sha256 over shape, pixels and labels: equal for equal samples in the same order, on every machine."""
+        """sha256 over shape, pixels and labels; the same on every machine."""
         digest = hashlib.sha256(f"{self.x.shape}".encode())
         digest.update(np.ascontiguousarray(self.x).data)
         digest.update(np.ascontiguousarray(self.y, dtype="<i8").data)
@@ -68,7 +68,7 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """What one client owns. Training sees `train`, choices are made on `validation`, numbers are reported on `test`."""
+    """Data of one client: `train` for training, `validation` for choices, `test` for reported metrics."""
 
     train: Samples
     validation: Samples
@@ -82,10 +82,10 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """All samples of a dataset, original train and test merged, before clients get their share.
+    """All samples of a dataset, with original train and test sets merged, before it is split over clients.
 
-    `classes` names every class id. `original_test` bool [N] marks the images its authors held out. With several sources of images,
-    `domains` int64 [N] says which one each sample comes from and `domain_names` what they are called; otherwise both are empty.
+    `classes` names the class ids. `original_test` bool [N] marks the original test images. With several domains, `domains` int64 [N] gives
+    the domain of each sample and `domain_names` their names; otherwise both are empty.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Dataset:
 
     @cached_property
     def input(self) -> InputSpec:
-        """What an extractor for these images takes, with the mean and std of 0..1 pixels per channel (of the original training images)."""
+        """Input of an extractor for these images, with mean and std of 0..1 pixels per channel (of the original training images)."""
         channels, height, width = self.samples.shape
         mean, std = self._moments
         return InputSpec(channels, height, width, mean, std)
@@ -114,7 +114,7 @@ class Dataset:
 
     @cached_property
     def _moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Exact: sums in integers, block by block, so that no float copy of the dataset is made."""
+        """Exact integer sums, block by block, to avoid a float copy of the dataset."""
         held_out = self.original_test
         rows = (
             np.flatnonzero(~held_out)
@@ -129,7 +129,7 @@ class Dataset:
             squares += np.square(block).sum(axis=(0, 2, 3), dtype=np.int64)
         pixels = len(rows) * height * width
         mean = total / pixels
-        # a flat channel is divided by one grey level, not by zero
+        # a constant channel is divided by one grey level, not by zero
         std = np.sqrt(np.maximum(squares / pixels - mean**2, 1.0))
         return _rounded(mean / 255), _rounded(std / 255)
 

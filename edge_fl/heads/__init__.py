@@ -1,8 +1,8 @@
-"""Personal heads by name: fitted on a client's own features with scikit-learn or NumPy, used with NumPy alone (METHODS.md section 5).
+"""Personal heads: fitted on a client's own features with scikit-learn or NumPy, used with NumPy alone (docs/methods.md, "Heads").
 
-To add a head: one final class and one line in HEADS, or from another package an entry point of group `edge_fl.heads`. A release may bring
-a plan and extras for the linear head of its method: then a device that is set to `logistic`, the usual setting, gets that head (WAYS)
-instead; the other kinds stay what its owner chose.
+To add a head, write one final class and one line in HEADS, or register an entry point of the group `edge_fl.heads` in another package. A
+release may bring a plan and extras for the linear head of its method: a device configured for `logistic`, the default, then fits that head
+(WAYS); any other configured kind is kept.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Constant)}
 KINDS: dict[str, type[Head]] = HEADS | {head.kind: head for head in (Tuned, Gated, Ensemble)}
-"""Every kind there is; those that are not in HEADS need a release that brings what they are made from."""
+"""All kinds; those not in HEADS need extras of a release."""
 
 WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
     "own": Logistic.fit,
@@ -55,11 +55,11 @@ WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
     "gated": Gated.fit,
     "ensemble": Ensemble.fit,
 }
-"""How a method's own head is found."""
+"""Functions that fit a method's own head."""
 
 
 def find(kind: str) -> type[Head]:
-    """The class behind a kind, also one registered under the entry point group `edge_fl.heads`. Raises ConfigError."""
+    """Return the class of a kind; also searches the entry point group `edge_fl.heads`. Raises ConfigError."""
     if kind in HEADS:
         return HEADS[kind]
     for point in entry_points(group="edge_fl.heads", name=kind):
@@ -80,11 +80,11 @@ def fit(
     plan: HeadPlan = PLAIN,
     extras: Extras | None = None,
 ) -> Head:
-    """A head of this kind on features z [n, d] with class ids y [n] out of 0..classes-1; with one class only, a constant head.
+    """Fit a head of this kind on features z [n, d] with class ids y [n] in 0..classes-1; with a single class, a constant head.
 
-    `extractor` is the sha256 of what made z, and `unit_norm` whether it makes features of length 1. The order of the samples does not
-    matter. Raises ConfigError for an unknown kind, DataError for features or labels that cannot be used, ArtefactError for extras that do
-    not fit the plan.
+    `extractor` is the sha256 of the extractor of z; `unit_norm` says whether its features have length 1. The order of the samples does not
+    matter. Raises ConfigError for an unknown kind, DataError for unusable features or labels, ArtefactError for extras that do not fit the
+    plan.
     """
     head = find(kind)
     found = training_set(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
@@ -104,7 +104,7 @@ def training_set(
     plan: HeadPlan,
     extras: Extras,
 ) -> TrainingSet:
-    """What `fit` and `shares` work on, the samples in an order that does not depend on theirs. Raises DataError."""
+    """Build the input of `fit` and `head_updates.compute`, with the samples in a canonical order. Raises DataError."""
     z, y = np.asarray(z, np.float32), np.asarray(y)
     _require_fittable(z, y, classes)
     order = sorted(
@@ -117,7 +117,7 @@ def training_set(
 
 
 def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Head:
-    """The head whose `to_arrays()` and `describe()` these are. Raises ArtefactError for anything else."""
+    """Rebuild a head from its `to_arrays()` and `describe()`. Raises ArtefactError for anything else."""
     kind = _known(metadata.get("kind", ""))
     if kind is None or not metadata.get("classes", "").isascii() or not metadata.get("classes", "").isdigit():
         raise ArtefactError(f"head file: described as {dict(metadata)}, expected kind, classes and extractor")
@@ -156,13 +156,12 @@ def _known(kind: str) -> type[Head] | None:
 
 
 def _require_fittable(z: Array, y: Array, classes: int) -> None:
+    flaw = ""
     if z.ndim != 2 or y.shape != z.shape[:1] or not len(y) or y.dtype.kind not in "iu":
-        raise DataError(
-            f"head: features {list(z.shape)} and {y.dtype} labels {list(y.shape)}, expected [n, d] and n class ids"
-        )
-    if y.min() < 0 or y.max() >= classes:
-        raise DataError(f"head: labels range over {y.min()}..{y.max()}, expected 0..{classes - 1}")
-    if not np.isfinite(z).all():
-        raise DataError(
-            f"head: {np.sum(~np.isfinite(z).all(axis=1))} of {len(z)} feature rows hold NaN or infinity"
-        )
+        flaw = f"features {list(z.shape)} and {y.dtype} labels {list(y.shape)}, expected [n, d] and n class ids"
+    elif y.min() < 0 or y.max() >= classes:
+        flaw = f"labels range over {y.min()}..{y.max()}, expected 0..{classes - 1}"
+    elif not np.isfinite(z).all():
+        flaw = f"{np.sum(~np.isfinite(z).all(axis=1))} of {len(z)} feature rows have NaN or infinity"
+    if flaw:
+        raise DataError(f"head: {flaw}", "no head was fitted")

@@ -1,6 +1,6 @@
-"""The head `auto`: the kinds of heads are fitted one after the other, cheapest first, and the one that is right most often on held-out
-features is taken. A device with few labels so begins with the nearest class mean, and goes on to logistic regression or an MLP when its
-labels are enough for them; `curve` shows from how many labels on.
+"""The head `auto`: fit the candidate kinds, cheapest first, and keep the one with the best held-out accuracy.
+
+With few labels this is usually the nearest class mean, with more labels logistic regression or an MLP; `curve` measures where they cross.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBERS = (
     *(metrics.candidate(kind) for kind in CANDIDATES),
     *(metrics.at_labels(labels, kind) for labels in CURVE_LABELS for kind in CURVE_KINDS),
 )
-"""The names of all that may be measured on the way."""
+"""Names of all metrics that may be measured."""
 
 MIN_HELD_OUT = 10
 FOLDS = 3
@@ -34,7 +34,7 @@ Fit = Callable[[str, Features, Labels], Head]
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The head taken, and what was measured on the way, by name: accuracies on features that were held out."""
+    """The chosen head and the measured held-out accuracies by metric name."""
 
     head: Head
     numbers: dict[str, float] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Features and labels that are judged on, never fitted to; fewer than MIN_HELD_OUT count as none."""
+    """Features and labels for evaluation only; fewer than MIN_HELD_OUT are too few."""
 
     z: Features
     y: Labels
@@ -61,9 +61,9 @@ def choose(
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
-    """The best of CANDIDATES within `budget_s`, the cheapest of equals; judged on `held`, or by folds of the samples themselves.
+    """Choose the best of CANDIDATES within `budget_s` (the cheapest of equals), by accuracy on `held` or else by cross-validation.
 
-    The cheapest is always fitted; whoever runs out of memory is passed over. Raises what the cheapest one raises.
+    The cheapest is always fitted; a candidate that runs out of memory is skipped. Raises the errors of the cheapest fit.
     """
     ends_s = clock() + budget_s
     best, scores = CANDIDATES[0], dict[str, float]()
@@ -82,7 +82,7 @@ def choose(
 
 
 def curve(fit: Fit, z: Features, y: Labels, held: HeldOut, goes_on: Callable[[], bool]) -> dict[str, float]:
-    """Held-out accuracy by labels per class and kind, as far as there are labels and `goes_on()`; nothing without `held`."""
+    """Held-out accuracy by labels per class and kind, while labels suffice and `goes_on()`; empty without `held`."""
     found: dict[str, float] = {}
     if not held.enough or len(np.unique(y)) < 2:
         return found
@@ -95,7 +95,7 @@ def curve(fit: Fit, z: Features, y: Labels, held: HeldOut, goes_on: Callable[[],
 
 
 def _score(fit: Fit, kind: str, z: Features, y: Labels, held: HeldOut) -> float:
-    """Accuracy on `held`, or the mean over folds when that is too little; every class is spread over all folds."""
+    """Accuracy on `held`, or the mean over stratified folds if `held` is too small."""
     if held.enough:
         return _accuracy(fit(kind, z, y), held)
     fold = _rank(y) % FOLDS
@@ -113,7 +113,7 @@ def _accuracy(head: Head, held: HeldOut) -> float:
 
 
 def _first_of_each(y: Labels) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """How many labels per class, and which rows those are; as long as some class has as many."""
+    """Yield the number of labels per class and a mask of these rows, as long as some class has that many."""
     rank = _rank(y)
     for labels in CURVE_LABELS:
         if labels <= rank.max() + 1:
@@ -121,7 +121,7 @@ def _first_of_each(y: Labels) -> Iterator[tuple[int, NDArray[np.bool_]]]:
 
 
 def _rank(y: Labels) -> Labels:
-    """Which sample of its class each one is, from 0."""
+    """Position of each sample within its class, from 0."""
     rank = np.empty(len(y), np.int64)
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)

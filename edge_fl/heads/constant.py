@@ -1,4 +1,4 @@
-"""The constant head: always the commonest class. It is what a client with a single class gets, whatever kind was asked for."""
+"""The constant head: predicts the most frequent class. Any kind becomes this one for a client with a single class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_fl.heads.head import Features, Head, TrainingSet
 @final
 @dataclass(frozen=True, eq=False)
 class Constant(Head):
-    """present int64 [1]: the class it always predicts. Takes features of any width."""
+    """present int64 [1]: the predicted class. Accepts features of any width."""
 
     present: NDArray[np.int64]
 

@@ -1,7 +1,7 @@
-"""Stochastic descent on a linear head, in NumPy: what the methods' head stages have in common (METHODS.md 6.2).
+"""SGD on a linear head in NumPy, shared by the head stages of the methods (docs/methods.md, "Heads").
 
-The loss is cross-entropy towards soft targets t, whose rows need not add up to 1: its gradient in the logits is p * sum(t) - t. That covers
-labels (t one-hot) and labels plus a teacher (t = one-hot + teacher's probabilities: cross-entropy and KL, F4).
+The loss is cross-entropy with soft targets t whose rows need not sum to 1; its gradient in the logits is p * sum(t) - t. This covers labels
+(t one-hot) and labels plus a teacher (t = one-hot + teacher's probabilities: cross-entropy and KL, F4).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edge_fl.seeds import generator
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A linear head: weight [C, d] and bias [C], or no bias at all. Arrays under torch's names are what travels."""
+    """A linear head: weight [C, d] and bias [C] or None. `arrays` has torch's names."""
 
     weight: Features
     bias: Features | None
@@ -31,7 +31,7 @@ class Weights:
         return logits if self.bias is None else logits + self.bias
 
     def arrays(self) -> dict[str, Array]:
-        """As a shared part."""
+        """The head as a shared part."""
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     def times(self, factor: float) -> Weights:
@@ -41,7 +41,7 @@ class Weights:
 
 
 def received(data: TrainingSet, name: str) -> Weights:
-    """The linear head that came as the extra `name`; prototypes are one, that of the nearest. Raises ArtefactError for anything else."""
+    """The linear head in the extra `name`; prototypes become the nearest-prototype head. Raises ArtefactError for anything else."""
     arrays: Mapping[str, Array] = data.extras.get(name, {})
     if arrays.keys() == {"mean", "count"}:
         arrays = {"weight": arrays["mean"], "bias": -0.5 * np.square(arrays["mean"]).sum(axis=1)}
@@ -58,19 +58,19 @@ def received(data: TrainingSet, name: str) -> Weights:
 
 
 def probabilities(logits: Features) -> Features:
-    """Softmax over the last axis; a logit of -inf is probability 0."""
+    """Softmax over the last axis; a logit of -inf has probability 0."""
     exponents = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares: Features = exponents / exponents.sum(axis=-1, keepdims=True)
     return shares
 
 
 def one_hot(data: TrainingSet) -> Features:
-    """Labels as targets [n, C]."""
+    """One-hot targets [n, C]."""
     return np.eye(data.classes, dtype=np.float32)[data.y]
 
 
 def batches(samples: int, plan: HeadPlan, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Rows of every step."""
+    """Yield the rows of every step."""
     rng, size = generator(seed, "head"), min(plan.batch_size, samples)
     per_epoch = -(-samples // size)
     epochs = plan.epochs if plan.batches else max(plan.epochs, -(-plan.min_steps // per_epoch))
@@ -88,9 +88,9 @@ def descend(
     given: Features | None = None,
     **changes: float,
 ) -> Weights:
-    """`start` after SGD on features z towards `targets` [n, C] (default: the labels), by `data.plan` with `changes`.
+    """Train `start` by SGD on features z towards `targets` [n, C] (default: the labels), with the settings of `data.plan` and `changes`.
 
-    `given` [n, C] are logits that are added but not trained. The pull is an implicit step, stable for any weight. Raises RunError.
+    `given` [n, C] are added logits that are not trained. The pull is an implicit step, stable for any weight. Raises RunError.
     """
     plan = replace(data.plan, **changes)
     targets = one_hot(data) if targets is None else targets
@@ -112,5 +112,5 @@ def descend(
                 if plan.pull:
                     layer += (1 - shrink) * (origin - layer)
     if not all(np.isfinite(layer).all() for layer in held):
-        raise RunError("head: descent gave NaN or Infinity; not used (lower the learning rate?)")
+        raise RunError("head: SGD diverged to NaN or Infinity; try a lower learning rate", "head not used")
     return Weights(held[0], held[1] if len(held) > 1 else None)

@@ -1,6 +1,6 @@
-"""The ensemble of DualFed: a personal MLP and the frozen global classifier vote with their probabilities (Eq. 5).
+"""The ensemble head of DualFed: the mean of the probabilities of a personal MLP and the frozen global classifier (Eq. 5).
 
-The MLP stands for projector and personal classifier, which a head-only device trains on features without the contrastive term.
+The MLP replaces projector and personal classifier, which a head-only device trains on features without the contrastive term.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edge_fl.heads.head import Features, Head, TrainingSet
 from edge_fl.heads.mlp import Mlp
 
 TINY = np.float32(1e-30)
-"""Keeps the logarithm of a class that nobody votes for finite."""
+"""Keeps the logarithm of a zero probability finite."""
 
 
 @final
@@ -54,11 +54,11 @@ class Ensemble(Head):
 
     @property
     def mlp(self) -> Mlp:
-        """The personal half."""
+        """The personal part."""
         return Mlp(self.classes, self.extractor, **{name: getattr(self, name) for name in Mlp.shapes})
 
     def logits(self, z: Features) -> Features:
-        """Logarithms of the mean of both probabilities."""
+        """Logarithm of the mean of both probabilities."""
         ours, theirs = probabilities(self.mlp.logits(z)), probabilities(z @ self.theirs.T + self.theirs_bias)
         logits: Features = np.log((ours + theirs) / 2 + TINY)
         return logits

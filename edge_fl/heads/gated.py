@@ -1,6 +1,6 @@
-"""The gated head of FedCP: a frozen policy decides, feature by feature, what the personal head sees and what the frozen global one.
+"""The gated head of FedCP: a frozen policy weights every feature between the personal head and the frozen global head.
 
-Only the personal head is trained here, by descent from the global one; policy and global head are the release's extras.
+Only the personal head is trained here, by SGD from the global one; policy and global head are extras of the release.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edge_fl.heads.descent import Weights, descend, probabilities, received
 from edge_fl.heads.head import Array, Features, Head, TrainingSet, require_features
 
 POLICY = "policy"
-EPSILON = 1e-5  # of torch's LayerNorm
+EPSILON = 1e-5  # as in torch's LayerNorm
 NAMES = {"0.weight": "inner", "0.bias": "inner_bias", "1.weight": "gain", "1.bias": "shift"}
 
 
@@ -50,7 +50,7 @@ class Gated(Head):
 
     @classmethod
     def fit(cls, data: TrainingSet) -> Self:
-        """The personal head on ours * z; the global head's logits on the rest are part of the prediction, and of the loss."""
+        """Train the personal head on ours * z; the global head's logits on the rest are added to the prediction and the loss."""
         theirs, policy = received(data, data.plan.start), _policy(data)
         bias = np.zeros(data.classes, np.float32) if theirs.bias is None else theirs.bias
         context = theirs.weight.sum(axis=0)
@@ -64,7 +64,7 @@ class Gated(Head):
         )
 
     def gates(self, z: Features) -> tuple[Features, Features]:
-        """What of each feature goes to the personal head and what to the global one; they add up to 1 (Eqs. 4 to 6)."""
+        """Weights of each feature for the personal and the global head; they sum to 1 (Eqs. 4 to 6)."""
         x = (
             z * self.context / max(float(np.linalg.norm(self.context)), 1e-12)
         ) @ self.inner.T + self.inner_bias

@@ -1,6 +1,6 @@
-"""Linear heads: logistic regression, support vector machine, nearest class mean. They differ in how W and b are found, not in use.
+"""Linear heads: logistic regression, support vector machine, nearest class mean.
 
-Settings are METHODS.md section 5. Logits are W (z - mean) / std + b for the classes that occurred, -inf for the others.
+Settings are in docs/methods.md, "Heads". Logits are W (z - mean) / std + b for the classes present, -inf for the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.heads.descent import received
-from edge_fl.heads.head import Features, Head, TrainingSet, require_features, standardisation, untouched
+from edge_fl.heads.head import (
+    Features,
+    Head,
+    TrainingSet,
+    identity_scaling,
+    require_features,
+    standardisation,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +71,7 @@ class Logistic(Linear):
 
 @final
 class Svm(Linear):
-    """Linear support vector machine, one versus rest, squared hinge, C = 1; standardises unless the features have length 1."""
+    """Linear support vector machine, one versus rest, squared hinge, C = 1; standardises unless features have length 1."""
 
     kind: ClassVar[str] = "svm"
 
@@ -75,20 +82,20 @@ class Svm(Linear):
         model = LinearSVC(
             C=1.0, dual="auto", max_iter=10_000, class_weight=_class_weight(data), random_state=0
         )
-        mean, std = (untouched if data.unit_norm else standardisation)(data)
+        mean, std = (identity_scaling if data.unit_norm else standardisation)(data)
         weights, bias = _solve(model, data, mean, std)
         return cls(data.classes, data.extractor, weights, bias, mean, std, data.present)
 
 
 @final
 class Nearest(Linear):
-    """The class whose mean feature is nearest. No iterations at all; standardises unless the features have length 1; always balanced."""
+    """Nearest class mean, without iterations; standardises unless features have length 1; always balanced."""
 
     kind: ClassVar[str] = "nearest"
 
     @classmethod
     def fit(cls, data: TrainingSet) -> Self:
-        mean, std = (untouched if data.unit_norm else standardisation)(data)
+        mean, std = (identity_scaling if data.unit_norm else standardisation)(data)
         u = (data.z - mean) / std
         means = np.stack([u[data.y == label].mean(axis=0) for label in data.present])
         bias = -0.5 * np.square(means).sum(axis=1)  # -|u - m|^2 / 2, up to a term that all classes share
@@ -96,7 +103,7 @@ class Nearest(Linear):
 
 
 def _start(model: Any, data: TrainingSet, mean: Features, std: Features) -> None:
-    """Lets `model` start from the head that came with the release, as it reads on standardised features; it ends at the same minimum."""
+    """Start `model` from the head of the release, converted to standardised features; the minimum stays the same."""
     if data.plan.start not in data.extras:
         return
     head, present = received(data, data.plan.start), data.present
@@ -112,7 +119,7 @@ def _class_weight(data: TrainingSet) -> str | None:
 
 
 def _solve(model: Any, data: TrainingSet, mean: Features, std: Features) -> tuple[Features, Features]:
-    """weights [k, d] and bias [k] from `model.fit`; C-ordered, as files want them.
+    """weights [k, d] and bias [k] from `model.fit`, C-ordered for saving.
 
     Two classes share one decision f: they get -f/2 and f/2, whose difference is f and whose softmax is its sigmoid.
     """

@@ -1,7 +1,7 @@
-"""The MLP head: d -> 256 -> C with ReLU, trained for max(10 epochs, 300 steps) of SGD (METHODS.md section 5), in NumPy.
+"""The MLP head: d -> 256 -> C with ReLU, max(10 epochs, 300 steps) of SGD in NumPy (docs/methods.md, "Heads").
 
-Ten epochs of a few dozen samples are not enough steps, hence the floor. The step size suits features of length 1; others are
-standardised and divided by sqrt(d), which makes them about that long (unscaled features of 512 dimensions do not converge).
+The minimum of 300 steps is for clients with a few dozen samples. The step size suits features of length 1; others are standardised and
+divided by sqrt(d), to about that length (unscaled features of 512 dimensions do not converge).
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import ClassVar, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.heads.head import Features, Head, TrainingSet, require_features, standardisation, untouched
+from edge_fl.heads.head import (
+    Features,
+    Head,
+    TrainingSet,
+    identity_scaling,
+    require_features,
+    standardisation,
+)
 from edge_fl.seeds import generator
 
 HIDDEN = 256
@@ -25,7 +32,7 @@ Weights = list[Features]
 @final
 @dataclass(frozen=True, eq=False)
 class Mlp(Head):
-    """hidden_weights [h, d], hidden_bias [h], weights [C, h], bias [C]; mean and std [d]. Knows all C classes, seen or not."""
+    """hidden_weights [h, d], hidden_bias [h], weights [C, h], bias [C]; mean and std [d]. Covers all C classes."""
 
     hidden_weights: Features
     hidden_bias: Features
@@ -46,7 +53,7 @@ class Mlp(Head):
 
     @classmethod
     def fit(cls, data: TrainingSet) -> Self:
-        mean, std = untouched(data) if data.unit_norm else standardisation(data)
+        mean, std = identity_scaling(data) if data.unit_norm else standardisation(data)
         if not data.unit_norm:
             std = std * np.float32(np.sqrt(len(std)))
         u, cost = (data.z - mean) / std, data.weights.astype(np.float32)
@@ -78,7 +85,7 @@ def _layer(inputs: int, outputs: int, rng: np.random.Generator) -> tuple[Feature
 
 
 def _batches(samples: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Rows of every step, max(10 epochs, 300 steps) in all; every epoch shuffles anew and ends with its short batch."""
+    """Yield the rows of every step, max(10 epochs, 300 steps) in total; every epoch is shuffled anew and ends with its short batch."""
     size = min(BATCH, samples)
     left = max(EPOCHS * -(-samples // size), STEPS)
     while left > 0:
@@ -89,7 +96,7 @@ def _batches(samples: int, rng: np.random.Generator) -> Iterator[NDArray[np.int6
 
 
 def _gradient(layers: Weights, u: Features, y: NDArray[np.int64], cost: Features) -> Weights:
-    """Gradient of the cross-entropy, averaged over the batch with each sample's cost, in the order of `layers`."""
+    """Gradient of the weighted mean cross-entropy over the batch, in the order of `layers`."""
     hidden_weights, hidden_bias, weights, bias = layers
     hidden = np.maximum(u @ hidden_weights.T + hidden_bias, 0)
     logits = hidden @ weights.T + bias

@@ -1,6 +1,6 @@
-"""What a release asks of heads beyond fitting them: how the method's own head is found, and what a device may send back.
+"""The head plan of a release: how the method's own head is fitted, and which head updates a device may send.
 
-It stands in the signed manifest, in words from closed lists, so that no server can ask a device for anything else.
+It is part of the signed manifest and uses closed lists of words, so a server cannot request anything else.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 Way = Literal["own", "tuned", "mixed", "ridge", "gated", "ensemble"]
-"""How a method's own linear head is found (`edge_fl.heads.WAYS`); "own": like any logistic regression."""
+"""How a method's own linear head is fitted (`edge_fl.heads.WAYS`); "own": like any logistic regression."""
 
-Share = Literal[
+HeadUpdateKind = Literal[
     "taught_head", "trained_head", "half_head", "fitted_head", "class_means", "ridge_sums", "spread"
 ]
-"""What a device may send back (`edge_fl.heads.shares.SHARES`)."""
+"""Kinds of head updates (`edge_fl.heads.head_updates.HEAD_UPDATES`)."""
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}\Z")]
 Number = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class HeadPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """`start` names the extra that a linear head starts from, `start` times `times`; `uploads` what may leave, by the part it becomes.
+    """`start` names the extra from which a linear head starts, scaled by `times`; `uploads` maps parts to kinds of head updates.
 
-    The numbers are those of descent: every batch of every epoch, and at least `min_steps` (0: exactly the epochs); with `batches` above 0
-    only so many batches, the same in each epoch. `pull` is the weight λ of λ/2 |h - start|², `ridge` that of a closed form.
+    The numbers are settings of SGD: all batches of every epoch, and at least `min_steps` (0: exactly the epochs); with `batches` above 0
+    only that many batches, the same in each epoch. `pull` is the weight λ of λ/2 |h - start|², `ridge` that of a closed form.
     """
 
     way: Way = "own"
@@ -41,8 +41,8 @@ class HeadPlan(Struct, frozen=True, forbid_unknown_fields=True):
     pull: Number = 0.0
     mixing: Number = 1.0
     ridge: Number = 1e-3
-    uploads: Annotated[dict[Name, Share], Meta(max_length=8)] = {}
+    uploads: Annotated[dict[Name, HeadUpdateKind], Meta(max_length=8)] = {}
 
 
 PLAIN = HeadPlan()
-"""Nothing beyond fitting a head."""
+"""The default: fit a head, send nothing."""

@@ -1,8 +1,8 @@
-"""The tuned head: linear on raw features, and found from the head that came with the release, as the method's own stage finds it.
+"""The tuned head: linear on raw features, fitted from the release's head as the method's own stage does.
 
-`tune` goes down from the received head (fine-tuning; Ditto and pFedMe with a pull towards it; Fed-RoD, whose personal head on top of the
-frozen generic one adds up to one linear head; FedETF's copy of the frame). `mix` first learns how much of the received head to take
-(FedALA); `ridge` is SphereFed's closed form on this device's samples alone.
+`tune` runs SGD from the received head (fine-tuning; Ditto and pFedMe with a pull towards it; Fed-RoD, whose personal head plus the frozen
+generic one is one linear head; FedETF's copy of the frame). `mix` first learns how much of the received head to use (FedALA); `ridge` is
+SphereFed's closed form on this device's samples.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 from msgspec.structs import replace
 
 from edge_fl.heads.descent import Weights, batches, descend, one_hot, probabilities, received
-from edge_fl.heads.head import Features, TrainingSet, untouched
+from edge_fl.heads.head import Features, TrainingSet, identity_scaling
 from edge_fl.heads.linear import Linear
 
-# the head that this device served until now, and a factor on logits, among the extras
+# names of extras: this device's previous head, and a factor on logits
 OWN, SCALE = "own", "scale"
 
 
 @final
 class Tuned(Linear):
-    """A linear head that knows all classes, seen or not; nothing is standardised."""
+    """A linear head over all classes, without standardisation."""
 
     kind: ClassVar[str] = "tuned"
 
@@ -32,25 +32,25 @@ class Tuned(Linear):
 
     @classmethod
     def of(cls, data: TrainingSet, found: Weights) -> Self:
-        """These weights as a head."""
+        """The head with these weights."""
         bias = np.zeros(data.classes, np.float32) if found.bias is None else found.bias
         everyone = np.arange(data.classes, dtype=np.int64)
-        return cls(data.classes, data.extractor, found.weight, bias, *untouched(data), everyone)
+        return cls(data.classes, data.extractor, found.weight, bias, *identity_scaling(data), everyone)
 
     def raw(self) -> Weights:
-        """The weights as they travel."""
+        """The weights in the form that is sent."""
         return Weights(self.weights, self.bias)
 
 
 def tune(data: TrainingSet) -> Weights:
-    """Descent from the received head; where a scale s came too, the head is s times what is trained (FedETF, Eq. 5)."""
+    """SGD from the received head; with a scale s the head is s times the trained weights (FedETF, Eq. 5)."""
     scale = float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0
     start = received(data, data.plan.start).times(data.plan.times * scale)
     return descend(start, data, lr=data.plan.lr * scale**2)
 
 
 def mix(data: TrainingSet) -> Weights:
-    """One epoch on the weights W in [0, 1], from 1, of theirs over ours (FedALA, Eq. 5), then descent; without ours just that."""
+    """Train the weights W in [0, 1] of theirs over ours for one epoch, from 1 (FedALA, Eq. 5), then SGD; without ours only SGD."""
     theirs = received(data, data.plan.start)
     start = theirs if OWN not in data.extras else _mixed(data, theirs, received(data, OWN))
     return descend(start, data)

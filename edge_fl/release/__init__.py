@@ -1,1 +1,1 @@
-"""What a device may run: artefacts in verified chunks, two slots, and signed release metadata."""
+"""The manifest format of releases."""

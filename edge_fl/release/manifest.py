@@ -1,6 +1,6 @@
-"""The manifest: what a release is, in one struct. It travels inside signed metadata and stands beside the installed files.
+"""The manifest of a release: part of the signed metadata, and stored with the installed files.
 
-The canary's images are drawn here too, because the server that writes a manifest and the device that obeys it must draw the same.
+It also defines the canary's images, because server and device must generate the same ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ExtraName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}\Z")]
 
 
 class Canary(Struct, frozen=True, forbid_unknown_fields=True):
-    """A fixed input and the features it must give: images drawn from `seed`, first `features` of each row, within `tolerance`."""
+    """A fixed input and its expected features: images generated from `seed`, the first `features` of each row, within `tolerance`."""
 
     seed: Annotated[int, Meta(ge=0)]
     images: Annotated[int, Meta(ge=1, le=16)]
@@ -32,7 +32,7 @@ class Canary(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Variant(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same extractor in other numbers, with its own canary; `cosine` of its features and `loss` of accuracy as the server measured."""
+    """The extractor in another precision, with its own canary; `cosine` of features and `loss` of accuracy were measured by the server."""
 
     extractor: Blob
     canary: Canary
@@ -41,11 +41,11 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
-    """One release: the extractor and, apart from it, the small extra parts that heads of this method use.
+    """One release: the extractor and the small extras that heads of its method use.
 
-    `unit_norm` says that features have length 1; `classes` gives class ids their names; a head is valid for one `extractor.sha256`.
-    `heads` says how the method finds heads from the extras, and the only parts that a device may send back. `extractor` computes in
-    `precision`; `variants` are the others to choose from, of which an installed release has none (`chosen`).
+    `unit_norm`: features have length 1. `classes` names the class ids. A head is valid for one `extractor.sha256`. `heads` says how the
+    method fits heads from the extras, and limits the head updates that a device may send. `extractor` computes in `precision`; `variants`
+    are the alternatives, of which an installed release has none (`chosen`).
     """
 
     release: Annotated[int, Meta(ge=1)]
@@ -68,7 +68,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     variants: dict[Precision, Variant] = {}
 
     def chosen(self, precision: Precision) -> Manifest:
-        """The release with the one extractor that a device chose, the fp32 one where there is no such variant."""
+        """The release reduced to one extractor: the variant in `precision`, or fp32 if there is none."""
         if variant := self.variants.get(precision):
             one = {"extractor": variant.extractor, "canary": variant.canary, "precision": precision}
             return msgspec.structs.replace(self, **one, variants={})
@@ -76,33 +76,33 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def extractors(self) -> frozenset[str]:
-        """The sha256 of every extractor that heads of this release may be for."""
+        """sha256 of every extractor for which heads of this release may be fitted."""
         return frozenset(
             {self.extractor.sha256, *(variant.extractor.sha256 for variant in self.variants.values())}
         )
 
 
 class Entry(Struct, frozen=True):
-    """A release as signed metadata lists it: the manifest as JSON text, and its place in the order of publication.
+    """A release in the signed metadata: the manifest as JSON text, and its position in the order of publication.
 
-    Text, because the canonical JSON that is signed has no floating point numbers.
+    Text, because the signed canonical JSON has no floating-point numbers.
     """
 
     manifest: str
     serial: int
 
     def read(self) -> Manifest:
-        """The manifest. Raises ArtefactError."""
+        """Decode the manifest. Raises ArtefactError."""
         return decode(self.manifest)
 
 
 def blobs(manifest: Manifest) -> list[Blob]:
-    """What belongs to a release: the extractor first, then its variants, then the extras by name."""
+    """The blobs of a release: extractor, variants, extras by name."""
     return list(paths(manifest).values())
 
 
 def paths(manifest: Manifest) -> dict[str, Blob]:
-    """The same by their paths in a TUF repository (with consistent snapshots): RELEASE/SHA256.NAME."""
+    """The blobs by path in a TUF repository with consistent snapshots: RELEASE/SHA256.NAME."""
     named = {_extractor_name(manifest.precision): manifest.extractor}
     named |= {_extractor_name(name): manifest.variants[name].extractor for name in sorted(manifest.variants)}
     named |= {f"{name}.safetensors": manifest.extras[name] for name in sorted(manifest.extras)}
@@ -110,17 +110,17 @@ def paths(manifest: Manifest) -> dict[str, Blob]:
 
 
 def target_path(release: int) -> str:
-    """The one name of a release among TUF's targets: that of its fp32 extractor, whose `custom` carries the manifest."""
+    """The TUF target name of a release: that of its fp32 extractor, whose `custom` field has the manifest."""
     return f"{release}/{_extractor_name('fp32')}"
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as JSON."""
+    """Encode as JSON."""
     return msgspec.json.encode(manifest)
 
 
 def decode(payload: bytes | str) -> Manifest:
-    """A manifest from JSON, its numbers consistent with one another. Raises ArtefactError."""
+    """Decode and validate a manifest. Raises ArtefactError."""
     try:
         manifest = msgspec.json.decode(payload, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -133,24 +133,24 @@ def decode(payload: bytes | str) -> Manifest:
 
 
 def listed(entries: Iterable[object]) -> list[Entry]:
-    """Entries as plain dicts, as metadata carries them, in the order of publication. Raises ArtefactError."""
+    """Convert metadata entries to `Entry`, in the order of publication. Raises ArtefactError."""
     try:
         return sorted((msgspec.convert(entry, Entry) for entry in entries), key=lambda entry: entry.serial)
     except msgspec.ValidationError as error:
         raise ArtefactError(
-            f"signed metadata: {brief(error)}", "manifest", consequence="no release can be read from it"
+            f"signed metadata: {brief(error)}", "manifest", consequence="no release can be read"
         ) from error
 
 
 def scale(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Pixels [N, C, H, W] from 0..255 to 0..1, the range that every extractor takes."""
+    """Scale pixels [N, C, H, W] from 0..255 to 0..1, the input range of extractors."""
     return images.astype(np.float32) / np.float32(255)
 
 
 def canary_images(canary: Canary, input: InputSpec) -> NDArray[np.float32]:
-    """The canary's input [n, C, H, W] in 0..1, on the grid of real pixels.
+    """Generate the canary's input [n, C, H, W] in 0..1, on the grid of 8-bit pixels.
 
-    From PCG64's raw output, which NumPy keeps the same from version to version (it promises that for no distribution).
+    Uses PCG64's raw output, which NumPy keeps stable between versions, unlike its distributions.
     """
     shape = (canary.images, *input.shape)
     raw = np.random.PCG64(canary.seed).random_raw(-(-int(np.prod(shape)) // 8))
@@ -163,7 +163,7 @@ def _extractor_name(precision: Precision) -> str:
 
 
 def _flaw(manifest: Manifest) -> str | None:
-    """What contradicts itself in a manifest whose fields are each allowed."""
+    """The first inconsistency between valid fields, or None."""
     for canary in (manifest.canary, *(variant.canary for variant in manifest.variants.values())):
         rows = canary.features
         if len(rows) != canary.images:

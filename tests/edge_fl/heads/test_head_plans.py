@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.errors import ArtefactError, RunError
-from edge_fl.heads import HeadPlan, Tuned, descent, linear, shares
+from edge_fl.heads import HeadPlan, Tuned, descent, head_updates, linear
 from edge_fl.heads.gated import Gated
 from edge_fl.heads.head import TrainingSet, standardisation
 
@@ -136,7 +136,7 @@ def test_the_gates_are_fedcp_s_policy() -> None:
 
     expected = in_torch(behind, 2)
     assert close({"weight": head.weights, "bias": head.bias}, expected)
-    half = shares.SHARES["half_head"]("head", training_set(plan(way="gated")), head)
+    half = head_updates.HEAD_UPDATES["half_head"]("head", training_set(plan(way="gated")), head)
     assert close(half, ((expected[0] + torch.tensor(WEIGHT)) / 2, (expected[1] + torch.tensor(BIAS)) / 2))
 
 
@@ -193,7 +193,9 @@ def test_other_kinds_stay_what_the_owner_chose() -> None:
 def test_the_taught_head_is_one_step_of_cross_entropy_and_kl_to_the_own_head() -> None:
     """FedCRC stage 3, with a teacher that has classes of probability 0."""
     head = fitted(plan(start=""))
-    found = shares.SHARES["taught_head"]("head", training_set(plan(epochs=9, min_steps=300)), head)
+    found = head_updates.HEAD_UPDATES["taught_head"](
+        "head", training_set(plan(epochs=9, min_steps=300)), head
+    )
     teacher = torch.tensor(descent.probabilities(head.logits(Z)))
 
     def imitation(w, b, z, y):  # type: ignore[no-untyped-def]
@@ -206,33 +208,37 @@ def test_the_taught_head_is_one_step_of_cross_entropy_and_kl_to_the_own_head() -
 
 def test_the_trained_head_is_the_method_s_epochs_on_labels() -> None:
     head = fitted(plan(start=""))
-    found = shares.SHARES["trained_head"]("head", training_set(plan(epochs=2, min_steps=300)), head)
+    found = head_updates.HEAD_UPDATES["trained_head"](
+        "head", training_set(plan(epochs=2, min_steps=300)), head
+    )
     assert close(found, in_torch(entropy, 2))
 
 
 def test_class_means_have_no_row_for_an_absent_class() -> None:
-    found = shares.SHARES["class_means"]("prototypes", training_set(plan()), fitted(plan(start="")))
+    found = head_updates.HEAD_UPDATES["class_means"](
+        "prototypes", training_set(plan()), fitted(plan(start=""))
+    )
     assert found["count"].tolist() == [4, 4, 4, 0] and found["mean"].shape == (3, 3)
     assert np.allclose(found["mean"][1], Z[Y == 1].mean(axis=0), atol=1e-6)
 
 
 def test_sums_give_the_calibration_and_spread_gives_fedpac_s_numbers() -> None:
-    sums = shares.SHARES["ridge_sums"]("sums", training_set(plan()), fitted(plan()))
+    sums = head_updates.HEAD_UPDATES["ridge_sums"]("sums", training_set(plan()), fitted(plan()))
     assert np.allclose(sums["gram"], Z.T @ Z, atol=1e-4) and np.allclose(
         sums["moment"], Z.T @ np.eye(4)[Y], atol=1e-4
     )
     z = np.array([[1, 0], [3, 0], [0, 2], [0, 2]], np.float32)
     example = heads.training_set(z, np.array([0, 0, 1, 1]), 2, False, "", 0, False, HeadPlan(), {})
-    spread = shares.SHARES["spread"]("spread", example, fitted(plan()))
+    spread = head_updates.HEAD_UPDATES["spread"]("spread", example, fitted(plan()))
     assert spread["H"].tolist() == [[1, 0], [0, 1]] and float(spread["V"]) == 0.625  # METHODS.md section 7
 
 
 def test_only_what_the_plan_names_is_found_and_nothing_else_may_leave() -> None:
     asked = plan(uploads={"prototypes": "class_means"})
-    assert shares.shares(training_set(asked), fitted(plan())).keys() == {"prototypes"}
-    assert not shares.shares(training_set(plan()), fitted(plan()))
-    with pytest.raises(ArtefactError, match="'head', the release asks for prototypes; nothing was sent"):
-        shares.require_allowed({"head": 0, "prototypes": 0}, asked.uploads)
+    assert head_updates.compute(training_set(asked), fitted(plan())).keys() == {"prototypes"}
+    assert not head_updates.compute(training_set(plan()), fitted(plan()))
+    with pytest.raises(ArtefactError, match="'head', the release requests prototypes; nothing was sent"):
+        head_updates.require_allowed({"head": 0, "prototypes": 0}, asked.uploads)
 
 
 def test_an_extra_of_another_size_is_refused() -> None:

@@ -36,7 +36,7 @@ def test_a_refusal_is_final(recorder: MakeRecorder, reason: int) -> None:
         client = MqttTransport(endpoint, "stranger", None, heard := recorder(), limits=FAST)
         event = heard.next(Disconnected)
         assert event.final
-        assert event.reason.startswith("refused: ")
+        assert event.reason.startswith("rejected: ")
         with pytest.raises(ConnectError, match=r"accepts 'stranger': rejected: "):
             client.wait_connected(5)
         time.sleep(0.5)  # three times the longest pause
@@ -53,7 +53,7 @@ def test_a_busy_broker_is_asked_again(recorder: MakeRecorder) -> None:
 
     with broker_that(refuse) as endpoint:
         client = MqttTransport(endpoint, "patient", None, recorder(), limits=FAST)
-        with pytest.raises(ConnectError, match="refused: Server busy"):
+        with pytest.raises(ConnectError, match="rejected: Server busy"):
             client.wait_connected(1.5)
         assert len(attempts) >= 3
         client.close()

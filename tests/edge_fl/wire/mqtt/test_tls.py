@@ -106,7 +106,7 @@ def test_a_broker_whose_certificate_has_run_out_by_then_is_refused(port: int, au
     """The clock went back, but the device remembers a time at which the broker's certificate is over."""
     (found,) = authority.bake({"pi-2": authority.home / "devices/pi-2"})
     tls.record_time(found.folder, datetime.now(UTC) + timedelta(days=9 * 365))
-    assert "the broker's certificate ended" in connect_at("-1h", port, found)
+    assert "the broker's certificate expired" in connect_at("-1h", port, found)
 
 
 @pytest.mark.broker
@@ -116,7 +116,7 @@ def test_whoever_is_turned_away_hears_about_its_certificate(port: int, pi: Ident
     files = [str(stranger.folder / name) for name in ("ca.crt", "client.crt", "client.key")]
     command = [sys.executable, "-c", CONNECT, str(port), *files]
     said = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
-    assert "our certificate may be revoked, or of another fleet; it holds from" in said
+    assert "its certificate may be revoked, or of another fleet; it is valid from" in said
 
 
 def test_the_last_time_is_kept_once_a_day(pi: Identity) -> None:

@@ -1,7 +1,7 @@
-"""What a head-only device may send back, and nothing else: one pure function per kind of share (METHODS.md 6.2, last column).
+"""Head updates that a head-only device may send, one pure function per kind (docs/methods.md, "Device tiers").
 
-Each takes the part's name, the data and the head just fitted, and gives the part as the method's `aggregate` expects it. The names
-here are a closed list; the signed manifest picks from it (`HeadPlan.uploads`), and the device's owner may switch all of them off.
+Each takes the part's name, the data and the fitted head, and returns the part as the method's `aggregate` expects it. The names are a
+closed list; the signed manifest selects from it (`HeadPlan.uploads`), and the device's owner can turn all of them off.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from edge_fl.errors import ArtefactError
 from edge_fl.heads.descent import descend, one_hot, probabilities, received
 from edge_fl.heads.gated import Gated
 from edge_fl.heads.head import Array, Head, TrainingSet
-from edge_fl.heads.plan import Share
+from edge_fl.heads.plan import HeadUpdateKind
 from edge_fl.heads.tuned import Tuned, ridge_sums
 
 Part = dict[str, Array]
 
 
-def shares(data: TrainingSet, head: Head) -> dict[str, Part]:
-    """Everything that the release's plan names and this head has, by part. Raises ArtefactError, RunError."""
-    found = {part: SHARES[kind](part, data, head) for part, kind in data.plan.uploads.items()}
+def compute(data: TrainingSet, head: Head) -> dict[str, Part]:
+    """Compute all head updates that the release's plan names, by part. Raises ArtefactError, RunError."""
+    found = {part: HEAD_UPDATES[kind](part, data, head) for part, kind in data.plan.uploads.items()}
     return {part: _finite(arrays, part) for part, arrays in found.items() if arrays}
 
 
-def require_allowed(parts: Mapping[str, object], uploads: Mapping[str, Share]) -> None:
-    """Raises ArtefactError if there is a part that the manifest does not name: nothing of it leaves."""
-    if strange := sorted(parts.keys() - uploads.keys()):
+def require_allowed(parts: Mapping[str, object], uploads: Mapping[str, HeadUpdateKind]) -> None:
+    """Raise ArtefactError if a part is not named by the manifest."""
+    if unlisted := sorted(parts.keys() - uploads.keys()):
         raise ArtefactError(
-            f"upload: part {strange[0]!r}, the release asks for {', '.join(uploads) or 'none'}",
+            f"head update: part {unlisted[0]!r}, the release requests {', '.join(uploads) or 'none'}",
             "rejected",
             consequence="nothing was sent",
         )
 
 
 def taught_head(part: str, data: TrainingSet, head: Head) -> Part:
-    """The received head after one epoch on labels and on the personal head's predictions (FedCRC stage 3, Eqs. 6 and 7)."""
+    """The received head after one epoch on labels and the personal head's predictions (FedCRC stage 3, Eqs. 6 and 7)."""
     targets = one_hot(data) + probabilities(head.logits(data.z))
     return descend(received(data, part), data, targets, epochs=1, min_steps=0, pull=0.0).arrays()
 
@@ -48,19 +48,19 @@ def trained_head(part: str, data: TrainingSet, head: Head) -> Part:
 
 
 def fitted_head(part: str, data: TrainingSet, head: Head) -> Part:
-    """The head itself, where it is the method's own kind (FedPAC, whose heads are combined on the server)."""
+    """The head itself, if it is the method's own kind (FedPAC: the server combines these heads)."""
     return head.raw().arrays() if isinstance(head, Tuned) else {}
 
 
 def half_head(part: str, data: TrainingSet, head: Head) -> Part:
-    """Half the personal head, half the received one (FedCP)."""
+    """The mean of the personal and the received head (FedCP)."""
     if not isinstance(head, Gated):
         return {}
     return {"weight": (head.weights + head.theirs) / 2, "bias": (head.bias + head.theirs_bias) / 2}
 
 
 def class_means(part: str, data: TrainingSet, head: Head) -> Part:
-    """mean [C_i, d] of the classes that occur, and count [C] (F12)."""
+    """mean [C_i, d] of the classes present, and count [C] (F12)."""
     means = [data.z[data.y == label].mean(axis=0, dtype=np.float64) for label in data.present]
     count = np.bincount(data.y, minlength=data.classes)
     return {"mean": np.stack(means).astype(np.float32), "count": count.astype(np.float32)}
@@ -73,7 +73,7 @@ def sums(part: str, data: TrainingSet, head: Head) -> Part:
 
 
 def spread(part: str, data: TrainingSet, head: Head) -> Part:
-    """V and H [C, d] with H[c] = π_c μ_c: how features spread around their classes (FedPAC)."""
+    """V and H [C, d] with H[c] = π_c μ_c: variance of the features within their classes (FedPAC)."""
     z, n = data.z.astype(np.float64), len(data.y)
     members = one_hot(data)
     h = members.T @ z / n
@@ -87,11 +87,11 @@ def _finite(part: Part, name: str) -> Part:
     if all(np.isfinite(array).all() for array in part.values()):
         return part
     raise ArtefactError(
-        f"upload: part {name!r} has NaN or Infinity", "diverged", consequence="nothing was sent"
+        f"head update: part {name!r} has NaN or Infinity", "diverged", consequence="nothing was sent"
     )
 
 
-SHARES: dict[Share, Callable[[str, TrainingSet, Head], Part]] = {
+HEAD_UPDATES: dict[HeadUpdateKind, Callable[[str, TrainingSet, Head], Part]] = {
     "taught_head": taught_head,
     "trained_head": trained_head,
     "fitted_head": fitted_head,
