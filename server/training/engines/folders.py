@@ -1,6 +1,6 @@
-"""Folders for what clients that are simulated here leave on disk: each goes with its owner or, if that was killed, when the next is made.
+"""Temporary folders of simulated clients. Each is removed with its owner or, if the process was killed, by the next `create`.
 
-Whoever lives holds a lock on a file in its folder, so a folder whose lock can be had belongs to nobody.
+A living process holds a lock on a file in its folder, so a folder whose lock is free can be removed.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ import weakref
 from pathlib import Path
 from typing import IO
 
-PREFIX, MAKING, LOCK = "edge-fl-clients-", "edge-fl-making-", "owner.lock"
+PREFIX, UNLOCKED_PREFIX, LOCK = "edge-fl-clients-", "edge-fl-making-", "owner.lock"
 
 _locks: dict[Path, IO[str]] = {}
 
 
-def make(parent: Path | None = None) -> Path:
-    """A new folder in `parent`, by default where temporary ones are; `until_gone` says for how long."""
+def create(parent: Path | None = None) -> Path:
+    """Create a folder in `parent` (default: the system's folder for temporary files)."""
     parent = parent or Path(tempfile.gettempdir())
-    _sweep(parent)
-    making = Path(tempfile.mkdtemp(prefix=MAKING, dir=parent))
-    lock = (making / LOCK).open("w")
+    _remove_abandoned(parent)
+    unlocked = Path(tempfile.mkdtemp(prefix=UNLOCKED_PREFIX, dir=parent))
+    lock = (unlocked / LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    made = making.rename(parent / making.name.replace(MAKING, PREFIX))  # nobody sees it before it is locked
-    _locks[made] = lock
-    return made
+    # renamed when locked: another process must not see it without a lock
+    folder = unlocked.rename(parent / unlocked.name.replace(UNLOCKED_PREFIX, PREFIX))
+    _locks[folder] = lock
+    return folder
 
 
-def until_gone(owner: object, folder: Path) -> Path:
-    """The folder, which goes when `owner` does."""
+def remove_with(owner: object, folder: Path) -> Path:
+    """Remove the folder when `owner` is garbage-collected; returns the folder."""
     weakref.finalize(owner, _remove, folder)
     return folder
 
@@ -40,12 +41,12 @@ def _remove(folder: Path) -> None:
     _locks.pop(folder).close()
 
 
-def _sweep(parent: Path) -> None:
-    """Removes what processes left behind that were killed."""
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders of killed processes."""
     for path in parent.glob(f"{PREFIX}*/{LOCK}"):
         try:
             with path.open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path.parent, ignore_errors=True)
-        except OSError:  # its owner lives, or it is somebody else's
+        except OSError:  # its owner is alive, or it belongs to another user
             continue

@@ -1,7 +1,7 @@
-"""The pool: one-thread processes, each training whole clients. On a CPU this is the fastest engine for convolutions.
+"""The pool: processes with one thread each that train whole clients. The fastest engine for convolutions on a CPU.
 
-Where a client's step runs: `worker.work`, in the worker processes of this program (`processes`). All of them map the images from one
-file; personal parts are one file per client beside it, broadcasts and updates are files in memory where the system offers that.
+All workers (`processes`) map the images from one file; personal parts are one file per client; broadcasts and updates are files in shared
+memory where available.
 """
 
 from __future__ import annotations
@@ -19,49 +19,48 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
 from server.training.client_store import ClientStore
-from server.training.engines import processes, schedule, worker
-from server.training.engines.folders import make, until_gone
+from server.training.engines import folders, processes, schedule, worker
 from server.training.engines.personal import PersonalParts
 from server.training.engines.simulated import SimulatedFleet
 from server.training.engines.worker import Done, Job
 from server.training.fleet import Downs, Step
 
-AHEAD = 2  # clients under way per worker: workers stay busy and memory stays bounded
-TRIES = 3  # how often the work of a worker that died is given to a new one
+QUEUED_PER_WORKER = 2  # clients: keeps workers busy and bounds memory
+TRIES = 3  # per client, if its worker dies
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # what must be free there to be used
-SILENCE_S = 3600.0  # a run ends when no client has finished for so long
+MIN_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # free space required to use it
+TIMEOUT_S = 3600.0  # without a finished client, after which the run stops
 
 
 class PoolFleet(SimulatedFleet):
-    """The clients of a store, trained by `workers` processes (0: one per core). Its files go when it goes."""
+    """The clients of a store, trained by `workers` processes (0: one per core). Its files are removed with it."""
 
     def __init__(self, store: ClientStore, *, workers: int = 0) -> None:
         self._store, self._workers = store, workers or processes.cores()
-        self._folder = until_gone(self, make())
-        self._travelling = until_gone(self, make(_in_memory()))
+        self._folder = folders.remove_with(self, folders.create())
+        self._messages = folders.remove_with(self, folders.create(_shared_memory()))
         store.save(self._folder)
         personal = PersonalParts(build_method(store.settings.spec), self._folder / worker.PERSONAL)
         super().__init__(store.settings.clients, personal)
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """Updates as they come, with a bounded number of clients under way; the work of a worker that died is done again."""
-        with processes.threads(1):  # whoever takes the updates works beside workers that have all cores
-            yield from self._finished(step, round, downs)
-        for path in self._travelling.glob(f"down-{step}-{round}-*"):
+        """Yield updates in order of completion. The number of queued clients is bounded; the work of a dead worker is repeated."""
+        with processes.threads(1):  # the workers use all cores, also while the caller processes an update
+            yield from self._updates(step, round, downs)
+        for path in self._messages.glob(f"down-{step}-{round}-*"):
             path.unlink()
 
-    def _finished(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
+    def _updates(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
         jobs = self._jobs(step, round, downs)
         running: dict[Future[Done], tuple[Job, int]] = {}
         while True:
-            while len(running) < AHEAD * self._workers and (job := next(jobs, None)):
+            while len(running) < QUEUED_PER_WORKER * self._workers and (job := next(jobs, None)):
                 running[self._submit(job)] = (job, 1)
             if not running:
                 break
-            finished = wait(running, SILENCE_S, FIRST_COMPLETED).done
+            finished = wait(running, TIMEOUT_S, FIRST_COMPLETED).done
             if not finished:
-                raise RunError(f"round {round}: no client has finished for {SILENCE_S:.0f} s; the run stops")
+                raise RunError(f"round {round}: no client finished within {TIMEOUT_S:.0f} s; the run stops")
             for future in finished:
                 job, tries = running.pop(future)
                 try:
@@ -80,21 +79,21 @@ class PoolFleet(SimulatedFleet):
             return processes.pool(self._workers).submit(worker.work, job)
 
     def _jobs(self, step: Step, round: int, downs: Downs) -> Iterator[Job]:
-        """Jobs, the longest first; a broadcast that is the same as the one before is not written again."""
+        """The jobs, largest first; a broadcast identical to the previous one is not written again."""
         written: Parts | None = None
-        path = self._travelling
+        path = self._messages
         for number, client in enumerate(schedule.largest_first(downs, self._store.samples)):
             down = downs[client]
             if written is None or not schedule.identical(down, written):
-                path = self._travelling / f"down-{step}-{round}-{number}.safetensors"
+                path = self._messages / f"down-{step}-{round}-{number}.safetensors"
                 path.write_bytes(tensors.pack(to_arrays(down)))
                 written = down
-            up = self._travelling / f"up-{client}.safetensors"
+            up = self._messages / f"up-{client}.safetensors"
             own = self._folder / f"own-{client}.safetensors"
             yield Job(self._folder, step, round, client, path, up, own)
 
 
-def _in_memory() -> Path | None:
-    """Where files are memory, if there is enough of it; a container often has next to none."""
-    enough = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= LEAST_SHARED_BYTES
+def _shared_memory() -> Path | None:
+    """The folder for files in memory, if it has enough space; containers often have little."""
+    enough = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= MIN_SHARED_BYTES
     return SHARED_MEMORY if enough else None

@@ -1,6 +1,6 @@
-"""The worker processes of this program: started once, kept for every run that follows, ended with the program.
+"""Worker processes: started once, reused by later runs, ended with the program.
 
-Importing torch takes seconds, so that is done once in a fork server, which then makes as many workers as are wanted, each with one thread.
+Importing torch takes seconds, so a fork server imports it once and forks all workers, each with one thread.
 """
 
 from __future__ import annotations
@@ -14,41 +14,43 @@ from contextlib import contextmanager
 
 PRELOADED = ["server.training.engines.worker"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # names of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT_BYTES = 1 << 30
 
 _pools: dict[int, ProcessPoolExecutor] = {}
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def running(workers: int) -> bool:
-    """Whether a pool of so many workers is there already, so that none need to be started."""
+    """Whether a pool of this size is already running."""
     return workers in _pools
 
 
 def pool(workers: int) -> ProcessPoolExecutor:
-    """A pool of one-thread processes; the same one for the same number of workers."""
+    """Return the pool of this size, started if necessary."""
     if workers not in _pools:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         with one_thread_each():
-            _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
-            _pools[workers].submit(os.getpid).result(timeout=120)  # the fork server reads the environment now
+            _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise)
+            _pools[workers].submit(os.getpid).result(
+                timeout=120
+            )  # the fork server reads the environment here
     return _pools[workers]
 
 
 def forget(workers: int) -> None:
-    """Ends a pool that is broken; the next call of `pool` starts a new one."""
+    """Discard a broken pool; the next call of `pool` starts a new one."""
     if workers in _pools:
         _pools.pop(workers).shutdown(wait=False, cancel_futures=True)
 
 
-def _begin() -> None:
-    """The first thing that a new worker does."""
+def _initialise() -> None:
+    """Initialise a worker."""
     import torch
 
     torch.set_num_threads(1)
@@ -56,15 +58,15 @@ def _begin() -> None:
 
 
 def _keep_memory() -> None:
-    """Freed memory stays with the process: a step's tensors would else be mapped and unmapped anew, a tenth of its time (glibc only)."""
+    """Keep freed memory in the process (glibc only): mapping a step's tensors anew takes a tenth of its time."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
 
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """In the block this process computes on so many threads."""
+    """Compute with this number of threads in the block."""
     import torch
 
     before = torch.get_num_threads()
@@ -77,7 +79,7 @@ def threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Processes that begin in the block compute on one thread: they inherit these, and libraries read them once, when they are loaded."""
+    """Make processes started in the block compute with one thread, by environment variables that libraries read when loaded."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
     try:

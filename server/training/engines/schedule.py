@@ -1,7 +1,7 @@
-"""In which order a cohort is trained: as fast as the engine can, within what may wait in memory.
+"""The order in which a cohort is trained: as fast as possible within a memory limit for waiting updates.
 
-The round loop takes updates in ascending client id and holds what comes before its turn. So a cohort is cut into windows of
-consecutive clients whose updates fit into memory together, and only within a window may the order change.
+The round loop takes updates in ascending client id and holds early ones. A cohort is therefore cut into windows of consecutive clients
+whose updates fit into memory together; the order changes only within a window.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from edge_fl.learn.tree import Parts, leaves, size_bytes
 from server.training.fleet import ClientId, Downs
 
-WAITING_BYTES = 1 << 30  # what the updates of a window may take together
+WAITING_BYTES = 1 << 30  # limit for the updates of a window
 WINDOW_CLIENTS = 4096
 
 Size = Callable[[ClientId], int]  # a client's training samples, or its batches
 
 
 def windows(downs: Downs) -> Iterator[list[ClientId]]:
-    """A cohort in windows of consecutive clients; an update is taken to be as large as the broadcast."""
+    """Cut a cohort into windows of consecutive clients; updates are assumed to be as large as the broadcast."""
     cohort = sorted(downs)
     if not cohort:
         return
@@ -32,27 +32,27 @@ def windows(downs: Downs) -> Iterator[list[ClientId]]:
 
 
 def largest_first(downs: Downs, samples: Size) -> Iterator[ClientId]:
-    """For workers side by side: they end together when the longest work is begun first."""
+    """Order for parallel workers: starting with the longest work, all finish at about the same time."""
     for window in windows(downs):
         yield from sorted(window, key=lambda client: (-samples(client), client))
 
 
 def identical(a: Parts, b: Parts) -> bool:
-    """Whether two broadcasts hold the very same tensors, so that one of them need not be sent."""
+    """Whether two broadcasts hold the same tensor objects, so that the second need not be sent."""
     left, right = leaves(a), leaves(b)
     return left.keys() == right.keys() and all(tensor is right[path] for path, tensor in left.items())
 
 
-def alike(window: Sequence[ClientId], batches: Size, most: int, overhead: float) -> list[list[ClientId]]:
-    """For clients as one computation: chunks of at most `most` clients with similar numbers of batches, chosen so that all is done soonest.
+def chunks(window: Sequence[ClientId], batches: Size, largest: int, overhead: float) -> list[list[ClientId]]:
+    """Group clients with similar numbers of batches into chunks of at most `largest`, by the smallest total duration.
 
-    A chunk takes as many steps as its longest client has batches, and each step as long as its clients plus `overhead` clients.
+    A chunk takes as many steps as its longest client has batches; a step takes as long as its clients plus `overhead` clients.
     """
     clients = sorted(window, key=lambda client: (batches(client), client))
     steps = np.array([batches(client) for client in clients], np.float64)
     cost, cut = np.zeros(len(clients) + 1), np.zeros(len(clients) + 1, np.int64)
     for end in range(1, len(clients) + 1):
-        starts = np.arange(max(end - most, 0), end)
+        starts = np.arange(max(end - largest, 0), end)
         costs = cost[starts] + steps[end - 1] * (overhead + end - starts)
         cut[end] = starts[costs.argmin()]
         cost[end] = costs.min()

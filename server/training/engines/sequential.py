@@ -1,4 +1,4 @@
-"""The reference fleet: simulated clients, one after the other, in this process. Every other engine is compared with it."""
+"""The reference engine: simulated clients, one after the other, in this process. Tests compare every other engine with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from server.training.fleet import ClientId, Downs, Step
 
 
 class SequentialFleet(SimulatedFleet):
-    """Clients by id; their personal parts exist from the start, in memory or in `folder`."""
+    """Clients by id, with personal parts in memory or in `folder`."""
 
     def __init__(
         self, clients: Mapping[ClientId, Client], method: Method, folder: Path | None = None

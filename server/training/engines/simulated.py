@@ -1,7 +1,4 @@
-"""What every engine has in common: clients that are simulated, whose personal parts exist from the start, and the steps they take.
-
-Where a client's step runs is `take_step`, in the pool's and in Ray's workers too.
-"""
+"""Base class of all engines: simulated clients, their personal parts, and the step of a single client."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from server.training.fleet import ClientId, Fleet, Step
 def take_step(
     step: Step, client: Client, method: Method, round: int, down: Parts, own: Parts
 ) -> tuple[Update, Parts]:
-    """One step of one client -> (what goes up, its new personal parts)."""
+    """Run one step of one client -> (its update, its new personal parts)."""
     if step == "train":
         return client.train(method, round, down, own)
     if step == "personalise":
@@ -27,7 +24,7 @@ def take_step(
 
 
 class SimulatedFleet(Fleet):
-    """Clients `ids`, ascending; `personal` keeps their personal parts."""
+    """Clients `ids`, ascending, with their personal parts."""
 
     def __init__(self, ids: Sequence[ClientId], personal: PersonalParts) -> None:
         self._ids, self.personal = ids, personal
@@ -39,7 +36,7 @@ class SimulatedFleet(Fleet):
         return self.personal.trainable(self._ids)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self.personal.everything(self._ids)
+        return self.personal.items(self._ids)
 
     def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
         self.personal.restore(states)

@@ -1,7 +1,6 @@
-"""The vectorised fleet: chunks of clients as one batched computation by torch.func.vmap; for GPUs, heads and small networks.
+"""The vectorised engine: chunks of clients as one computation by torch.func.vmap; for GPUs, heads and small networks.
 
-Where a client's step runs: `_chunk`, once for all clients of a chunk. Clients of similar size share a chunk, so that padding stays
-small; how many fit is found by `ClientCapacity`.
+Clients of similar size share a chunk, which keeps padding small; `ClientCapacity` determines the chunk size.
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class VectorFleet(SimulatedFleet):
-    """Simulated clients as in the sequential fleet; `train` is vectorised where the method allows, the rest is the reference's own.
+    """Simulated clients; `train` is vectorised if the method allows it, all other steps are the sequential engine's.
 
-    `chunk` is the most clients that are trained as one, 0 for what `ClientCapacity` finds.
+    `chunk`: the largest number of clients per computation; 0: determined by `ClientCapacity`.
+    `fallback`: the reason for training client by client, if any.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class VectorFleet(SimulatedFleet):
         self._clients = clients
         self.capacity = ClientCapacity(next(iter(clients.values())).device, chunk)
         self.fallback = ""
-        if reason := unable(method):
-            self._give_up(method, reason)
+        if reason := obstacle(method):
+            self._fall_back(method, reason)
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step != "train" or self.fallback:
@@ -64,35 +64,36 @@ class VectorFleet(SimulatedFleet):
             while chunks:
                 if self.capacity.clients != planned_for:
                     planned_for = self.capacity.clients
-                    chunks = schedule.alike(
-                        list(chain(*chunks)), self._batches, planned_for, self.capacity.overhead
-                    )
+                    remaining = list(chain(*chunks))
+                    chunks = schedule.chunks(remaining, self._batches, planned_for, self.capacity.overhead)
                 try:
                     with self.capacity.measured(len(chunks[-1])):
-                        updates = self._chunk(round, method, chunks[-1], downs)
+                        updates = self._train_chunk(round, method, chunks[-1], downs)
                 except Exception as error:
-                    if capacity.is_full(error):
+                    if capacity.is_out_of_memory(error):
                         self.capacity.halve(len(chunks[-1]), error)
                         continue
-                    if not refused(error):
+                    if not is_unsupported(error):
                         raise
-                    self._give_up(method, str(error).splitlines()[0])
-                    left = sorted(chain(*chunks))
-                    yield from self._reference.train(round, method, {id: downs[id] for id in left})
+                    self._fall_back(method, str(error).splitlines()[0])
+                    remaining = sorted(chain(*chunks))
+                    yield from self._reference.train(round, method, {id: downs[id] for id in remaining})
                     break
                 chunks.pop()
                 yield from updates
                 del updates  # before the next chunk needs the memory
 
-    def _give_up(self, method: Method, reason: str) -> None:
+    def _fall_back(self, method: Method, reason: str) -> None:
         self.fallback = reason
         log.warning("%s is trained client by client: %s", method.title, reason)
 
     def _batches(self, id: ClientId) -> int:
         return -(-len(self._clients[id].data.train) // self._clients[id].batch_size)
 
-    def _chunk(self, round: int, method: Method, chunk: Sequence[ClientId], downs: Downs) -> list[Update]:
-        """The local updates of a chunk in one computation; personal parts are replaced only when all of it went well."""
+    def _train_chunk(
+        self, round: int, method: Method, chunk: Sequence[ClientId], downs: Downs
+    ) -> list[Update]:
+        """Run the local updates of a chunk as one computation; personal parts are replaced only if all succeed."""
         members = [self._clients[id].batches(round) for id in chunk]
         down = stacked([downs[id] for id in chunk])
         own = stacked([tree.to_device(self.personal.get(id), self._clients[id].device) for id in chunk])
@@ -118,11 +119,11 @@ class VectorFleet(SimulatedFleet):
         places = torch.arange(len(chunk), device=x.device)
         with computing_in(self._clients[chunk[0]].precision):
             up, new = vmap(step)(places, x, y, real, down, own)
-        fine = first_not_finite(up) is first_not_finite(new) is None  # in nearly every chunk
+        finite = first_not_finite(up) is first_not_finite(new) is None  # of the whole chunk, checked at once
         updates = []
         for place, id in enumerate(chunk):
             parts, mine, member = at(up, place), tree.clone(at(new, place)), members[place]
-            if not fine:
+            if not finite:
                 steps.require_finite(method, id, round, parts, mine)
             parts, mine = steps.sent(method, "train", downs[id], parts, mine, member)
             updates.append((Update(id, len(member), parts, update_codec.epsilon_spent(method, mine)), mine))
@@ -131,20 +132,19 @@ class VectorFleet(SimulatedFleet):
         return [update for update, _ in updates]
 
 
-def unable(method: Method) -> str:
-    """Why a method cannot be vectorised over clients, or nothing."""
+def obstacle(method: Method) -> str:
+    """Why a method cannot be vectorised over clients; empty if it can."""
     return "" if method.vectorises else "its local update depends on values, not only on shapes"
 
 
-def refused(error: Exception) -> bool:
-    """Whether torch says that something in a local update cannot be vectorised, as a user's own network may find out."""
-    return isinstance(error, RuntimeError) and any(
-        word in str(error) for word in ("vmap", "functorch", "atching rule")
-    )
+def is_unsupported(error: Exception) -> bool:
+    """Whether torch cannot vectorise an operation of the local update, such as one of a user's own network."""
+    words = ("vmap", "functorch", "atching rule")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def stacked(trees: Sequence[Parts]) -> Parts:
-    """Equal trees with a leading dimension of clients; the very same tensor is a view, not a copy."""
+    """Stack trees of equal structure along a leading dimension of clients; a shared tensor becomes a view, not a copy."""
 
     def join(*leaves: Tensor) -> Tensor:
         if all(leaf is leaves[0] for leaf in leaves):
@@ -155,5 +155,5 @@ def stacked(trees: Sequence[Parts]) -> Parts:
 
 
 def at(trees: Any, place: int) -> Any:
-    """One client's tree out of a stacked one; its tensors are views."""
+    """One client's tree of a stacked one; its tensors are views."""
     return tree.map(lambda leaf: leaf[place], trees)

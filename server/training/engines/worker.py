@@ -1,7 +1,6 @@
-"""A worker process: it maps a run's images and does whole steps of single clients, one at a time, on one thread.
+"""A worker process of the pool: steps of single clients, one at a time, on one thread.
 
-Where a client's step runs: `work`, through `take_step` as in the sequential fleet. Nothing that a worker writes counts before the fleet
-has collected it, so a worker may die at any moment and its job be done again.
+The fleet adopts a worker's output only after the job has finished, so a worker may die at any moment and its job be repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PERSONAL = "personal"
 
 @dataclass(frozen=True)
 class Job:
-    """One client's step as it travels to a worker: the run's folder, and the files of its broadcast, its update and its personal parts."""
+    """One client's step: the run's folder, and the files of the broadcast, the update and the personal parts."""
 
     folder: Path
     step: Step
@@ -39,14 +38,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """What comes back beside the job's files."""
+    """The result of a job, in addition to its files."""
 
     samples: int
     metrics: dict[str, float]
 
 
 def work(job: Job) -> Done:
-    """One client's step."""
+    """Run one client's step."""
     store, method, personal = _run(job.folder)
     now = method.at(max(job.round, 1))
     update, own = take_step(
@@ -59,9 +58,9 @@ def work(job: Job) -> Done:
 
 
 def collect(job: Job, done: Done, personal: PersonalParts) -> Update:
-    """A finished job's update, and the client's new personal parts put in their place.
+    """Store the client's new personal parts and return the update.
 
-    The update's tensors are its mapped file, which has no name any more and is gone when they are.
+    The update's tensors are its mapped file, which is already unlinked and so freed with them.
     """
     if job.own.exists():
         personal.adopt(job.client, job.own)
@@ -74,7 +73,7 @@ def collect(job: Job, done: Done, personal: PersonalParts) -> Update:
 
 @lru_cache(maxsize=1)
 def _run(folder: Path) -> tuple[ClientStore, Method, PersonalParts]:
-    """What lasts from job to job; a process keeps that of the last run it worked for."""
+    """Data and method of a run; a process caches those of its last run."""
     store = ClientStore.load(folder)
     method = build_method(store.settings.spec)
     return store, method, PersonalParts(method, folder / PERSONAL)

@@ -1,7 +1,7 @@
-"""Every engine gives what the sequential one gives: for every method, under every awkward client, and when workers die or memory ends.
+"""Every engine gives the sequential engine's results: for every method, unusual clients, dying workers and full memory.
 
-The toy federation has what real ones have: ragged sizes, fewer samples than a batch, a client with one class, one with two samples. Its
-network has BatchNorm; FedCRL brings dropout, RepPer and DualFed augmentation.
+The toy federation has clients of different sizes, fewer samples than a batch, a single class, or two samples. Its network has BatchNorm;
+FedCRL adds dropout, RepPer and DualFed augmentation.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def trained(at: ClientStore, fleet: Fleet) -> Leaves:
 
 
 def outcome(at: ClientStore, build: Build) -> tuple[Leaves, Metrics]:
-    """Shared and personal parts, and metrics, after two rounds and the closing step."""
+    """Shared and personal parts, and metrics, after two rounds and the final personalisation."""
     fleet = build(at)
     method, shared = two_rounds(at, fleet)
     shared, metrics = rounds.final_personalisation(method, fleet, shared, 2)
@@ -145,7 +145,7 @@ def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> No
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["fedavg", "fedrep"])
-def test_engines_agree_on_a_network_that_knows_its_gradient(name: str, precision: str) -> None:
+def test_engines_agree_on_a_network_with_closed_form_gradients(name: str, precision: str) -> None:
     at = store(name, ModelConfig("cnn-tiny", {"width": 4, "norm": False}), precision, momentum=0.0)
     method = build_method(at.settings.spec)
     assert method.net.extractor.chain and method.net.head.chain
@@ -169,21 +169,21 @@ def test_a_network_that_cannot_be_vectorised_is_trained_client_by_client(
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-def test_who_shares_a_chunk_does_not_matter(chunk: int) -> None:
+def test_results_do_not_depend_on_the_chunk_size(chunk: int) -> None:
     at = store("fedcrc")
     fleet = VectorFleet(dict(at), build_method(at.settings.spec), chunk=chunk)
     assert difference(trained(at, fleet), trained(at, sequential(at))) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", [SequentialFleet, VectorFleet])
-def test_personal_parts_in_files_are_those_in_memory(kind: Any, tmp_path: Path) -> None:
+def test_personal_parts_in_files_equal_those_in_memory(kind: Any, tmp_path: Path) -> None:
     in_memory = outcome(store("ditto"), lambda at: kind(at, build_method(at.settings.spec)))[0]
     in_files = outcome(store("ditto"), lambda at: kind(at, build_method(at.settings.spec), tmp_path))[0]
     assert difference(in_files, in_memory) == 0
     assert {path.stem for path in tmp_path.iterdir()} == set(toy.clients())
 
 
-def test_updates_of_the_pool_are_taken_on_one_thread_and_the_others_given_back() -> None:
+def test_updates_of_the_pool_are_processed_on_one_thread_and_the_others_restored() -> None:
     at = store("fedavg")
     method, fleet = build_method(at.settings.spec), pooled(at)
     downs = dict.fromkeys(fleet.clients(), steps.start(method))
@@ -201,7 +201,7 @@ def test_a_worker_that_dies_in_mid_round_changes_nothing(tmp_path: Path) -> None
     undisturbed = outcome(at, sequential)[0]
     marker.touch()
     disturbed = outcome(at, pooled)[0]
-    assert not marker.exists(), "nobody died"
+    assert not marker.exists(), "no worker died"
     assert difference(disturbed, undisturbed) == 0
 
 
@@ -212,7 +212,7 @@ def test_a_client_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"round 1, client c\d: its worker died 3 times"):
         outcome(at, pooled)
     marker.unlink()
-    assert outcome(at, pooled)[0], "the pool is whole again"
+    assert outcome(at, pooled)[0], "the pool was not restarted"
 
 
 def test_a_chunk_that_does_not_fit_into_memory_is_halved() -> None:
@@ -241,18 +241,18 @@ def test_half_precision_trains_nearly_the_same_and_keeps_everything_in_float32(
     assert metrics.keys() == reference("fedcrl")[1].keys()
 
 
-def test_a_short_run_is_not_worth_an_engine() -> None:
+def test_a_short_run_is_sequential() -> None:
     at = store("fedavg")
     engine, why = choice.choose(at, build_method(at.settings.spec), Effort(2))
     assert engine == "sequential" and "in all" in why
 
 
 def test_for_a_long_run_the_fastest_is_chosen_and_compared_with_the_others() -> None:
-    at, said = store("fedavg"), list[str]()
-    fleet = choice.build("auto", at, build_method(at.settings.spec), Effort(10**6), said.append)
-    assert len(said) == 1 and said[0].startswith("engine: ")
-    assert all(name in said[0] for name in ("sequential", "pool", "vector"))
-    assert type(fleet).__name__.lower().startswith(said[0].split()[1])
+    at, lines = store("fedavg"), list[str]()
+    fleet = choice.build("auto", at, build_method(at.settings.spec), Effort(10**6), lines.append)
+    assert len(lines) == 1 and lines[0].startswith("engine: ")
+    assert all(name in lines[0] for name in ("sequential", "pool", "vector"))
+    assert type(fleet).__name__.lower().startswith(lines[0].split()[1])
 
 
 def test_unseen_clients_do_not_train() -> None:
@@ -282,6 +282,6 @@ def test_ray_equals_the_pool_with_one_of_two_workers_killed_in_mid_round(ray: An
     undisturbed, metrics = outcome(at, spread)
     marker.touch()
     disturbed = outcome(at, spread)[0]
-    assert not marker.exists(), "nobody died"
+    assert not marker.exists(), "no worker died"
     assert difference(undisturbed, expected) == difference(disturbed, expected) == 0
     assert metrics == expected_metrics

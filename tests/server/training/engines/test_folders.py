@@ -1,4 +1,4 @@
-"""Folders of a pool go with their owner, and with the next one if the owner was killed."""
+"""Temporary folders are removed with their owner, or by the next process if the owner was killed."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server.training.engines.folders import make, until_gone
+from server.training.engines.folders import create, remove_with
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from server.training.engines.folders import make, until_gone
+from server.training.engines.folders import create, remove_with
 
 class Owner: ...
 
 owner = Owner()
-until_gone(owner, make(Path(sys.argv[1])))
+remove_with(owner, create(Path(sys.argv[1])))
 os.kill(os.getpid(), signal.{how})
 """
 
@@ -24,15 +24,15 @@ os.kill(os.getpid(), signal.{how})
 class Owner: ...
 
 
-def test_a_folder_goes_with_its_owner(tmp_path):
+def test_a_folder_is_removed_with_its_owner(tmp_path):
     owner = Owner()
-    made = until_gone(owner, make(tmp_path))
-    assert made.is_dir()
+    folder = remove_with(owner, create(tmp_path))
+    assert folder.is_dir()
     del owner
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_goes_when_the_next_one_begins(tmp_path):
+def test_folders_of_a_killed_process_are_removed_by_the_next_one(tmp_path):
     for how in ("SIGTERM", "SIGKILL"):
         command = [sys.executable, "-c", KILLED.format(how=how), str(tmp_path)]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[4])
@@ -40,7 +40,7 @@ def test_what_a_killed_process_left_goes_when_the_next_one_begins(tmp_path):
     left = set(tmp_path.iterdir())
     assert left
     owner = Owner()
-    made = until_gone(owner, make(tmp_path))
+    folder = remove_with(owner, create(tmp_path))
     other = Owner()
-    also = until_gone(other, make(tmp_path))
-    assert set(tmp_path.iterdir()) == {made, also}  # who lives keeps his
+    second = remove_with(other, create(tmp_path))
+    assert set(tmp_path.iterdir()) == {folder, second}  # folders of living owners stay
