@@ -33,7 +33,7 @@ from torch import Tensor
 
 from edge_fl.config import CompressionConfig, OptimiserConfig, PrivacyConfig
 from edge_fl.errors import MethodError
-from edge_fl.heads.plan import Share, Way
+from edge_fl.heads.plan import HeadUpdateKind, Way
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import PROTOTYPES, Update, no_prototypes, only_owned, weighted_mean
 from edge_fl.learn.batches import Batches
@@ -66,7 +66,7 @@ class HeadTier:
     kind: "native" (a stage of the method itself), "adapted" (a documented reduction) or "none" (not supported: no shared extractor).
     trains: what the device trains, in words.
     extras: shared parts of a release in addition to the extractor; start: the extra that is a linear head to start from.
-    updates: head updates that a device may send: part -> how it is computed (`edge_fl.heads.shares`). They join the next `aggregate`,
+    updates: head updates that a device may send: part -> how it is computed (`edge_fl.heads.head_updates`). They join the next `aggregate`,
     or with `final` the method's `finalise`.
     way: how the linear head is found (`edge_fl.heads.WAYS`); numbers: settings of the head plan.
     """
@@ -74,7 +74,7 @@ class HeadTier:
     kind: str = "adapted"
     trains: str = "head"
     extras: tuple[str, ...] = ()
-    updates: Mapping[str, Share] = field(default_factory=dict)
+    updates: Mapping[str, HeadUpdateKind] = field(default_factory=dict)
     start: str = "head"
     way: Way = "own"
     numbers: Numbers = field(default_factory=dict)
@@ -218,7 +218,7 @@ class Method(ABC):
             bool(sent) and alike and not self.trains_everyone and all(name in self.net.parts for name in sent)
         )
 
-    def head_updates(self) -> Mapping[str, Share]:
+    def head_updates(self) -> Mapping[str, HeadUpdateKind]:
         """Head updates that head-only devices may send; none under privacy, because only full devices add noise."""
         return {} if self.privacy.noise_multiplier else self.head_tier.updates
 

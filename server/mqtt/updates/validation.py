@@ -43,7 +43,7 @@ STATISTICS: Mapping[str, Callable[[Params, int, int], Shapes]] = {
     "ridge_sums": lambda params, classes, dim: {"gram": (dim, dim), "moment": (dim, classes)},
     "spread": lambda params, classes, dim: {"V": (), "H": (classes, dim)},
 }
-"""The shapes of a statistic's tensors by its kind (`edge_fl.heads.plan.Share`), for C classes and d features."""
+"""The shapes of a statistic's tensors by its kind (`edge_fl.heads.plan.HeadUpdateKind`), for C classes and d features."""
 
 STATISTIC_KINDS = {"prototypes": "class_means", "sums": "ridge_sums", "spread": "spread"}
 """Kinds of the methods' parts that are statistics."""

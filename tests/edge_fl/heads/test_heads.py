@@ -216,7 +216,7 @@ def test_a_damaged_head_is_refused(change: dict[str, np.ndarray], metadata: dict
         (np.zeros((2, 4)), np.zeros(3, int), "expected"),
         (np.zeros((2, 4)), np.zeros(2), "expected"),
         (np.zeros((2, 4)), np.array([0, 3]), r"labels range over 0\.\.3, expected 0\.\.2"),
-        (np.array([[0.0], [np.inf]]), np.array([0, 1]), "1 of 2 feature rows hold NaN"),
+        (np.array([[0.0], [np.inf]]), np.array([0, 1]), "1 of 2 feature rows have NaN"),
     ],
 )
 def test_features_and_labels_that_cannot_be_used_are_refused(
