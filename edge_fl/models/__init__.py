@@ -1,7 +1,7 @@
 """Network architectures by name. A model builds an extractor (raw 0..1 pixels -> features); extractor and head form a `Net`.
 
-A model is a function `(input, **options) -> Module` whose module has an int attribute `feature_dim`, and a line in MODELS. A model outside this
-package is named `package.module:function_or_Class`.
+A model is a function `(input, **options) -> Module` whose module has an int attribute `feature_dim`, and a line in MODELS. A model outside
+this package is named `package.module:function_or_Class`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A number per client is summed up honestly: unweighted, weighted, spread, and the worst tenth."""
+"""Summaries of one value per client: mean, weighted mean, standard deviation, bottom decile."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_the_best_round_is_the_first_of_the_highest() -> None:
 
 
 def test_the_curve_by_labels_is_read_from_the_names_it_was_written_under() -> None:
-    told = {
+    reported = {
         metrics.at_labels(2, "svm"): 0.5,
         metrics.at_labels(10, "svm"): 0.75,
         metrics.candidate("svm"): 0.8,
     }
-    assert metrics.by_labels(told) == {"svm": {2: 0.5, 10: 0.75}}
+    assert metrics.by_labels(reported) == {"svm": {2: 0.5, 10: 0.75}}
     assert metrics.by_labels({"labels_x.svm.validation_acc": 1.0, "labels_2.svm.test_acc": 1.0}) == {}

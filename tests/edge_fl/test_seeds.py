@@ -1,4 +1,4 @@
-"""A seed depends on run, purpose, round and client, and on nothing else: no order, no machine, no global state."""
+"""Seeds depend on run, purpose, round and client only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.golden [METHOD ...]` writes the golden numbers anew, of all methods when none is named; its diff is the review."""
+"""`python -m tests.golden [METHOD ...]` records the golden numbers again, by default of all methods; review the diff."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Golden numbers: what three rounds of each method on a few digits give, on a CPU with one thread and a fixed seed.
+"""Golden numbers: results of three rounds of each method on a few digits, on one CPU thread with a fixed seed.
 
-They are kept to a tolerance of 1e-4 and not to the bit, so that they hold for torch 2.11 to 2.15 and on any processor: kernels add in
-different orders. A change of a method shows at once; whoever means it writes the numbers anew with `python -m tests.golden`.
+They are compared with a tolerance of 1e-4 and not bit by bit, so that they hold for torch 2.11 to 2.15 on any processor: kernels sum in
+different orders. After an intended change of a method, record them again with `python -m tests.golden`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from server.training.rounds import FinalResult, RunHooks
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-4
-ACCURACY_TOLERANCE = 0.02  # of a mean over clients: an image or two on the border
+ACCURACY_TOLERANCE = 0.02  # of a mean over clients: one or two images near the decision boundary
 RECIPE = Recipe(
     name="golden",
     seed=11,
@@ -36,7 +36,9 @@ RECIPE = Recipe(
     model=ModelConfig("cnn-tiny", {"feature_dim": 16, "width": 8}),
 )
 OPTIMISER = OptimiserConfig("sgd", lr=0.05, momentum=0.5)
-STEADIER: dict[str, dict[str, Any]] = {  # where rounding errors would otherwise grow beyond the tolerance
+STEADIER: dict[
+    str, dict[str, Any]
+] = {  # settings for methods whose rounding errors would exceed the tolerance
     "dualfed": {"batch_size": 256, "optimiser": OptimiserConfig("sgd", 0.01), "options": {"contrast": 1.0}},
     "fedgh": {"optimiser": OptimiserConfig("sgd", 0.01)},
     "repper": {"options": {"head": "logistic"}},
@@ -67,7 +69,7 @@ def record(name: str) -> Numbers:
 
 
 def digest(owners: Iterable[Parts]) -> dict[str, list[float]]:
-    """Per part, floats only, over all owners: its length, and its share along a direction that no permutation leaves alone."""
+    """Per part, floats only, over all owners: its norm, and its projection on a fixed direction, which detects permutations."""
     lengths: dict[str, torch.Tensor] = {}
     along: dict[str, torch.Tensor] = {}
     for parts in owners:
@@ -86,16 +88,16 @@ def digest(owners: Iterable[Parts]) -> dict[str, list[float]]:
 
 
 def path_of(name: str) -> Path:
-    """Where a method's numbers stand."""
+    """The file of a method's numbers."""
     return FOLDER / f"{name}.json"
 
 
 def write(name: str) -> None:
-    """Records a method and writes its numbers."""
+    """Record a method and write its numbers."""
     path_of(name).write_text(json.dumps(record(name), indent=1) + "\n")
 
 
 def read(name: str) -> Numbers:
-    """A method's numbers as they stand."""
+    """A method's recorded numbers."""
     numbers: Numbers = json.loads(path_of(name).read_text())
     return numbers

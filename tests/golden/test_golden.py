@@ -1,4 +1,4 @@
-"""Nothing that a method computes changes unnoticed (see record.py for what the numbers are and how closely they must hold)."""
+"""The results of every method equal the recorded numbers (record.py defines them and their tolerance)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.golden.record import ACCURACY_TOLERANCE, TOLERANCE
 
 
 @pytest.mark.parametrize("name", names())
-def test_three_rounds_give_the_numbers_that_stand(name: str) -> None:
+def test_three_rounds_give_the_recorded_numbers(name: str) -> None:
     assert record.path_of(name).is_file(), f"no golden numbers yet: python -m tests.golden {name}"
     found, expected = record.record(name), record.read(name)
     assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=ACCURACY_TOLERANCE)
@@ -21,5 +21,5 @@ def test_three_rounds_give_the_numbers_that_stand(name: str) -> None:
             assert found[kind][part] == pytest.approx([length, along], rel=0, abs=tolerance), f"{kind} {part}"
 
 
-def test_no_numbers_are_kept_of_methods_that_are_gone() -> None:
+def test_there_are_no_numbers_of_removed_methods() -> None:
     assert {path.stem for path in record.FOLDER.glob("*.json")} <= set(names())

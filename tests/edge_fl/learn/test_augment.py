@@ -1,4 +1,4 @@
-"""Augmentations: pure, per image, within 0..1, and what they are meant to be."""
+"""Augmentations: pure, drawn per image, values within 0..1, and the intended transformation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_same_key_gives_the_same_view_and_another_another(name: str) -> None
 
 
 @every
-def test_each_image_draws_for_itself_whoever_is_in_the_batch(name: str) -> None:
+def test_parameters_are_drawn_per_image_independent_of_the_batch(name: str) -> None:
     x, view = images(), AUGMENTATIONS[name]
     assert view(x, KEY)[:3].allclose(view(x[:3], KEY), atol=1e-6)
     alike = view(x[:1].repeat(6, 1, 1, 1), KEY)

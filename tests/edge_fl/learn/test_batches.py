@@ -1,4 +1,4 @@
-"""What a client trains on is fixed by (run, stage, round, client), and short tails do not reach BatchNorm."""
+"""Batches are determined by (run, stage, round, client); short last batches do not reach BatchNorm."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_order_and_noise_depend_on_run_stage_round_and_client_and_on_nothing_els
     assert not set(keys(base, "s1")) & set(keys(base, "s2"))
 
 
-def test_epochs_go_on_where_the_last_one_ended() -> None:
+def test_step_numbers_continue_over_epochs() -> None:
     one, two = rows(data(30), epochs=1), rows(data(30), epochs=2)
     assert two[:4] == one
     assert two[4:] != one

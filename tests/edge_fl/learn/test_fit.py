@@ -1,4 +1,4 @@
-"""The batch loop against torch's own, and what it must leave alone."""
+"""The batch loop against a plain torch loop, and what it must not change."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_leaf_that_the_loss_does_not_use_keeps_its_value() -> None:
     assert all(grad == 0 for grad in constant.values())
 
 
-def test_an_optimisers_state_starts_afresh_or_goes_on() -> None:
+def test_an_optimisers_state_is_fresh_or_continued() -> None:
     optimiser, params = Adam(0.1), {"w": torch.tensor(9.0)}
     start = optimiser.init(tree.parameters(params))
     stage = {"stage": "s", "epochs": 1, "optimiser": optimiser}

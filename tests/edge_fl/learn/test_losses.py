@@ -1,4 +1,4 @@
-"""Every shared formula against the numbers of METHODS.md section 7, and against padding, which must never count."""
+"""Every loss against the numbers of docs/methods.md, section 7, and against padding, which must not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimisers compute what torch's compute, clipping and decay included."""
+"""The optimisers equal torch's, with clipping and weight decay."""
 
 from __future__ import annotations
 

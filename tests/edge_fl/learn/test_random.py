@@ -1,4 +1,4 @@
-"""Random numbers from keys: even, independent, and the same bits however they are asked for."""
+"""Random numbers from keys: uniform, independent, and bit-identical in every engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_nothing_global_is_touched() -> None:
 
 
 def test_a_longer_draw_begins_with_the_shorter_one() -> None:
-    """So padding a batch changes nobody's noise."""
+    """Padding a batch does not change the noise of its samples."""
     assert uniform(key_of(5), 8, 3)[:5].equal(uniform(key_of(5), 5, 3))
     assert normal(key_of(5), 8, 3)[:5].equal(normal(key_of(5), 5, 3))
 

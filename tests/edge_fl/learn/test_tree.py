@@ -1,4 +1,4 @@
-"""Trees are matched by name, never by order; what goes in is never changed."""
+"""Trees are matched by name, not by order; inputs are never changed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_map_follows_names_and_keeps_what_is_no_tensor() -> None:
     assert tree.map(lambda t: t + 1, (torch.tensor(1), None, 5, {"x": torch.tensor(2)}))[1:3] == (None, 5)
 
 
-def test_a_clone_shares_nothing() -> None:
+def test_a_clone_shares_no_memory() -> None:
     given_ = example()
     copy = tree.clone(given_)
     copy["head"]["w"].add_(1)

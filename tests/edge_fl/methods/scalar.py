@@ -1,4 +1,4 @@
-"""Methods on a model of one number w, with any loss of it: where a paper's formula gives a value that can be worked out by hand."""
+"""Methods on a model of one number w with a given loss, to compare with values worked out by hand."""
 
 from __future__ import annotations
 

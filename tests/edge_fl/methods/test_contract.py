@@ -38,7 +38,7 @@ from server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 
 every_method = pytest.mark.parametrize("name", names())
-ABSENT = 9  # the class that nobody has, where a test says so
+ABSENT = 9  # a class without samples, in tests that need one
 SLOWER: dict[
     str, tuple[int, float, dict[str, Any]]
 ] = {  # rounds, learning rate and options; a contrast of 40 is for ResNets
@@ -67,7 +67,7 @@ def through_bytes(parts: Parts) -> Parts:
 
 @cache
 def ran(name: str) -> toy.Federation:
-    """Two rounds of all clients; nobody may change it."""
+    """Two rounds of all clients; read only."""
     return toy.federate(toy.method(name))
 
 
@@ -81,7 +81,7 @@ def logits(method: Method, run: toy.Federation, client: str) -> Tensor:
 
 
 def closed(name: str) -> tuple[Method, SequentialFleet, Parts, Mapping[str, Mapping[str, float]]]:
-    """The federation after its closing step."""
+    """The federation after its final personalisation."""
     method, run = toy.method(name), ran(name)
     fleet = SequentialFleet(run.clients, method)
     fleet.restore(iter(run.own.items()))
@@ -156,11 +156,11 @@ def test_two_rounds_run_and_leave_every_input_as_it_was(name: str) -> None:
         steps.personalise(method, *given, client.batches(2))
         if method.predicts_early:
             steps.predict(method, *given, images(client))
-        assert [fingerprint(item) for item in given] == before, f"closing, {id}"
+        assert [fingerprint(item) for item in given] == before, f"final personalisation, {id}"
 
 
 @every_method
-def test_nothing_personal_travels(name: str) -> None:
+def test_no_personal_part_is_sent(name: str) -> None:
     method, run = toy.method(name), ran(name)
     shared, sent = set(method.travelling()), set(method.sent())
     exports = {part + norm.EXPORT for part in shared if norm.kept(method, part)}
@@ -327,7 +327,7 @@ def test_clients_of_one_class_two_samples_or_less_than_a_batch_take_part_alone(n
 
 
 @every_method
-def test_a_class_that_nobody_has_does_no_harm(name: str) -> None:
+def test_a_class_without_samples_does_no_harm(name: str) -> None:
     data = {id: without(client, ABSENT) for id, client in toy.clients().items()}
     method = toy.method(name)
     fleet = SequentialFleet(data, method)

@@ -1,4 +1,4 @@
-"""Ditto: a personal model on a leash (METHODS.md 4.11). λ = 0 and w's path stand in test_identities.py."""
+"""Ditto: a personal model regularised towards the global one (docs/methods.md, "Ditto"). λ = 0: see test_identities.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_anchor_is_the_model_received_not_the_one_trained_in_this_round() ->
     assert scalar.value(up) == pytest.approx(0.9)
 
 
-def test_v_persists_is_ones_own_and_may_train_longer() -> None:
+def test_v_persists_differs_between_clients_and_may_train_longer() -> None:
     run, longer = (toy.federate(toy.method("ditto", personal_epochs=epochs)) for epochs in (0, 3))
     assert not tree.same(run.own["c0"], run.own["c1"])
     assert tree.same(run.shared, longer.shared)

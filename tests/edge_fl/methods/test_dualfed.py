@@ -1,4 +1,4 @@
-"""DualFed: two stages, two heads that vote, and equal weights whatever a client's size (METHODS.md 3.4)."""
+"""DualFed: two stages, two heads combined, equal client weights (docs/methods.md, "DualFed")."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_simultaneous_training_lets_the_global_loss_into_the_encoder() -> None:
     assert all(close({**up, **new}[name], alone[name]) for name in alone)
 
 
-def test_projector_head_and_running_statistics_never_travel() -> None:
+def test_projector_head_and_running_statistics_are_never_sent() -> None:
     run = toy.federate(dualfed())
     for updates in run.updates:
         for update in updates.values():
@@ -129,9 +129,7 @@ LOCAL, GLOBAL = [-1.5, 2.0, 2.3], [1.2, -0.3, -4.3]
         ("personal", LOCAL, 2),
     ],
 )
-def test_the_ensemble_adds_probabilities_unless_told_otherwise(
-    ensemble: str, votes: list[float], winner: int
-) -> None:
+def test_the_ensemble_adds_probabilities_by_default(ensemble: str, votes: list[float], winner: int) -> None:
     method = dualfed(ensemble=ensemble)
     parts = {**method.init_shared(), **method.init_own("c0")}
     for head, logits in (("head", LOCAL), ("global_head", GLOBAL)):

@@ -1,4 +1,4 @@
-"""FedALA: how far one's own head goes to the global one is learnt element by element (METHODS.md 4.15)."""
+"""FedALA: element-wise weights between the global and the own head are trained (docs/methods.md, "FedALA")."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Quadratic(FedALA):
         return 0.5 * (head["w"] - 0.25) ** 2
 
 
-def learnt(
+def trained_to(
     rounds: int, weight: float = 1.0, theirs: float = 1.0, rate: float = 1.0, batch_size: int = 8
 ) -> float:
     usual = toy.method("fedala", toy.flat_net(), weights_lr=rate)
@@ -40,12 +40,12 @@ def learnt(
     return float(method._learn_weights(down, own, toy.batches(batch_size=batch_size))["w"])
 
 
-def test_on_a_quadratic_the_weight_goes_to_the_minimum_and_stays() -> None:
-    assert learnt(2) == pytest.approx(0.25)
-    assert learnt(2, weight=0.25) == pytest.approx(0.25)
+def test_on_a_quadratic_loss_the_weight_converges_to_the_minimum() -> None:
+    assert trained_to(2) == pytest.approx(0.25)
+    assert trained_to(2, weight=0.25) == pytest.approx(0.25)
     # one batch, from 1 by 0.2 * (2 - 0.25) * (2 - 0)
-    assert learnt(2, theirs=2.0, rate=0.2, batch_size=64) == pytest.approx(0.3)
-    assert learnt(0) == 1.0  # the first participation takes w as it comes
+    assert trained_to(2, theirs=2.0, rate=0.2, batch_size=64) == pytest.approx(0.3)
+    assert trained_to(0) == 1.0  # the first participation takes w as it comes
 
 
 def run(rounds: int = 4, **options: Any) -> toy.Federation:
@@ -60,7 +60,7 @@ def test_weights_stay_between_zero_and_one_move_and_are_never_sent() -> None:
     assert all(u.parts.keys() == {"extractor", "head"} for updates in after.updates for u in updates.values())
 
 
-def test_all_ones_are_the_global_head_and_all_zeros_ones_own() -> None:
+def test_weights_of_one_give_the_global_head_and_zero_the_own_head() -> None:
     after = run(rounds=3)
     x = pixels(torch.from_numpy(after.clients["c0"].data.test.x))
     down, own = steps.broadcast(after.method, after.shared, "c0"), after.own["c0"]
@@ -99,7 +99,7 @@ def test_local_training_starts_from_the_mixture() -> None:
         assert tree.same(after.updates[2][id].parts["extractor"], after.downs[2][id]["extractor"])
 
 
-def test_the_weights_are_learnt_on_a_share_of_the_data() -> None:
+def test_the_weights_are_trained_on_a_share_of_the_data() -> None:
     data = toy.batches()
     share = data.sample(0.8, "s1")
     assert len(share) == int(0.8 * len(data))

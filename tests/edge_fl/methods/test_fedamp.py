@@ -1,4 +1,4 @@
-"""FedAMP: attention between models decides who learns from whom (METHODS.md 4.14)."""
+"""FedAMP: per-client mixtures by attention between models (docs/methods.md, "FedAMP")."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_attention_starts_from_alpha_over_sigma_and_fades_with_sigma() -> None:
     "weights",
     [
         fedamp.attention_by_distance(SCALARS, 1.0, 1.0),
-        fedamp.attention_by_distance(SCALARS, 50.0, 20.0),  # to others more than 1 in all
+        fedamp.attention_by_distance(SCALARS, 50.0, 20.0),  # weights for others sum to more than 1
         fedamp.attention_by_cosine(
             torch.randn(4, 7, generator=torch.Generator().manual_seed(0)).double(), 0.3, 5.0
         ),
-        fedamp.attention_by_cosine(SCALARS[:1], 0.3, 5.0),  # nobody else there
+        fedamp.attention_by_cosine(SCALARS[:1], 0.3, 5.0),  # a single client
     ],
 )
 def test_rows_add_up_to_one_and_nothing_is_negative(weights: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ def test_running_statistics_are_mixed_with_the_same_weights() -> None:
     )
 
 
-def test_a_client_goes_on_from_its_own_model_and_is_pulled_to_the_mixture() -> None:
+def test_a_client_continues_from_its_own_model_pulled_towards_the_mixture() -> None:
     near, far = (toy.federate(toy.method("fedamp", alpha=1.0, lam=lam), rounds=2) for lam in (10.0, 0.0))
 
     def gap(run: toy.Federation) -> float:

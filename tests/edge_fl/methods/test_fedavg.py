@@ -1,4 +1,4 @@
-"""FedAvg (METHODS.md 4.2). That one client is plain SGD stands in tests/edge_fl/learn/test_fit.py."""
+"""FedAvg (docs/methods.md, "FedAvg"). That one client is plain SGD: see tests/edge_fl/learn/test_fit.py."""
 
 from __future__ import annotations
 

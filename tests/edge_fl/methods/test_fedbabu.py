@@ -1,4 +1,4 @@
-"""FedBABU: the head stays at its start until the closing step (METHODS.md 4.6)."""
+"""FedBABU: the head keeps its initial values until final personalisation (docs/methods.md, "FedBABU")."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
 
-def test_only_the_extractor_travels_and_the_head_never_moves() -> None:
+def test_only_the_extractor_is_sent_and_the_head_never_changes() -> None:
     method = toy.method("fedbabu")
     run = toy.federate(method, rounds=3)
     assert all(down.keys() == {"extractor"} for downs in run.downs for down in downs.values())
@@ -32,7 +32,7 @@ def test_the_extractor_is_trained_under_that_head() -> None:
 @pytest.mark.parametrize(
     ("scope", "moved"), [("full", {"extractor", "head"}), ("head", {"head"}), ("body", {"extractor"})]
 )
-def test_fine_tuning_moves_what_its_scope_says_and_feeds_nothing_back(scope: str, moved: set[str]) -> None:
+def test_fine_tuning_changes_the_parts_in_its_scope_and_sends_nothing(scope: str, moved: set[str]) -> None:
     method = toy.method("fedbabu", ft_scope=scope)
     shared = toy.federate(method).shared
     up, own = steps.personalise(method, steps.broadcast(method, shared, "c0"), {}, toy.batches(round=2))

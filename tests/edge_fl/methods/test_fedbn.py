@@ -1,4 +1,4 @@
-"""FedBN: BatchNorm stays at home (METHODS.md 4.22)."""
+"""FedBN: BatchNorm stays on the client (docs/methods.md, "FedBN")."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_same_image_is_seen_differently() -> None:
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "n"])
-def test_clients_count_equally_unless_asked_otherwise(weighting: str) -> None:
+def test_clients_have_equal_weights_by_default(weighting: str) -> None:
     run = toy.federate(toy.method("fedbn", weighting=weighting), rounds=1)
     mean = weighted_mean({}, run.updates[0].values(), uniform=weighting == "uniform")
     assert tree.same(run.shared, mean)

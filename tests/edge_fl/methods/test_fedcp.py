@@ -1,4 +1,4 @@
-"""FedCP: the policy shares every feature out between two heads (METHODS.md 4.21). MMD itself: test_losses.py."""
+"""FedCP: the policy splits every feature between two heads (docs/methods.md, "FedCP"). MMD: see test_losses.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedCRC: three stages that each move one part, and a global head that moves as slowly as tau says (METHODS.md 3.1)."""
+"""FedCRC: three stages that each train one part, and a moving average of the global head (docs/methods.md, "FedCRC")."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_stage_moves_its_part_alone() -> None:
     assert not tree.same(up["global_head"], down["global_head"])
 
 
-def test_the_global_head_takes_one_epoch_and_learns_nothing_from_a_teacher_that_is_itself() -> None:
+def test_the_global_head_has_one_epoch_and_no_gradient_from_an_equal_teacher() -> None:
     method, data = toy.method("fedcrc", epochs=0), toy.batches(batch_size=100)  # one batch: one step
     down, own = steps.start(method), steps.start_own(method, "c0")
     up, new = method.local_update(down, own, data)
@@ -70,7 +70,7 @@ def test_the_global_head_takes_one_epoch_and_learns_nothing_from_a_teacher_that_
     assert all(torch.allclose(up["global_head"][name], alone[name], atol=1e-7) for name in alone)
 
 
-def test_the_personal_head_stays_at_home_and_starts_as_the_global_one() -> None:
+def test_the_personal_head_is_not_sent_and_starts_equal_to_the_global_one() -> None:
     run = toy.federate(toy.method("fedcrc"))
     travelled = {name for downs in run.downs for down in downs.values() for name in down}
     travelled |= {name for updates in run.updates for update in updates.values() for name in update.parts}
@@ -79,7 +79,7 @@ def test_the_personal_head_stays_at_home_and_starts_as_the_global_one() -> None:
     assert tree.same(start, run.history[0]["global_head"])
 
 
-def test_the_personal_head_goes_on_from_the_clients_own_last_one() -> None:
+def test_the_personal_head_continues_from_the_clients_last_one() -> None:
     method = toy.method("fedcrc", tau=1.0)
     down, own, _, new = one_update(method)
     again = method.local_update(down, new, toy.batches())[1]
@@ -111,7 +111,7 @@ def test_the_personal_head_just_trained_teaches_the_global_one(order: str) -> No
     assert all(torch.allclose(up["global_head"][name], expected[name], atol=1e-6) for name in expected)
 
 
-def test_the_personal_head_is_refitted_on_the_final_extractor_when_asked() -> None:
+def test_the_personal_head_is_refitted_on_the_final_extractor_with_the_option() -> None:
     for refresh in (False, True):
         run = toy.federate(toy.method("fedcrc", refresh_personal=refresh), rounds=1)
         down = steps.broadcast(run.method, run.shared, "c0")

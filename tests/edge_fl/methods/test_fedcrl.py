@@ -1,4 +1,4 @@
-"""FedCRL: class means travel, heads do not, and misfit says how much of the global extractor comes in (METHODS.md 3.2)."""
+"""FedCRL: class means are sent, heads are not, and the contrastive loss sets the mixing weight (docs/methods.md, "FedCRL")."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_misfit_is_the_mean_over_the_samples_of_the_last_training() -> None:
 
 
 @pytest.mark.parametrize(("probe", "follows"), [("train", True), ("eval", False)])
-def test_the_stored_misfit_decides_unless_a_fresh_look_is_asked_for(probe: str, follows: bool) -> None:
+def test_the_stored_loss_sets_the_mixing_weight_unless_it_is_measured_anew(probe: str, follows: bool) -> None:
     method = fedcrl(reg_probe=probe)
     down, own = after_a_round(method, rounds=2)
     assert own["history"]["misfit"] >= 0
@@ -75,12 +75,12 @@ def test_the_stored_misfit_decides_unless_a_fresh_look_is_asked_for(probe: str, 
     assert bool(same) != follows
 
 
-def test_it_tells_how_much_of_its_own_extractor_a_client_will_keep() -> None:
+def test_the_mixing_weight_is_reported() -> None:
     method = fedcrl()
     down, own = after_a_round(method)
-    told = toy.clients()["c0"].evaluate(method, down, own)["fedcrl.tau_mix"]
-    assert told == float(method.mix(down, own, toy.batches()))
-    assert 0 < told < 1
+    reported = toy.clients()["c0"].evaluate(method, down, own)["fedcrl.tau_mix"]
+    assert reported == float(method.mix(down, own, toy.batches()))
+    assert 0 < reported < 1
     noisy = replace(method, privacy=PrivacyConfig(noise_multiplier=1.0, clip=1.0))
     assert "fedcrl.tau_mix" not in toy.clients()["c0"].evaluate(noisy, down, own)
 
@@ -99,16 +99,16 @@ def test_without_contrast_and_with_endless_gamma_it_is_fedper() -> None:
     assert all(tree.same(ours.own[client]["head"], theirs.own[client]["head"]) for client in ours.own)
 
 
-def test_contrast_and_dropout_change_what_is_learnt() -> None:
-    def learnt(**options: object) -> Parts:
+def test_contrast_and_dropout_change_the_result() -> None:
+    def learned(**options: object) -> Parts:
         return toy.federate(fedcrl(**options)).shared
 
-    plain = learnt(alpha=0.0, dropout=0.0)
-    assert not tree.same(learnt(alpha=1.0, dropout=0.0), plain)
-    assert not tree.same(learnt(alpha=0.0, dropout=0.3), plain)
+    plain = learned(alpha=0.0, dropout=0.0)
+    assert not tree.same(learned(alpha=1.0, dropout=0.0), plain)
+    assert not tree.same(learned(alpha=0.0, dropout=0.3), plain)
 
 
-def test_only_extractor_and_prototypes_travel_and_these_only_of_classes_that_are_there() -> None:
+def test_only_extractor_and_prototypes_of_present_classes_are_sent() -> None:
     run = toy.federate(fedcrl())
     for updates in run.updates:
         assert all(update.parts.keys() == {"extractor", "prototypes"} for update in updates.values())
@@ -137,7 +137,7 @@ def test_a_client_that_never_took_part_predicts_with_the_global_extractor() -> N
     assert torch.equal(run.predict("c0"), run.method.net.head.frozen(run.own["c0"]["head"], own))
 
 
-def test_weights_are_clipped_only_when_asked() -> None:
+def test_weights_are_clipped_only_with_the_option() -> None:
     down, own = after_a_round(fedcrl())
     before = tree.parameters({name: own[name] for name in ("personal_extractor", "head")})
     for clip in ("none", "grad_norm", "params01"):

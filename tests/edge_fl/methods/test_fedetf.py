@@ -1,4 +1,4 @@
-"""FedETF: a frame that nobody trains as everybody's head (METHODS.md 4.24). The balanced loss itself: test_losses.py."""
+"""FedETF: a fixed frame as the head of all clients (docs/methods.md, "FedETF"). Balanced loss: see test_losses.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_projection_widens_features_that_are_fewer_than_the_classes() -> Non
     assert run.predict("c0").shape == (20, 10)
 
 
-def test_the_frame_stays_and_never_travels_while_extractor_projection_and_scale_do() -> None:
+def test_the_frame_is_constant_and_not_sent_while_extractor_projection_and_scale_are() -> None:
     run = toy.federate(toy.method("fedetf"))
     sent = {"extractor", "projection", "scale"}
     assert all(update.parts.keys() == sent for updates in run.updates for update in updates.values())
@@ -37,7 +37,7 @@ def test_the_frame_stays_and_never_travels_while_extractor_projection_and_scale_
     assert tree.count(run.updates[0]["c0"].parts["scale"]) == 1
 
 
-def test_the_scale_starts_as_told_and_stays_positive() -> None:
+def test_the_scale_starts_at_its_hyper_parameter_and_stays_positive() -> None:
     run = toy.federate(toy.method("fedetf", scale=2.0), rounds=3)
     assert run.history[0]["scale"]["s"] == 2
     assert all(shared["scale"]["s"] > 0 for shared in run.history)
@@ -50,7 +50,7 @@ def test_a_class_that_a_client_does_not_have_does_not_push_its_features_away() -
     assert tree.same(method.local_update(down, {}, toy.batches(toy.SINGLE))[0], down)
 
 
-def test_closing_tunes_a_copy_of_the_frame_for_this_client_alone() -> None:
+def test_final_personalisation_trains_a_copy_of_the_frame_per_client() -> None:
     method = toy.method("fedetf")
     down = steps.broadcast(method, steps.start(method), "c1")
     up, own = steps.personalise(method, down, {}, toy.batches("c1"))

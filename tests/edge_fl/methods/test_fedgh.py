@@ -1,4 +1,4 @@
-"""FedGH: class means go up, a head that the server trained on them comes down (METHODS.md 4.17)."""
+"""FedGH: clients send class means, the server trains the head on them (docs/methods.md, "FedGH")."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_pass_over_the_means_lowers_their_loss() -> None:
     assert loss(method.aggregate(shared, [update])["head"]) < loss(shared["head"])
 
 
-def test_the_servers_head_is_nobodys_head() -> None:
+def test_the_servers_head_is_not_an_alias_of_a_clients() -> None:
     run = toy.federate(toy.method("fedgh"))
     ours = {tensor.data_ptr() for tensor in run.shared["head"].values()}
     for updates in run.updates:
@@ -51,7 +51,7 @@ def test_the_servers_head_is_nobodys_head() -> None:
             assert not ours & {tensor.data_ptr() for tensor in update.parts["prototypes"].values()}
 
 
-def test_extractors_differ_and_stay_at_home() -> None:
+def test_extractors_differ_and_are_not_sent() -> None:
     run = toy.federate(toy.method("fedgh"))
     assert not tree.same(run.own["c0"]["extractor"], run.own["c4"]["extractor"])
     assert "extractor" not in steps.broadcast(toy.method("fedgh"), run.shared, "c0")

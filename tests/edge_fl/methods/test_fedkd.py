@@ -1,4 +1,4 @@
-"""FedKD: a student that travels thin, a teacher that stays (METHODS.md 4.20)."""
+"""FedKD: a student sent in low-rank factors and a personal teacher (docs/methods.md, "FedKD" and F10)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trained(method: Method, client: str = "c0") -> tuple[Parts, Parts, Parts]:
     return down, up, new
 
 
-def test_only_the_students_change_travels_up_and_the_student_down() -> None:
+def test_clients_send_the_students_change_and_receive_the_student() -> None:
     run = toy.federate(toy.method("fedkd"))
     assert all(u.parts.keys() == {"change"} for updates in run.updates for u in updates.values())
     assert all(down.keys() == set(STUDENT) for downs in run.downs for down in downs.values())
@@ -54,7 +54,7 @@ def test_teachers_differ_and_start_as_the_student_alignments_differ_from_the_sta
     assert not tree.same(run.own["c0"]["personal_head"], run.own["c1"]["personal_head"])
 
 
-def test_one_step_goes_down_the_whole_loss() -> None:
+def test_one_step_follows_the_gradient_of_the_whole_loss() -> None:
     """Teacher, student and alignment move at once against one gradient, that of the weights 1/(CE_t + CE_s) included."""
     method = toy.method("fedkd", toy.flat_net(), max_norm=0.0)
     down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
@@ -110,7 +110,7 @@ def test_less_energy_is_less_to_send_and_never_more_than_the_student() -> None:
 
 @pytest.mark.parametrize("compress", ["update", "parameters"])
 def test_the_server_makes_the_mean_change_thin_too(compress: str) -> None:
-    """At next to no energy every matrix moves by rank 1, whoever moved it."""
+    """With almost no energy every matrix changes by rank 1."""
     method = toy.method("fedkd", toy.flat_net(), energy=0.0, last_energy=0.0, compress=compress)
     run = toy.federate(method, rounds=1)
     before, after = (run.history[n]["extractor"]["extractor.linear.weight"] for n in (0, 1))
@@ -130,7 +130,7 @@ def test_clients_count_equally() -> None:
 
 
 @pytest.mark.parametrize("compress", ["update", "parameters"])
-def test_a_student_that_nobody_changed_stays(compress: str) -> None:
+def test_a_student_without_updates_stays(compress: str) -> None:
     method = toy.method("fedkd", energy=1.0, compress=compress)
     shared = steps.start(method)
     for updates in ([], [Update("a", 3, {})]):

@@ -1,4 +1,4 @@
-"""FedPAC: features pulled to their class, heads mixed by a quadratic programme (METHODS.md 4.18)."""
+"""FedPAC: features pulled to class means, heads combined by a quadratic programme (docs/methods.md, "FedPAC" and F11)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_head_takes_one_epoch_on_the_received_extractor() -> None:
 
 
 def test_features_are_pulled_to_their_class_from_the_second_round_on() -> None:
-    def learnt(lam: float, count: float) -> Parts:
+    def learned(lam: float, count: float) -> Parts:
         method = toy.method("fedpac", lam=lam)
         down = steps.broadcast(method, steps.start(method), "c0")
         known = {"mean": torch.ones(10, 12), "count": torch.full((10,), count)}
@@ -118,8 +118,8 @@ def test_features_are_pulled_to_their_class_from_the_second_round_on() -> None:
     def away(up: Parts) -> torch.Tensor:
         return (up["prototypes"]["mean"][:5] - 1).norm()
 
-    assert tree.same(learnt(1.0, 0.0)["extractor"], learnt(0.0, 0.0)["extractor"])
-    assert away(learnt(2.0, 7.0)) < away(learnt(0.0, 7.0))
+    assert tree.same(learned(1.0, 0.0)["extractor"], learned(0.0, 0.0)["extractor"])
+    assert away(learned(2.0, 7.0)) < away(learned(0.0, 7.0))
 
 
 def test_a_class_without_global_mean_is_pulled_to_the_clients_own() -> None:

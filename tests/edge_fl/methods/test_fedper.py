@@ -1,4 +1,4 @@
-"""FedPer: the last layers stay at home (METHODS.md 4.7). Its limits, FedAvg and Local, stand in test_identities.py."""
+"""FedPer: the last layers are personal (docs/methods.md, "FedPer"). Its limits FedAvg and Local: see test_identities.py."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_two_personal_layers_take_the_extractors_last_along() -> None:
     assert not last & run.shared["extractor"].keys()
     whole = tree.merge(steps.broadcast(method, run.shared, "c0"), run.own["c0"])
     assert whole["extractor"].keys() == method.net.extractor.init().keys()
-    assert not method.exports  # nobody but a client has a whole extractor
+    assert not method.exports  # the server has no complete extractor
 
 
-def test_a_batchnorm_goes_with_the_layer_before_it() -> None:
+def test_batchnorm_belongs_to_the_layer_before_it() -> None:
     run = toy.federate(toy.method("fedper", personal_layers=3), rounds=1)
     kept = run.own["c0"]["extractor"].keys()
     assert {name.rpartition(".")[0].removeprefix("buffer:") for name in kept} == {

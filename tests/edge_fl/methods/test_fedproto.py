@@ -1,4 +1,4 @@
-"""FedProto: prototypes travel and nothing else (METHODS.md 4.16). That lam = 0 is Local stands in test_identities.py or below."""
+"""FedProto: only prototypes are sent (docs/methods.md, "FedProto")."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_of_one_client_the_global_prototypes_are_its_own() -> None:
     assert torch.equal(aggregated(TWO)["mean"], TWO["mean"])
 
 
-def test_owners_of_a_class_weigh_the_same_unless_asked_otherwise() -> None:
+def test_clients_with_a_class_have_equal_weights_by_default() -> None:
     assert aggregated(TWO, ONE)["mean"].tolist() == [[0.5, 0.5], [0.0, 1.0]]
     assert aggregated(TWO, ONE, weighted=True)["mean"].tolist() == [[0.75, 0.25], [0.0, 1.0]]
 

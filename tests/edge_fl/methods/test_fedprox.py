@@ -1,4 +1,4 @@
-"""FedProx: the proximal term holds a client to the model that it received (METHODS.md 4.4)."""
+"""FedProx: proximal term and stragglers (docs/methods.md, "FedProx")."""
 
 from __future__ import annotations
 

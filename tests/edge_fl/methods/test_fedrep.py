@@ -1,4 +1,4 @@
-"""FedRep: first the head, then the extractor, never both (METHODS.md 4.8)."""
+"""FedRep: stage 1 trains only the head, stage 2 only the extractor (docs/methods.md, "FedRep")."""
 
 from __future__ import annotations
 

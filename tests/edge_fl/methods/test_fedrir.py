@@ -1,4 +1,4 @@
-"""FedRIR: two stages and the alternation inside the second, masked images, and the bound on mutual information (METHODS.md 3.3)."""
+"""FedRIR: two stages, the alternation inside the second, masked images, and the bound of mutual information (docs/methods.md, "FedRIR")."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(of: FedRIR, client: str = "c0") -> tuple[Parts, Parts]:
     return of.init_shared(), own
 
 
-def test_only_the_extractor_travels_without_its_running_statistics() -> None:
+def test_only_the_extractor_is_sent_without_its_running_statistics() -> None:
     run = toy.federate(method())
     for updates in run.updates:
         for update in updates.values():
@@ -51,7 +51,7 @@ def test_only_the_extractor_travels_without_its_running_statistics() -> None:
         assert not any("running" in name for down in downs.values() for name in down["extractor"])
 
 
-def test_its_own_networks_start_from_other_values_on_every_client() -> None:
+def test_its_personal_networks_start_differently_on_every_client() -> None:
     one, other, again = (method().init_own(client) for client in ("c0", "c1", "c0"))
     for part in (*S1, "estimator", "head"):
         assert not tree.same(one[part], other[part]), part
@@ -140,7 +140,7 @@ def test_pixels_beyond_the_last_whole_patch_are_never_hidden() -> None:
     assert seen[:, :, 8:].min() == seen[:, :, :, 8:].min() == 1
 
 
-def test_a_share_of_nothing_hides_nothing() -> None:
+def test_a_share_of_zero_hides_nothing() -> None:
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(hide_patches(x, key_of(1), 0.0, torch.zeros(1, 1, 1)), x)
 
@@ -215,7 +215,7 @@ def test_the_clamped_bound_is_at_least_zero_and_zero_below() -> None:
     assert signs == {True, False}
 
 
-def test_every_objective_is_what_it_says() -> None:
+def test_every_objective_has_its_two_losses() -> None:
     net = method().net
     q = {"estimator": net.estimator.init()}
     f_g, f_cs = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(3))
@@ -240,7 +240,7 @@ def test_the_estimators_log_variance_stays_between_minus_one_and_one() -> None:
     assert output[:, :12].abs().max() > 1
 
 
-def test_adam_goes_on_where_it_stopped_in_the_round_before() -> None:
+def test_adam_continues_with_its_state_of_the_previous_round() -> None:
     run = toy.federate(method(), rounds=2)
     batches = -(-len(toy.batches()) // 8)
     for stage in ("s1_state", "q_state", "s2_state"):
@@ -254,7 +254,7 @@ def test_adam_goes_on_where_it_stopped_in_the_round_before() -> None:
     assert not tree.same(went_on, steps.train(run.method, down, fresh, toy.batches(round=3))[0])
 
 
-def test_its_statistics_stay_with_the_client_and_are_averaged_for_exports_only() -> None:
+def test_running_statistics_stay_on_the_client_and_are_averaged_for_exports_only() -> None:
     run = toy.federate(method(), rounds=1)
     kept = [run.own[client]["extractor.norm"] for client in ("c0", "c4")]
     assert not tree.same(*kept)
@@ -282,21 +282,21 @@ def test_reconstruction_is_a_variational_autoencoder_of_normalised_images() -> N
     assert torch.isclose(method(kld_weight=0.0).reconstruction(tree.clone(w), batch), error, rtol=1e-5)
 
 
-def test_it_tells_how_far_its_two_features_are_apart() -> None:
+def test_it_reports_how_much_its_two_features_share() -> None:
     run = toy.federate(method(), rounds=1)
-    told = toy.clients()["c0"].evaluate(run.method, run.downs[0]["c0"], run.own["c0"])
+    reported = toy.clients()["c0"].evaluate(run.method, run.downs[0]["c0"], run.own["c0"])
     own = {**run.downs[0]["c0"], **run.own["c0"]}
     own["extractor"] = {**own["extractor"], **own["extractor.norm"]}
     z = toy.batches().features(run.method.net.extractor, own["extractor"]).x
-    assert told["fedrir.feature_std"] == pytest.approx(float(z.std(0, correction=0).mean()))
-    assert told["fedrir.vclub"] != 0
-    assert 0 < told["fedrir.r_squared"] < 1
+    assert reported["fedrir.feature_std"] == pytest.approx(float(z.std(0, correction=0).mean()))
+    assert reported["fedrir.vclub"] != 0
+    assert 0 < reported["fedrir.r_squared"] < 1
     assert "fedrir.r_squared" not in toy.clients()[toy.PAIR].evaluate(
         run.method, run.downs[0][toy.PAIR], run.own[toy.PAIR]
     )
 
 
-def test_of_features_that_have_diverged_it_tells_nothing() -> None:
+def test_it_reports_nothing_on_diverged_features() -> None:
     ours, client = method(), toy.clients()["c0"]
     down, own = steps.broadcast(ours, steps.start(ours), "c0"), steps.start_own(ours, "c0")
     huge = {name: torch.full_like(t, float("inf")) for name, t in down["extractor"].items()}
@@ -312,7 +312,7 @@ def test_a_feature_that_is_linear_in_the_other_is_explained_whole() -> None:
     assert explained(noise, f_cs) < 0.15
 
 
-def test_masking_changes_what_stage_one_learns() -> None:
+def test_masking_changes_the_result_of_stage_one() -> None:
     whole, masked = (
         replace(method(), mask=share).local_update(*start(method()), toy.batches())[1]["decoder"]
         for share in (0.0, 0.6)

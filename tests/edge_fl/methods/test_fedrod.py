@@ -1,4 +1,4 @@
-"""Fed-RoD: a balanced generic head, and a personal one that corrects it (METHODS.md 4.19). The balanced loss itself: test_losses.py."""
+"""Fed-RoD: a balanced generic head and a personal head on top (docs/methods.md, "Fed-RoD"). Balanced loss: see test_losses.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sent(method: Method, own: Parts, data: Batches) -> Parts:
     return method.local_update(steps.start(method), own, data)[0]
 
 
-def test_the_personal_head_is_not_sent_and_learns() -> None:
+def test_the_personal_head_is_trained_and_not_sent() -> None:
     run = toy.federate(toy.method("fed-rod"))
     assert all(u.parts.keys() == {"extractor", "head"} for updates in run.updates for u in updates.values())
     assert not tree.same(run.own["c0"]["personal_head"], run.own["c4"]["personal_head"])

@@ -1,4 +1,4 @@
-"""Fine-tuning behind a global model (METHODS.md 4.3, 4.5 and G17)."""
+"""Fine-tuning of a global model (docs/methods.md, "FedAvg+FT" and G17)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two methods must be one to the bit (METHODS.md section 7): on a CPU, with one thread, the same seeds and the same cohorts."""
+"""Pairs of methods that must be bit-identical (docs/methods.md, section 7), with equal seeds and cohorts on one CPU thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LG-FedAvg: the head is everybody's, the extractor one's own (METHODS.md 4.9)."""
+"""LG-FedAvg: shared head, personal extractors (docs/methods.md, "LG-FedAvg")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local: nothing is sent, nobody's data matter to anybody else (METHODS.md 4.1)."""
+"""Local: nothing is sent, and clients are independent of each other (docs/methods.md, "Local")."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from edge_fl.learn import tree
 from tests.edge_fl.methods import toy
 
 
-def test_no_tensor_travels_either_way() -> None:
+def test_no_tensor_is_sent_in_either_direction() -> None:
     run = toy.federate(toy.method("local"))
     assert not any(down for downs in run.downs for down in downs.values())
     assert not any(update.parts for updates in run.updates for update in updates.values())

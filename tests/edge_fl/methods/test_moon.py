@@ -1,4 +1,4 @@
-"""MOON: towards the global features, away from one's own previous ones (METHODS.md 4.13)."""
+"""MOON: contrast between global and previous features (docs/methods.md, "MOON")."""
 
 from __future__ import annotations
 

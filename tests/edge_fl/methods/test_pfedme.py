@@ -1,4 +1,4 @@
-"""pFedMe: θ goes to the bottom of the envelope, w towards θ (METHODS.md 4.10)."""
+"""pFedMe: θ minimises the regularised loss, w steps towards θ (docs/methods.md, "pFedMe")."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_on_a_quadratic_theta_is_the_proximal_point_and_w_steps_to_it() -> None:
     assert own["history"]["trained"] == 1
 
 
-def test_theta_goes_on_from_batch_to_batch() -> None:
+def test_theta_continues_from_batch_to_batch() -> None:
     def theta(batches: int) -> float:
         method = scalar.method(
             "pfedme", lambda w, b: 0.5 * w**2, Sgd(0.0), inner_steps=1, inner_lr=0.05, batches=batches
@@ -45,14 +45,14 @@ def test_with_beta_zero_the_shared_model_is_constant() -> None:
     assert all(t.equal(before[path]) for path, t in tree.leaves(run.shared).items() if t.is_floating_point())
 
 
-def test_with_lambda_zero_nobody_moves_its_copy_of_w() -> None:
+def test_with_lambda_zero_clients_do_not_change_w() -> None:
     run = toy.federate(toy.method("pfedme", lam=0.0), rounds=1)
     for update in run.updates[0].values():
         assert tree.same(tree.parameters(update.parts), tree.parameters(run.history[0]))
     assert not tree.same(run.own["c0"]["personal_head"], run.history[0]["head"])
 
 
-def test_with_beta_two_the_server_goes_beyond_the_mean_but_not_for_statistics() -> None:
+def test_with_beta_two_the_server_steps_beyond_the_mean_but_not_for_statistics() -> None:
     method, name = toy.method("pfedme", beta=2.0), "buffer:extractor.convolutions.1.running_var"
     old = steps.start(method)
     new = tree.map(lambda t: 0.1 * t if t.is_floating_point() else t + 1, old)

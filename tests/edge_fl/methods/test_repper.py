@@ -1,4 +1,4 @@
-"""RepPer: a representation that is learnt together by contrast, heads that are fitted alone (METHODS.md 3.5). L_in: test_losses.py."""
+"""RepPer: a shared contrastive representation, and heads fitted per client (docs/methods.md, "RepPer"). L_in: see test_losses.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def trained(method: Method, data: Batches) -> Parts:
     return method.local_update(steps.start(method), {}, data)[0]
 
 
-def test_only_the_extractor_travels_without_labels_features_or_heads() -> None:
+def test_only_the_extractor_is_sent_without_labels_features_or_heads() -> None:
     run = toy.federate(toy.method("repper"))
     for updates in run.updates:
         for update in updates.values():
@@ -78,7 +78,7 @@ def test_other_names_for_the_classes_change_nothing() -> None:
     assert not tree.same(trained(method, data), trained(method, replace(data, y=data.y % 2)))
 
 
-def test_the_loss_is_where_the_option_says() -> None:
+def test_the_option_selects_the_loss() -> None:
     inside, out = (trained(toy.method("repper", supcon=where), toy.batches()) for where in ("in", "out"))
     assert not tree.same(inside, out)
 

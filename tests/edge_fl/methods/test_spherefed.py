@@ -1,4 +1,4 @@
-"""SphereFed: orthonormal rows as everybody's head, calibrated in closed form at the end (METHODS.md 4.23)."""
+"""SphereFed: a fixed orthonormal head, calibrated in closed form at the end (docs/methods.md, "SphereFed")."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.edge_fl.methods import toy
 
 
 def closed(method: Method, shared: Parts) -> Parts:
-    """The shared parts after the closing step of all clients."""
+    """The shared parts after the final personalisation of all clients."""
     updates = []
     for id, client in toy.clients().items():
         down = steps.broadcast(method, shared, id)
@@ -43,7 +43,7 @@ def test_logits_lie_between_minus_one_and_one() -> None:
     assert all(run.predict(client).abs().max() <= 1 + 1e-6 for client in run.clients)
 
 
-def test_the_head_stays_and_does_not_travel_until_it_is_calibrated() -> None:
+def test_the_head_is_constant_and_not_sent_until_it_is_calibrated() -> None:
     run = toy.federate(toy.method("spherefed"))
     start = run.method.net.head.init()
     assert all(tree.same(shared["head"], start) for shared in run.history)
@@ -91,7 +91,7 @@ def test_a_client_sends_its_sums_once_and_those_who_send_none_do_not_count() -> 
     assert steps.finalise(method, shared, []) is shared
 
 
-def test_the_closing_figures_are_those_of_the_calibrated_head() -> None:
+def test_final_accuracies_are_those_of_the_calibrated_head() -> None:
     run = toy.federate(toy.method("spherefed"))
     shared, metrics = rounds.final_personalisation(
         run.method, SequentialFleet(run.clients, run.method), run.shared, 2

@@ -1,4 +1,4 @@
-"""Means that are exact where exactness is possible, class-wise means, and the moving average."""
+"""Weighted means that are exact for equal updates, means per class, and the moving average."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_class_means_of_features() -> None:
 
 
 def owners() -> list[Params]:
-    """Three samples at (1, 0) and one at (0, 1) of class 0; nobody has class 1."""
+    """Three samples at (1, 0) and one at (0, 1) of class 0; none of class 1."""
     absent = torch.zeros(2)
     return [
         {"mean": torch.stack([torch.tensor(mean), absent]), "count": torch.tensor([count, 0.0])}
@@ -103,11 +103,11 @@ def test_prototypes_are_weighted_by_count_or_equally_over_owners(
     old = {"mean": torch.tensor([[9.0, 9.0], [7.0, 7.0]]), "count": torch.tensor([1.0, 2.0])}
     value = mean.value(old)
     assert value["mean"][0].tolist() == expected
-    assert value["mean"][1].tolist() == [7.0, 7.0]  # nobody reported it: the last value stands (G15)
+    assert value["mean"][1].tolist() == [7.0, 7.0]  # not reported: the last value stays (docs/methods.md G15)
     assert value["count"][1] == 2.0
 
 
-def test_a_class_nobody_has_ever_seen_is_absent() -> None:
+def test_a_class_that_was_never_reported_is_absent() -> None:
     mean = PrototypeMean()
     mean.add(owners()[0])
     nothing = {"mean": torch.zeros(2, 2), "count": torch.zeros(2)}
@@ -115,7 +115,7 @@ def test_a_class_nobody_has_ever_seen_is_absent() -> None:
     assert PrototypeMean().value(nothing) is nothing
 
 
-def test_prototypes_travel_without_absent_classes_and_arrive_whole() -> None:
+def test_prototypes_are_sent_without_absent_classes_and_restored() -> None:
     whole = {
         "mean": torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]),
         "count": torch.tensor([2.0, 0.0, 1.0]),

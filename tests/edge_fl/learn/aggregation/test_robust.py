@@ -1,4 +1,4 @@
-"""Robust aggregation: what one client says cannot move the result far, and honest cohorts lose nothing."""
+"""Robust aggregation: one client cannot move the result far; cohorts without outliers lose little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An update that began from older parts counts as its change would, times 1/sqrt(1 + τ)."""
+"""A late update counts as its change times 1/sqrt(1 + τ)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compressed tensor becomes when it is opened: near enough, without bias, or the largest of it and the rest later."""
+"""Decoded tensors: close (fp16), unbiased (int8), or the largest values with the rest kept (topk)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_positions_that_are_none_are_refused(at: list[int]) -> None:
         CODECS["topk"].decode(coded, torch.Size([3, 3]))
 
 
-def test_each_kind_saves_what_it_says() -> None:
+def test_each_kind_has_its_compression_ratio() -> None:
     x = change(64, 32)
     size = {
         kind: sum(t.numel() * t.element_size() for t in codec.encode(x, 0.1, KEY).values())

@@ -1,4 +1,4 @@
-"""A change that is released is short and noisy, and what it tells is what the library says."""
+"""A released change is clipped and noisy; its epsilon is the library's."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def test_epsilon_is_the_library_s(multiplier: float, updates: int) -> None:
     assert found <= bound <= found * 1.35  # another accountant's, which is never below the exact one
 
 
-def test_the_library_does_not_change_how_a_process_tells_its_warnings() -> None:
-    told = (
+def test_the_library_does_not_change_the_log_handlers() -> None:
+    reported = (
         "import logging; from edge_fl.learn.codec import privacy; privacy.epsilon(1.0, 1e-5);"
         " logging.getLogger('devices').warning('sim-1: late')"
     )
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", reported], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "sim-1: late"
 
 
-def test_epsilon_beyond_the_library_is_a_bound_and_nothing_told_is_zero() -> None:
+def test_epsilon_beyond_the_library_is_a_bound_and_without_updates_zero() -> None:
     assert privacy.epsilon(0.0, 1e-5) == privacy.epsilon(1e-16, 1e-5) == 0.0
     below, above = (privacy.epsilon(mu**2, 1e-5) for mu in (27.0, 28.0))
     assert below < 500 < above < 600

@@ -1,4 +1,4 @@
-"""The gradient that a loss knows is autograd's, for every network that is a chain; any other network is left to autograd."""
+"""The closed-form gradient equals autograd's for every chain; other networks use autograd."""
 
 from __future__ import annotations
 

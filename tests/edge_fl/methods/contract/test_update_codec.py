@@ -1,4 +1,4 @@
-"""What is kept whatever the method: updates that travel smaller come out as they were meant, and private ones within their budget."""
+"""Update codec with every method: compressed updates decode correctly, private ones stay within their budget."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def test_a_late_update_is_opened_on_what_it_began_from(kind: str) -> None:
 
 @every_kind
 @pytest.mark.parametrize(("name", "saves"), [("fedavg", True), ("fedrep", True), ("fedproto", False)])
-def test_the_round_loop_counts_what_travels_and_learns_from_it(name: str, saves: bool, kind: str) -> None:
+def test_the_round_loop_counts_encoded_bytes_and_uses_decoded_updates(
+    name: str, saves: bool, kind: str
+) -> None:
     plain, _ = ran(toy.method(name))
     small, _ = ran(compressed(name, kind))
     assert (small[-1].bytes_up < 0.66 * plain[-1].bytes_up) == saves
@@ -110,7 +112,7 @@ def test_nothing_changes_without_compression() -> None:
 
 def test_error_feedback_sends_everything_in_the_end() -> None:
     method = compressed("fedavg", "topk")
-    own, sent, learnt = steps.start_own(method, "c0"), Parts(), Parts()
+    own, sent, learned = steps.start_own(method, "c0"), Parts(), Parts()
     down = steps.broadcast(method, steps.start(method), "c0")
     for number in range(1, 6):
         up, _ = steps.local_update(method, down, {}, toy.batches(round=number))
@@ -118,17 +120,17 @@ def test_error_feedback_sends_everything_in_the_end() -> None:
         change = tree.map(torch.sub, update_codec.received(method, down, travels), down)
         sent = tree.map(torch.add, sent, change) if sent else change
         change = tree.map(torch.sub, up, down)
-        learnt = tree.map(torch.add, learnt, change) if learnt else change
+        learned = tree.map(torch.add, learned, change) if learned else change
     for part in ("extractor", "head"):
         for name, residual in own[part + update_codec.RESIDUAL].items():
-            assert torch.allclose(sent[part][name] + residual, learnt[part][name], atol=1e-5)
+            assert torch.allclose(sent[part][name] + residual, learned[part][name], atol=1e-5)
             assert residual.any()
 
 
 @pytest.mark.parametrize(
     ("kind", "privacy"), [("topk", PrivacyConfig()), ("topk", PRIVACY), ("none", PRIVACY)]
 )
-def test_a_resumed_run_keeps_residuals_noise_and_what_was_told(kind: str, privacy: PrivacyConfig) -> None:
+def test_a_resumed_run_keeps_residuals_noise_and_epsilon_spent(kind: str, privacy: PrivacyConfig) -> None:
     method = private_method("fedrep", privacy, kind)
     whole, fleet = ran(method, number=3)
     half, before = ran(method, number=2)
@@ -162,7 +164,7 @@ def test_noise_comes_before_compression_and_before_what_is_kept_back() -> None:
     )
 
 
-def test_what_was_told_grows_by_update_and_ends_with_the_budget() -> None:
+def test_epsilon_grows_with_each_update_up_to_the_budget() -> None:
     cost = private.cost(PRIVACY)
     method = private_method("fedavg", replace_budget(private.epsilon(2.5 * cost, 1e-5)))
     down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
@@ -176,7 +178,7 @@ def test_what_was_told_grows_by_update_and_ends_with_the_budget() -> None:
         update_codec.sent(method, down, down, own, 1)
 
 
-def test_who_has_spent_its_budget_is_asked_no_more_and_the_run_ends_when_nobody_is_left() -> None:
+def test_clients_without_budget_are_not_selected_and_the_run_ends_when_none_is_left() -> None:
     method = private_method("fedavg", replace_budget(private.epsilon(1.5 * private.cost(PRIVACY), 1e-5)))
     fleet = SequentialFleet(toy.clients(), method)
     fleet.personal.put(
