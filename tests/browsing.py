@@ -1,6 +1,6 @@
 """A real browser and a real dashboard for tests: Debian's chromium, driven headless, and `edge-fl server dashboard` as a child process.
 
-A `Visit` writes down what no page may do: write errors to the console, raise, or ask anybody but the dashboard for anything.
+A `Visit` records what no page may do: log errors to the console, raise, or send a request to any other host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def chromium() -> str | None:
-    """The browser of this machine."""
+    """The path of an installed browser; None if there is none."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -34,14 +34,14 @@ class Dashboard:
 
     @property
     def memory_mb(self) -> float:
-        """Its resident set."""
+        """Resident set size."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
 
 @contextmanager
 def dashboard(registry: Path, *options: str) -> Iterator[Dashboard]:
-    """Runs until the block ends; its address is what it printed."""
+    """Run until the block ends, at the address that the command printed."""
     command = [
         sys.executable,
         "-m",
@@ -54,14 +54,14 @@ def dashboard(registry: Path, *options: str) -> Iterator[Dashboard]:
         "0",
     ]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env={**os.environ})
-    said: list[str] = []
+    output: list[str] = []
     assert process.stderr is not None
     try:
-        said.append(process.stderr.readline().strip())
-        assert said[0].startswith("http"), said
-        drain = threading.Thread(target=lambda stream=process.stderr: said.extend(stream), daemon=True)
+        output.append(process.stderr.readline().strip())
+        assert output[0].startswith("http"), output
+        drain = threading.Thread(target=lambda stream=process.stderr: output.extend(stream), daemon=True)
         drain.start()
-        yield Dashboard(said[0].rstrip("/"), process)
+        yield Dashboard(output[0].rstrip("/"), process)
     finally:
         process.terminate()
         process.wait(20)
@@ -71,7 +71,7 @@ def dashboard(registry: Path, *options: str) -> Iterator[Dashboard]:
 
 @dataclass
 class Visit:
-    """One tab of the browser, at one address."""
+    """One tab of the browser."""
 
     page: Any
     home: str
@@ -79,27 +79,27 @@ class Visit:
 
     def __post_init__(self) -> None:
         self.page.set_default_timeout(DEADLINE_S * 1000)
-        self.page.on("console", lambda message: self._hear(message.type, message.text))
-        self.page.on("pageerror", lambda error: self._hear("error", str(error)))
-        self.page.on("request", self._asked)
+        self.page.on("console", lambda message: self._record(message.type, message.text))
+        self.page.on("pageerror", lambda error: self._record("error", str(error)))
+        self.page.on("request", self._requested)
 
     def go(self, path: str = "/", wait_for: str = ".sheet:visible") -> None:
-        """Opens a page and waits until something is on it."""
+        """Open a page and wait for its contents."""
         self.page.goto(self.home + path, wait_until="commit", timeout=DEADLINE_S * 1000)
         self.page.wait_for_selector(wait_for)
 
-    def _hear(self, kind: str, text: str) -> None:
+    def _record(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
             self.complaints.append(f"{kind}: {text}")
 
-    def _asked(self, request: Any) -> None:
+    def _requested(self, request: Any) -> None:
         if not request.url.startswith((self.home, self.home.replace("http", "ws", 1), "data:", "blob:")):
-            self.complaints.append(f"asked {request.url}")
+            self.complaints.append(f"requested {request.url}")
 
 
 @contextmanager
 def visiting(browser: Any, home: str, *, width: int = 1440, scheme: str = "light") -> Iterator[Visit]:
-    """A tab of its own; nothing may have been wrong with it by the end."""
+    """Open a separate tab; any complaint at the end is an error."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     try:
         visit = Visit(context.new_page(), home)

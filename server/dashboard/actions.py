@@ -25,17 +25,17 @@ class Action:
 
 def start(db: Database, fleet: str, release: str) -> str:
     """Request the roll-out of a release. Raises InputError during another roll-out."""
-    wanted = int(release)
+    number = int(release)
     if current := rollouts.current(db, fleet):
         raise InputError(
-            f"release {wanted}: the roll-out of release {current.release} has not ended; abort it first"
+            f"release {number}: the roll-out of release {current.release} has not ended; abort it first"
         )
     before = serving(tuple(rollouts.listed(db, fleet)))
-    stages = ALL_AT_ONCE if wanted < before else CAREFUL
+    stages = ALL_AT_ONCE if number < before else CAREFUL
     rollouts.begin(
-        db, fleet, wanted, previous=before if before != wanted else 0, plan={"stages": list(stages)}
+        db, fleet, number, previous=before if before != number else 0, plan={"stages": list(stages)}
     )
-    return f"Roll-out of release {wanted} requested; it starts when a server is online."
+    return f"Roll-out of release {number} requested; it starts when a server is online."
 
 
 def _steer(desired: DesiredRolloutState, message: str) -> Callable[[Database, str, str], str]:

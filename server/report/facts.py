@@ -81,8 +81,8 @@ class RunReport(Struct, frozen=True):
 def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
     """The report of a run with its method's egress manifests and personal parts. Raises InputError for an invalid folder."""
     manifest, state, recipe = results.manifest(), results.state(), results.recipe()
-    found = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
-    metric, devices = _devices(found)
+    lines = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
+    metric, devices = _devices(lines)
     ranked = sorted(devices, key=lambda name: (devices[name].value or 0.0, name))
     return RunReport(
         run=manifest.run,
@@ -95,13 +95,13 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         settings=dict(_flat(msgspec.to_builtins(recipe))),
         egress=sent_by_devices(manifest.source, egress),
         kept=", ".join(personal) or "none: the method keeps no part on the client",
-        accuracy=_accuracy(found),
-        curves=_curves(found),
-        labels=_by_labels(found),
+        accuracy=_accuracy(lines),
+        curves=_curves(lines),
+        labels=_by_labels(lines),
         devices_by=metric,
         devices=devices,
         worst=tuple(ranked[:WORST]),
-        totals=_totals(found),
+        totals=_totals(lines),
         versions=_versions(manifest),
     )
 
@@ -156,29 +156,29 @@ def _versions(manifest: RunManifest) -> dict[str, str]:
 
 
 def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]:
-    found = []
+    settings = []
     for name, value in tree.items():
         if isinstance(value, dict):
-            found += _flat(value, f"{before}{name}.")
+            settings += _flat(value, f"{before}{name}.")
         elif value not in ("", None):
-            found.append((before + name, str(value)))
-    return found
+            settings.append((before + name, str(value)))
+    return settings
 
 
-def _accuracy(found: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
+def _accuracy(lines: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
     rows = [
-        _row(name, metrics.LAST, next(line for line in reversed(found) if name in line.metrics))
-        for name in dict.fromkeys(name for line in found for name in line.metrics)
+        _row(name, metrics.LAST, next(line for line in reversed(lines) if name in line.metrics))
+        for name in dict.fromkeys(name for line in lines for name in line.metrics)
         if "_acc" in name and not metrics.by_labels({name: name})
     ]
-    best = _best(found)
+    best = _best(lines)
     if best is not None:
         rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.metrics if "test" in name]
     return tuple(rows)
 
 
-def _best(found: Sequence[RoundLine]) -> RoundLine | None:
-    measured_lines = [line for line in found if any(name in line.metrics for name in VALIDATION)]
+def _best(lines: Sequence[RoundLine]) -> RoundLine | None:
+    measured_lines = [line for line in lines if any(name in line.metrics for name in VALIDATION)]
     values = [
         next(line.metrics[name].mean for name in VALIDATION if name in line.metrics)
         for line in measured_lines
@@ -198,21 +198,21 @@ def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> Figur
     return Figure(value if isfinite(value) else None, str(line.line), field, metric)
 
 
-def _curves(found: Sequence[RoundLine]) -> dict[str, Points]:
+def _curves(lines: Sequence[RoundLine]) -> dict[str, Points]:
     names = dict.fromkeys(
-        name for line in found for name in line.metrics if "test_acc" in name and not line.final
+        name for line in lines for name in line.metrics if "test_acc" in name and not line.final
     )
     return {
         name: tuple(
-            _point(line.round, line, name) for line in found if not line.final and name in line.metrics
+            _point(line.round, line, name) for line in lines if not line.final and name in line.metrics
         )
         for name in names
     }
 
 
-def _by_labels(found: Sequence[RoundLine]) -> dict[str, Points]:
+def _by_labels(lines: Sequence[RoundLine]) -> dict[str, Points]:
     """Accuracy by labels per class for each kind of head, as devices whose head is `auto` measured it last."""
-    for line in reversed(found):
+    for line in reversed(lines):
         if curves := metrics.by_labels({name: name for name in line.metrics}):
             return {
                 kind: tuple(_point(labels, line, name) for labels, name in sorted(names.items()))
@@ -226,10 +226,10 @@ def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure]:
     return at, _figure(summary, line, "mean", metric), _figure(summary, line, "std", metric)
 
 
-def _devices(found: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
+def _devices(lines: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
     """The first of `PER_DEVICE` that was measured by client, and each client's newest value."""
     for metric in PER_DEVICE:
-        for line in reversed(found):
+        for line in reversed(lines):
             values = {client: report[metric] for client, report in line.clients.items() if metric in report}
             if values:
                 return metric, {
@@ -240,17 +240,17 @@ def _devices(found: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
     return "", {}
 
 
-def _totals(found: Sequence[RoundLine]) -> dict[str, Figure]:
-    rounds = [line for line in found if not line.final]
-    lines = ",".join(str(line.line) for line in rounds)
-    totals = {"rounds": Figure(len(rounds), lines, "round")}
+def _totals(lines: Sequence[RoundLine]) -> dict[str, Figure]:
+    rounds = [line for line in lines if not line.final]
+    numbers = ",".join(str(line.line) for line in rounds)
+    totals = {"rounds": Figure(len(rounds), numbers, "round")}
     for field in ("seconds", "bytes_down", "bytes_up"):
         values = [value for line in rounds if (value := getattr(line, field)) is not None]
         if values:
-            totals[field] = Figure(sum(values), lines, field)
+            totals[field] = Figure(sum(values), numbers, field)
     for field in ("selected", "responded"):
-        totals[field] = Figure(sum(len(getattr(line, field)) for line in rounds), lines, field)
-    for line in reversed(found):
+        totals[field] = Figure(sum(len(getattr(line, field)) for line in rounds), numbers, field)
+    for line in reversed(lines):
         if spent := [
             report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report
         ]:

@@ -63,22 +63,22 @@ def write(results: Results) -> Path:
     return path
 
 
-def html(found: RunReport) -> str:
+def html(content: RunReport) -> str:
     """The report as a self-contained page."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string((FOLDER / "report.html.j2").read_text())
-    values = [figure.value for figure in found.devices.values() if figure.value is not None]
+    values = [figure.value for figure in content.devices.values() if figure.value is not None]
     return template.render(
-        report=found,
+        report=content,
         style=Markup(STYLE.read_text()),
-        curves=_curves(found.curves, "round"),
-        labels=_curves(found.labels, "labels per class"),
-        spread=_drawn(lambda size: plots.histogram(values, found.devices_by, size), "spread")
+        curves=_curves(content.curves, "round"),
+        labels=_curves(content.labels, "labels per class"),
+        spread=_drawn(lambda size: plots.histogram(values, content.devices_by, size), "spread")
         if values
         else "",
-        source=SOURCES[found.source],
+        source=SOURCES[content.source],
         totals=TOTALS,
         show=_show,
         attributes=_attributes,
@@ -86,41 +86,47 @@ def html(found: RunReport) -> str:
     )
 
 
-def markdown(found: RunReport) -> str:
+def markdown(content: RunReport) -> str:
     """The report as Markdown: accuracies, totals, sent data, settings."""
     lines = [
-        f"# {found.run}",
+        f"# {content.run}",
         "",
-        f"{found.method} on {found.dataset}, {found.state}. Source {found.source}: {SOURCES[found.source]}.",
+        f"{content.method} on {content.dataset}, {content.state}. Source {content.source}: {SOURCES[content.source]}.",
         "",
     ]
     lines += [
         "| metric | of | round | line | " + " | ".join(facts.FIELDS) + " |",
         "|" + " --- |" * 2 + " ---: |" * 7,
     ]
-    for row in found.accuracy:
+    for row in content.accuracy:
         cells = " | ".join(_show(figure) for figure in row.figures)
         lines.append(f"| {row.metric} | {row.which} | {row.round} | {row.figures[0].lines} | {cells} |")
     lines += [
         "",
         *(
             f"- {name.replace('_', ' ')}: {TOTALS[name](figure.value)}"
-            for name, figure in found.totals.items()
+            for name, figure in content.totals.items()
         ),
     ]
-    if found.worst:
-        worst = ", ".join(f"{name} {_show(found.devices[name])}" for name in found.worst)
-        lines += ["", f"Worst devices by {found.devices_by}, %: {worst}"]
+    if content.worst:
+        worst = ", ".join(f"{name} {_show(content.devices[name])}" for name in content.worst)
+        lines += ["", f"Worst devices by {content.devices_by}, %: {worst}"]
     lines += ["", "Sent by devices:", ""]
-    lines += [f"- {one.message}: {one.content}" for one in found.egress] or ["- nothing"]
-    lines += ["", f"Parts that stay on the client: {found.kept}", "", "| setting | value |", "| --- | --- |"]
-    lines += [f"| {name} | {value} |" for name, value in found.settings.items()]
+    lines += [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
+    lines += [
+        "",
+        f"Parts that stay on the client: {content.kept}",
+        "",
+        "| setting | value |",
+        "| --- | --- |",
+    ]
+    lines += [f"| {name} | {value} |" for name, value in content.settings.items()]
     return "\n".join(lines) + "\n"
 
 
-def json(found: RunReport) -> str:
+def json(content: RunReport) -> str:
     """The report as JSON; every figure names its lines."""
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 
 
 FORMATS: dict[str, Callable[[RunReport], str]] = {"html": html, "md": markdown, "json": json}

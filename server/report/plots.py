@@ -181,5 +181,5 @@ def _name_groups(picture: Figure, panels: Sequence[Points]) -> None:
         if len(points.names) <= MAX_LEGEND and not same:
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), markerscale=1.4)
     if same and len(panels[0].names) <= MAX_LEGEND:
-        handles, found = picture.axes[0].get_legend_handles_labels()
-        picture.legend(handles, found, loc="outside right upper", markerscale=1.4)
+        handles, labels = picture.axes[0].get_legend_handles_labels()
+        picture.legend(handles, labels, loc="outside right upper", markerscale=1.4)

@@ -52,12 +52,14 @@ def of_run(results: Results) -> list[Path]:
     return [path for name, picture in drawn.items() for path in style.save(picture, results.plots, name)]
 
 
-def of_comparison(cells: Sequence[Cell], found: Mapping[str, CellResult], folder: Path) -> list[Path]:
+def of_comparison(cells: Sequence[Cell], measured: Mapping[str, CellResult], folder: Path) -> list[Path]:
     """Draw the figures of a comparison by dataset and partition; features and labels are those of the first seed."""
     paths = []
     for block, inside in blocks(cells):
         runs = [
-            (cell, found[cell.key]) for cell in inside if cell.key in found and not found[cell.key].failure
+            (cell, measured[cell.key])
+            for cell in inside
+            if cell.key in measured and not measured[cell.key].failure
         ]
         name = re.sub(r"[^a-z0-9.]+", "-", " ".join(block))
         for what, picture in _of_block(runs, folder):
@@ -83,9 +85,11 @@ def _of_trained(run: TrainedRun) -> dict[str, Figure]:
     drawn["separation"] = plots.separation(by_client, "client")
     images = np.concatenate([data[id].test.x for id in sorted(data)])
     some = images[np.linspace(0, len(images) - 1, min(COMMON_IMAGES, len(images))).astype(int)]
-    found = features.representations(run.method, run.shared, own, torch.from_numpy(some))
-    if len(found) > 1:
-        drawn["cka-similarity"] = plots.similarity(_similarity(list(found.values())), list(found), "client")
+    representations = features.representations(run.method, run.shared, own, torch.from_numpy(some))
+    if len(representations) > 1:
+        drawn["cka-similarity"] = plots.similarity(
+            _similarity(list(representations.values())), list(representations), "client"
+        )
     return drawn
 
 

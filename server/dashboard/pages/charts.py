@@ -150,5 +150,5 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
 
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:
-    found = [values.get(place) for place in places]
-    return [None if value is None or not isfinite(value) else round(100 * value, 2) for value in found]
+    chosen = [values.get(place) for place in places]
+    return [None if value is None or not isfinite(value) else round(100 * value, 2) for value in chosen]

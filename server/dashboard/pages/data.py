@@ -22,7 +22,7 @@ def body(page: DataPage) -> str:
     most, least = max(totals), min(totals)
     return facts(
         {
-            "Devices": number(page.found),
+            "Devices": number(page.total),
             "Samples on this page": number(sum(totals)),
             "Classes": number(len(totals)),
             "Most of one class": f"{number(most)} {_class(totals.index(most))}",

@@ -114,8 +114,8 @@ def build(board: Board, address: Address) -> None:
         await board.refresh()
 
     async def turn(event: Any) -> None:
-        wanted = event.args["pagination"]
-        await change(sort=wanted["sortBy"], down=wanted["descending"], page=wanted["page"] - 1)
+        pagination = event.args["pagination"]
+        await change(sort=pagination["sortBy"], down=pagination["descending"], page=pagination["page"] - 1)
 
     ui.html(heading("Fleet"), sanitize=False)
     with ui.element("div").classes("bar"):
@@ -134,7 +134,7 @@ def build(board: Board, address: Address) -> None:
             status.set_options(options, value=query.status)
         update(table, "visible-columns", visible(page))
         pagination = {"sortBy": query.sort, "descending": query.down, "page": page.page + 1}
-        update(table, "pagination", {**pagination, "rowsPerPage": PER_PAGE, "rowsNumber": page.found})
+        update(table, "pagination", {**pagination, "rowsPerPage": PER_PAGE, "rowsNumber": page.matches})
 
     table.on("request", turn).classes("named")
     board.part(find, show)

@@ -14,10 +14,10 @@ PER_PAGE = 60
 
 
 class DataPage(Struct, frozen=True):
-    """Device -> samples per class, for one page out of `found` devices that reported data. Classes are numbered."""
+    """Device -> samples per class, for one page out of `total` devices that reported data. Classes are numbered."""
 
     counts: dict[str, tuple[int, ...]]
-    found: int
+    total: int
     page: int
     pages: int
 
@@ -32,10 +32,10 @@ def page(db: Database, fleet: str, number: int = 0, *, per_page: int = PER_PAGE)
     spread = devices.c.capability["samples_per_class"]
     mine = (devices.c.fleet == fleet) & (devices.c.capability["samples"].as_integer() > 0)
     with db.reading() as connection:
-        found = connection.execute(select(func.count()).select_from(devices).where(mine)).scalar_one()
-        pages = max(1, -(-found // per_page))
+        total = connection.execute(select(func.count()).select_from(devices).where(mine)).scalar_one()
+        pages = max(1, -(-total // per_page))
         number = min(max(number, 0), pages - 1)
         query = select(devices.c.device, spread.as_json()).where(mine).order_by(devices.c.device)
         rows = connection.execute(query.limit(per_page).offset(number * per_page))
         counts = {device: tuple(row or ()) for device, row in rows}
-    return DataPage({name: row for name, row in counts.items() if row}, found, number, pages)
+    return DataPage({name: row for name, row in counts.items() if row}, total, number, pages)

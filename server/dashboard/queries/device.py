@@ -26,11 +26,11 @@ class DevicePage(Struct, frozen=True):
 
 def page(db: Database, fleet: str, device: str) -> DevicePage | None:
     """A device of the fleet; None if it never connected."""
-    found = db.find(_of(devices, fleet, device), DeviceRecord)
-    if not found:
+    records = db.find(_of(devices, fleet, device), DeviceRecord)
+    if not records:
         return None
     return DevicePage(
-        found[0],
+        records[0],
         tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
         tuple(db.find(_of(requests, fleet, device, "requested_at"), RequestRecord)),
         tuple(db.find(_of(rejections, fleet, device, "number"), Rejection)),

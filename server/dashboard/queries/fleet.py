@@ -57,10 +57,10 @@ class FleetRow(Struct, frozen=True):
 
 
 class FleetPage(Struct, frozen=True):
-    """The rows of one page out of `found` matches in a fleet of `total` devices; `by_status` counts all of them."""
+    """The rows of one page out of `matches` in a fleet of `total` devices; `by_status` counts all of them."""
 
     rows: tuple[FleetRow, ...]
-    found: int
+    matches: int
     total: int
     by_status: dict[str, int]
     page: int
@@ -74,8 +74,8 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
     statuses = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
     with db.reading() as connection:
         by_status = {row[0]: row[1] for row in connection.execute(statuses.group_by(devices.c.status))}
-        found = connection.execute(select(func.count()).where(matching)).scalar_one()
-        pages = max(1, -(-found // per_page))
+        matches = connection.execute(select(func.count()).where(matching)).scalar_one()
+        pages = max(1, -(-matches // per_page))
         number = min(max(query.page, 0), pages - 1)
         order = _order(columns, query)
         chosen = select(devices.c.device).where(matching).order_by(*order)
@@ -87,7 +87,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
     }
     return FleetPage(
         tuple(rows[name] for name in names if name in rows),
-        found,
+        matches,
         sum(by_status.values()),
         dict(sorted(by_status.items())),
         number,

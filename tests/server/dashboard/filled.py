@@ -1,4 +1,4 @@
-"""A registry as after a while in service, as large as one asks for: what the pages are looked at with."""
+"""A registry of any size with devices, runs, releases and roll-outs, for tests of the pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def name(number: int) -> str:
 def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> None:
     """Devices of both tiers with their reports, a run of some rounds, three releases, a roll-out that is over."""
     rng = np.random.default_rng(5)
-    rows, told = [], []
+    rows, measured = [], []
     for number in range(devices):
         counts = rng.multinomial(80, rng.dirichlet([0.3] * CLASSES)).tolist()
         tier = "full" if number % 5 == 0 else "head"
@@ -69,7 +69,7 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
         )
         for release in range(1, reports_each + 1):
             before = float(np.clip(0.7 + 0.05 * release + rng.normal(0, 0.08), 0, 1))
-            told.append(
+            measured.append(
                 msgspec.to_builtins(
                     ReportRecord(
                         "main", name(number), f"rel-{release}", "toy-1", release, "head", sum(counts), {},
@@ -80,13 +80,13 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
             )  # fmt: skip
     registered.record(db, rows)
     with db.writing() as connection:
-        if told:
-            connection.execute(report_table.insert(), told)
+        if measured:
+            connection.execute(report_table.insert(), measured)
         connection.execute(
-            table.update().where(table.c.device == name(7)).values(quarantine="3 reports refused")
+            table.update().where(table.c.device == name(7)).values(quarantine="3 reports rejected")
         )
     runs.begin(db, RunRecord("toy-0", "main", "fedavg", "digits", "fleet", 4, str(folder)))
-    runs.end(db, "toy-0", "failed", "round 3: 1 of 4 answered, expected 2; the run stops")
+    runs.end(db, "toy-0", "failed", "round 3: 1 of 4 clients responded, at least 2 required")
     runs.begin(db, RunRecord("toy-1", "main", "fedrep", "digits", "fleet", ROUNDS + 8, str(folder)))
     with (folder / "round_metrics.jsonl").open("w") as file:
         for round in range(1, ROUNDS + 1):
@@ -113,10 +113,10 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
             )
             means = {"personal.test_acc.before": mean, "global.test_acc": mean - 0.08}
             runs.record_round(db, RoundRecord("toy-1", round, 20, 19, 3.5, 1_200_000, 1_180_000, means))
-    asked = [
+    requested = [
         RequestRecord("main", name(n), "t-13", "toy-1", ROUNDS + 1, "train") for n in range(min(20, devices))
     ]
-    runs.add_requests(db, [*asked, RequestRecord("main", name(0), "t-4", "toy-1", 4, "train")])
+    runs.add_requests(db, [*requested, RequestRecord("main", name(0), "t-4", "toy-1", 4, "train")])
     runs.settle_requests(db, "main", "t-4", "timed_out")
     for number in range(min(9, devices)):
         runs.settle_requests(db, "main", "t-13", "succeeded", device=name(number))

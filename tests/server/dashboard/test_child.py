@@ -1,4 +1,4 @@
-"""`server run --dashboard PORT`: the pages and /metrics answer while the run goes on, and are gone with it."""
+"""`server run --dashboard PORT`: the pages and /metrics answer while the run goes on, and stop with it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def eventually(find: Callable[[], T | None]) -> T:
 def test_the_dashboard_answers_while_a_run_goes_on_and_ends_with_it(
     mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    said: list[str] = []
+    output: list[str] = []
     folders = ["--runs", str(tmp_path / "runs"), "--home", str(tmp_path / "home")]
     settings = [word for setting in WAITING for word in ("--set", setting)]
-    where = ["--fleet", "beside", "--port", str(mosquitto.endpoint.port), "--dashboard", "0"]
-    run = Child("server", ["server", "run", "demo", *folders, *settings, *where], said.append, {})
+    where = ["--fleet", "demo", "--port", str(mosquitto.endpoint.port), "--dashboard", "0"]
+    run = Child("server", ["server", "run", "demo", *folders, *settings, *where], output.append, {})
     try:
-        home = eventually(lambda: re.search(r"dashboard: (http://\S+)", "\n".join(said)))[1]
-        going = 'edge_fl_runs{fleet="beside",state="running"} 1.0'
-        eventually(lambda: going in httpx.get(f"{home}metrics").text or None)
+        home = eventually(lambda: re.search(r"dashboard: (http://\S+)", "\n".join(output)))[1]
+        running = 'edge_fl_runs{fleet="demo",state="running"} 1.0'
+        eventually(lambda: running in httpx.get(f"{home}metrics").text or None)
         (found,) = list_runs(tmp_path / "runs")
         shown = httpx.get(f"{home}run")
         assert shown.status_code == 200 and found.run in shown.text

@@ -58,7 +58,7 @@ def db(tmp_path: Path) -> Database:
 def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> None:
     first = fleet.page(db, "main", FleetQuery(), per_page=50)
     assert [row.device for row in first.rows] == [filled.name(n) for n in range(50)]
-    assert (first.found, first.total, first.pages) == (120, 120, 3)
+    assert (first.matches, first.total, first.pages) == (120, 120, 3)
     last = fleet.page(db, "main", FleetQuery(page=99), per_page=50)
     assert (last.page, len(last.rows)) == (2, 20)
 
@@ -112,8 +112,8 @@ def test_the_epsilon_column_appears_only_in_fleets_that_send_noisy_updates(db: D
 
 
 def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
-    assert fleet.page(db, "main", FleetQuery(search="0011")).found == 11
-    assert fleet.page(db, "main", FleetQuery(search="%")).found == 0
+    assert fleet.page(db, "main", FleetQuery(search="0011")).matches == 11
+    assert fleet.page(db, "main", FleetQuery(search="%")).matches == 0
     lost = fleet.page(db, "main", FleetQuery(status="lost"))
     assert {row.status for row in lost.rows} == {"lost"} and lost.by_status["ready"] == 84
     assert {row.tier for row in fleet.page(db, "main", FleetQuery(tier="full")).rows} == {"full"}
@@ -128,8 +128,10 @@ def test_a_row_shows_the_newest_report(db: Database) -> None:
 
 
 def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
-    said = Capability("head", "test", "3", drift=1.24)
-    registered.record(db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(said))])
+    capability = Capability("head", "test", "3", drift=1.24)
+    registered.record(
+        db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(capability))]
+    )
     found = fleet.page(db, "main", FleetQuery(search="pi-x"))
     assert found.rows[0].drift == 1.24 and "1.2 σ" in cells(fleet_page.COLUMNS, found.rows)
     assert not any(row.drift for row in fleet.page(db, "main", FleetQuery(search="pi-0")).rows)
@@ -235,8 +237,8 @@ def test_actions_write_the_desired_state(db: Database) -> None:
     wanted = rollouts.get(db, begun.number)
     assert wanted is not None and wanted.desired == "rolled_back"
     actions.ACTIONS["stop"].do(db, "main", "toy-1")
-    asked = runs.get(db, "toy-1")
-    assert asked is not None and asked.desired == "stopped"
+    stopped = runs.get(db, "toy-1")
+    assert stopped is not None and stopped.desired == "stopped"
     with pytest.raises(InputError, match="it has ended"):
         actions.ACTIONS["abort"].do(db, "main", "1")
 
@@ -306,7 +308,7 @@ def test_metrics_are_named_as_prometheus_requires(db: Database) -> None:
 
 def test_the_grafana_dashboard_uses_existing_metrics(db: Database) -> None:
     board = json.loads((Path(prometheus.__file__).parent / "grafana.json").read_text())
-    asked = json.dumps(board)
+    text = json.dumps(board)
     names = {
         s.name
         for f in text_string_to_metric_families(prometheus.text(db, "main").decode())
@@ -315,7 +317,7 @@ def test_the_grafana_dashboard_uses_existing_metrics(db: Database) -> None:
     used = {name for target in _targets(board) for name in re.findall(r"edge_fl_\w+", target)}
     assert {"edge_fl_devices", "edge_fl_bytes_total", "edge_fl_rejected_reports_total"} <= used <= names
     assert all("edge_fl_" in target for target in _targets(board))
-    assert "http" not in asked
+    assert "http" not in text
 
 
 def _targets(board: dict) -> list[str]:
@@ -323,11 +325,11 @@ def _targets(board: dict) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("passed", "said"), [(3, "now"), (45, "40 s"), (600, "10 min"), (7300, "2 h"), (400_000, "4 d")]
+    ("passed", "expected"), [(3, "now"), (45, "40 s"), (600, "10 min"), (7300, "2 h"), (400_000, "4 d")]
 )
-def test_times_are_coarse(passed: int, said: str) -> None:
+def test_times_are_coarse(passed: int, expected: str) -> None:
     then = datetime.fromtimestamp(NOW.timestamp() - passed, UTC).isoformat()
-    assert formatting.ago(then, NOW) == said
+    assert formatting.ago(then, NOW) == expected
 
 
 def test_sizes_and_shares_are_short() -> None:
