@@ -47,9 +47,9 @@ class Program:
         """Plugin that reads an access list; since 2.1 it replaces the option acl_file."""
         if self.version < (2, 1, 0):
             return None
-        beside = self.path.parents[1] / "lib" if len(self.path.parents) > 1 else self.path.parent
+        bundled = self.path.parents[1] / "lib" if len(self.path.parents) > 1 else self.path.parent
         folders = [
-            beside,
+            bundled,
             *(folder for pattern in PLUGIN_FOLDERS for folder in Path("/").glob(pattern.lstrip("/"))),
         ]
         plugins = (folder / "mosquitto_acl_file.so" for folder in folders)

@@ -1,7 +1,7 @@
-"""A broker inside the process, for tests and simulations without a network: what edge-fl uses of MQTT 5, and no more.
+"""An in-process broker for tests and simulations: the part of MQTT 5 that edge-fl uses.
 
-Wildcards, retained messages, wills, sessions that keep QoS 1 messages for an absent client, message expiry. One thread carries
-everything out in the order in which it was asked for, so an event never arrives inside a call of the transport.
+Wildcards, retained messages, wills, sessions that keep QoS 1 messages for an offline client, message expiry. One thread executes all
+requests in order, so an event never arrives inside a call of the transport.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOSE_S = 5.0
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a subscription to `pattern`, with + for one level and a last # for all that follow, covers `topic`."""
+    """Whether a subscription to `pattern` covers `topic`; + matches one level, a last # all following ones."""
     wanted, levels = pattern.split("/"), topic.split("/")
     if topic.startswith("$") and wanted[0] in "+#":
         return False
@@ -46,13 +46,13 @@ def matches(pattern: str, topic: str) -> bool:
 
 @dataclass(frozen=True)
 class Kept:
-    """A packet that waits, retained or queued, until `until` on the monotonic clock."""
+    """A retained or queued packet; `until` is its expiry time on the monotonic clock."""
 
     packet: Packet
     until: float
 
     def fresh(self) -> Packet | None:
-        """The packet with the expiry that is left, or None when none is."""
+        """The packet with its remaining expiry, or None when it has expired."""
         left = self.until - time.monotonic()
         if left <= 0:
             return None
@@ -60,21 +60,21 @@ class Kept:
 
 
 def keep(packet: Packet) -> Kept:
-    """The packet from now on."""
+    """Store a packet from now on."""
     return Kept(packet, math.inf if packet.expiry_s is None else time.monotonic() + packet.expiry_s)
 
 
 @dataclass
 class Session:
-    """What the broker knows of one client name; it outlives the connection unless its expiry is 0."""
+    """Broker state of one client name; it outlives the connection unless its expiry is 0."""
 
     client: InMemoryTransport | None = None
-    patterns: dict[str, int] = field(default_factory=dict)  # with the QoS that each was subscribed at
+    patterns: dict[str, int] = field(default_factory=dict)  # pattern -> QoS
     waiting: list[Kept] = field(default_factory=list)
 
 
 class InMemoryBroker:
-    """Sessions and retained messages. Its clients are made with `InMemoryTransport`, which alone calls the methods below `later`."""
+    """Sessions and retained messages. Clients are `InMemoryTransport` objects, which call the methods after `later`."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
@@ -84,17 +84,17 @@ class InMemoryBroker:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread once everything asked for so far is done."""
+        """Stop the thread after all earlier requests."""
         self._steps.put(None)
         if not self.is_current:
             self._thread.join(CLOSE_S)
 
     def drop(self, client_id: str) -> None:
-        """Cuts one client's connection as a failing network would: its will is published, then it connects again."""
+        """Cut one client's connection like a failing network: its will is published, then it reconnects."""
         self.later(lambda: self._drop(client_id))
 
     def forget(self) -> None:
-        """Loses everything retained and every session, as a broker that starts again without its database; all connect again."""
+        """Lose all retained messages and sessions, like a broker restarted without its database; all clients reconnect."""
         self.later(self._forget)
 
     @property
@@ -103,11 +103,11 @@ class InMemoryBroker:
         return threading.current_thread() is self._thread
 
     def later(self, step: Callable[[], None]) -> None:
-        """Carries out `step` on the broker's thread, after everything asked for before."""
+        """Run `step` on the broker's thread after all earlier requests."""
         self._steps.put(step)
 
     def connect(self, client: InMemoryTransport) -> None:
-        """Starts or resumes the client's session; another client of that name is thrown out."""
+        """Start or resume the client's session; an older client with the same name is disconnected."""
         if (session := self._sessions.get(client.client_id)) and (other := session.client):
             self.disconnect(other, clean=False)
             other.emit(Disconnected("another client took this name over", final=True))
@@ -123,7 +123,7 @@ class InMemoryBroker:
                 client.emit(packet)
 
     def disconnect(self, client: InMemoryTransport, *, clean: bool) -> None:
-        """Ends the client's connection; not `clean` publishes its will."""
+        """End the client's connection; without `clean` its will is published."""
         session = self._sessions.get(client.client_id)
         if not session or session.client is not client:
             return
@@ -134,7 +134,7 @@ class InMemoryBroker:
             self.publish(client.will)
 
     def publish(self, packet: Packet) -> None:
-        """Hands the packet to every session that subscribed to it; retains it, or with an empty payload forgets, when asked to."""
+        """Deliver the packet to all subscribed sessions; if `retain`, store it, or with an empty payload delete the stored one."""
         if packet.retain:
             if packet.payload:
                 self._retained[packet.topic] = keep(packet)
@@ -142,17 +142,17 @@ class InMemoryBroker:
                 self._retained.pop(packet.topic, None)
         passed = replace(packet, retain=False)
         for session in list(self._sessions.values()):
-            found = [qos for pattern, qos in session.patterns.items() if matches(pattern, packet.topic)]
-            if not found:
+            granted = [qos for pattern, qos in session.patterns.items() if matches(pattern, packet.topic)]
+            if not granted:
                 continue
-            sent = replace(passed, qos=min(packet.qos, max(found)))
+            sent = replace(passed, qos=min(packet.qos, max(granted)))
             if session.client:
                 session.client.emit(sent)
             elif sent.qos:
                 session.waiting.append(keep(sent))
 
     def subscribe(self, client: InMemoryTransport, pattern: str, qos: int) -> None:
-        """Adds a subscription and sends what is retained below it, again when it stood already."""
+        """Add a subscription and send the retained messages it covers, also when repeated."""
         session = self._sessions.get(client.client_id)
         if not session or session.client is not client:
             return
@@ -162,7 +162,7 @@ class InMemoryBroker:
                 client.emit(replace(packet, qos=min(packet.qos, qos)))
 
     def unsubscribe(self, client: InMemoryTransport, pattern: str) -> None:
-        """Takes a subscription back."""
+        """Remove a subscription."""
         session = self._sessions.get(client.client_id)
         if session and session.client is client:
             session.patterns.pop(pattern, None)
@@ -187,7 +187,7 @@ class InMemoryBroker:
 
 
 class InMemoryTransport(Transport):
-    """One client of an `InMemoryBroker`; the arguments mean what they mean for `MqttTransport`."""
+    """One client of an `InMemoryBroker`; arguments as for `MqttTransport`."""
 
     def __init__(
         self,
@@ -213,19 +213,19 @@ class InMemoryTransport(Transport):
 
     def publish(self, packet: Packet) -> None:
         require_sendable(packet, self._limits.max_packet_bytes)
-        self._ask(lambda: self._broker.publish(packet))
+        self._submit(lambda: self._broker.publish(packet))
 
     def subscribe(self, pattern: str, *, qos: int = 1) -> None:
         require_pattern(pattern)
-        self._ask(lambda: self._broker.subscribe(self, pattern, qos))
+        self._submit(lambda: self._broker.subscribe(self, pattern, qos))
 
     def unsubscribe(self, pattern: str) -> None:
-        self._ask(lambda: self._broker.unsubscribe(self, pattern))
+        self._submit(lambda: self._broker.unsubscribe(self, pattern))
 
     def wait_connected(self, deadline_s: float) -> None:
         if not self._connected.wait(deadline_s):
             raise ConnectError(
-                f"{self.client_id}: the broker in memory did not answer in {deadline_s:g} s; is it closed?"
+                f"{self.client_id}: no answer of the in-memory broker within {deadline_s:g} s; is it closed?"
             )
 
     def drain(self, deadline_s: float) -> None:
@@ -233,7 +233,7 @@ class InMemoryTransport(Transport):
         self._broker.later(done.set)
         if not done.wait(deadline_s):
             raise DeadlineError(
-                f"{self.client_id}: publications not taken after {deadline_s:g} s; they stay queued"
+                f"{self.client_id}: publications not processed within {deadline_s:g} s", "they stay queued"
             )
 
     def close(self, *, clean: bool = True) -> None:
@@ -246,18 +246,18 @@ class InMemoryTransport(Transport):
             self._broker.disconnect(self, clean=clean)
             done.set()
 
-        self._ask(end)
+        self._submit(end)
         if not self._broker.is_current:
             done.wait(CLOSE_S)
         self._closed = True
 
     def emit(self, event: Event) -> None:
-        """Hands an event to the listener; the broker calls this on its thread."""
+        """Pass an event to the listener; called on the broker's thread."""
         if isinstance(event, Connected):
             self._connected.set()
         if not self._closed:
             deliver_event(event, self._deliver, self.client_id)
 
-    def _ask(self, step: Callable[[], None]) -> None:
+    def _submit(self, step: Callable[[], None]) -> None:
         if not self._closed:
             self._broker.later(step)

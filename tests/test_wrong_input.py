@@ -11,7 +11,7 @@ from edge_fl.cli import main
 # command line -> part of the error message
 WRONG = {
     "simulate --scale 0": "--scale",
-    "simulate --model os:path": "model 'os:path': a module, expected a function or a class",
+    "simulate --model os:path": "model 'os:path': module, expected a function or a class",
     "simulate --recipe nosuch": "more); expected a name of 'edge-fl recipes list'",
     "server run": "expected a recipe, such as demo, or --resume RUN",
     "server run demo --host a/b": "[broker] host = 'a/b': expected",

@@ -95,8 +95,8 @@ class Authority:
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         if missing:
             found.bake(missing)
-        if not (beside := home / FOLDERS["operator"] / "reader").exists():
-            shutil.copytree(home / FOLDERS["reader"], beside)
+        if not (reader := home / FOLDERS["operator"] / "reader").exists():
+            shutil.copytree(home / FOLDERS["reader"], reader)
         if not (home / "broker").exists():
             found.broker()
         found.publish()

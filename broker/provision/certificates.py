@@ -60,7 +60,7 @@ def leaf(
 def revocations(
     revoked: Iterable[tuple[int, datetime]], ca: x509.Certificate, ca_key: Key, now: datetime
 ) -> x509.CertificateRevocationList:
-    """A revocation list of (serial, time of revocation). It is valid as long as the CA: with an expired one a broker rejects everybody."""
+    """A revocation list of (serial, time of revocation). It is valid as long as the CA: with an expired list a broker rejects all clients."""
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.subject)
     builder = builder.last_update(now - BACKDATED).next_update(ca.not_valid_after_utc)
     for serial, since in revoked:

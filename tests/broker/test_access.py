@@ -95,7 +95,7 @@ MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
 
 
 class Ear:
-    """A client that keeps what it hears; `lost` says that the broker has let it go."""
+    """A client that records received packets; `lost` is set when the broker disconnects it."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ def test_a_stolen_client_id_is_worth_nothing(site: Site) -> None:
         ear.transport.close()
 
 
-def test_without_the_right_certificate_nobody_enters(site: Site, tmp_path: Path) -> None:
+def test_clients_without_a_valid_certificate_are_rejected(site: Site, tmp_path: Path) -> None:
     good = site.at("pi-1")
     strangers = Authority.make(tmp_path / "strangers")
     stranger = strangers.bake({"pi-1": tmp_path / "pi-1"})[0].endpoint(good.host, good.port)
@@ -319,7 +319,7 @@ def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> 
     Ear(site.at("pi-1")).transport.close()
 
 
-def test_who_was_away_while_the_register_changed_comes_back_and_stays(site: Site, tmp_path: Path) -> None:
+def test_a_client_offline_during_a_register_change_reconnects_and_stays_connected(site: Site, tmp_path: Path) -> None:
     names = [f"away-{number}" for number in range(8)]
     places = {name: site.at(name) for name in names}
     for endpoint in places.values():

@@ -1,4 +1,4 @@
-"""The configuration says what PROTOCOL.md asks for, in the spelling of the version that reads it."""
+"""The configuration says what docs/protocol.md requires, in the syntax of the mosquitto version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def options(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def new(tmp_path: Path) -> Program:
-    """A mosquitto 2.1 with its plugins beside it."""
+    """A mosquitto 2.1 with its plugins in a neighbouring folder."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/mosquitto_acl_file.so").touch()
     return Program(tmp_path / "sbin/mosquitto", (2, 1, 0))
@@ -51,12 +51,12 @@ def test_loopback_has_many_names(tmp_path: Path, host: str) -> None:
     assert Settings(tmp_path, host).host == host
 
 
-def test_a_fleet_that_cannot_stand_in_a_topic_is_refused(tmp_path: Path) -> None:
+def test_a_fleet_name_invalid_in_a_topic_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="'a/#'"):
         Settings(tmp_path, fleet="a/#")
 
 
-def test_with_certificates_nobody_is_anonymous_and_names_come_from_them(tmp_path: Path) -> None:
+def test_with_certificates_clients_are_identified_by_them(tmp_path: Path) -> None:
     found = options(render(Settings(tmp_path, "0.0.0.0", 8883, certificates=CERTIFICATES), OLD))
     expected = {
         "listener": "8883 0.0.0.0",
@@ -105,7 +105,7 @@ def test_the_broker_takes_what_a_transport_sends(tmp_path: Path) -> None:
 
 
 def sections(text: str) -> dict[str, set[str]]:
-    """Lines by the user they are for; "" holds for everybody."""
+    """Lines by user; "" applies to all."""
     found: dict[str, set[str]] = {"": set()}
     user = ""
     for line in filter(None, text.splitlines()):

@@ -1,4 +1,4 @@
-"""A mosquitto is found wherever there is one; where there is none, it is unpacked, or one line says how to get it."""
+"""Finding mosquitto: installed, unpacked from a package, or an error with install instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real mosquitto as a child: it starts, says why it cannot, keeps what it should, and never outlives us."""
+"""A real mosquitto as a child process: start, failure messages, persistence, access list, end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_S = 10.0
 
 
 class Ear:
-    """A client that keeps the packets it hears."""
+    """A client that records received packets."""
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         self._heard: queue.SimpleQueue[Packet] = queue.SimpleQueue()
@@ -144,7 +144,7 @@ def test_it_may_open_as_many_files_as_we_could(mosquitto: Mosquitto) -> None:
 def test_a_device_reaches_its_own_topics_and_no_others(
     tmp_path: Path, mosquitto_program: Program, issue: Issue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The access list, asked of the broker that reads it, through TLS."""
+    """The access list as enforced by the broker, over TLS."""
     fleet = Topics("mill")
     settings = Settings(tmp_path, port=0, fleet="mill", certificates=Certificates(*issue("broker")))
     with Mosquitto(settings, mosquitto_program) as broker:
@@ -183,7 +183,7 @@ def test_a_device_reaches_its_own_topics_and_no_others(
             ear.transport.close()
 
 
-def test_without_a_certificate_nobody_enters(
+def test_a_client_without_a_certificate_is_rejected(
     tmp_path: Path, mosquitto_program: Program, issue: Issue
 ) -> None:
     ca, cert, key = issue("broker")

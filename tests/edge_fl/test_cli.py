@@ -1,4 +1,4 @@
-"""However a command ends, it ends with one line and the promised exit code; and it starts fast."""
+"""Commands end with one line and the documented exit code, and start fast."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_error_of_edge_fl_prints_one_line_and_returns_its_exit_code(
     assert capsys.readouterr() == ("", f"edge-fl: model: 'x', expected 'y'{consequence}\n")
 
 
-def test_an_interrupt_is_130_and_is_said(capsys) -> None:
+def test_an_interrupt_prints_a_line_and_returns_130(capsys) -> None:
     assert cli._run(app_with(raising(KeyboardInterrupt())), ["go"]) == 130
     assert capsys.readouterr() == ("", "edge-fl: interrupted\n")
 

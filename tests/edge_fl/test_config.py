@@ -1,4 +1,4 @@
-"""A recipe says what it means, or which key of which file is wrong, what came and what was expected."""
+"""Recipes: valid ones are read as written, invalid ones name file, key, value and expectation."""
 
 from __future__ import annotations
 

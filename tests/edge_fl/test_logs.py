@@ -1,4 +1,4 @@
-"""Logs as JSON lines: each can be read alone, and says which run, round and device it is about."""
+"""JSON log lines contain run, round and device."""
 
 from __future__ import annotations
 

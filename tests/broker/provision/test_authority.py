@@ -1,4 +1,4 @@
-"""The CA issues what it should, once, to nobody else, and never shows or overwrites a key."""
+"""The CA issues each certificate once, only to its owner, and never reveals or overwrites a key."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_what_is_no_request_is_refused(request_: bytes) -> None:
         certificates.read_request(request_)
 
 
-def test_whoever_is_revoked_stays_denied_until_enrolled_again(authority: Authority, tmp_path: Path) -> None:
+def test_a_revoked_name_stays_denied_until_enrolled_again(authority: Authority, tmp_path: Path) -> None:
     (first,) = authority.bake({"pi-1": tmp_path / "pi-1"})
     authority.revoke("pi-1")
     denied_file = authority.home / "server/denied"

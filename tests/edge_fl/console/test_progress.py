@@ -1,4 +1,4 @@
-"""A job says how far it is; a person sees bars on a terminal, a line now and then elsewhere, and nothing when asked for quiet."""
+"""Progress of a job: bars on a terminal, occasional lines elsewhere, nothing under --quiet."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def told(progress: Progress, clock: Clock, *counts: tuple[float, Count]) -> None
         progress(count)
 
 
-def test_a_long_stage_is_told_of_now_and_then_with_its_rate_and_what_is_left(
+def test_a_long_stage_prints_lines_with_rate_and_time_left(
     progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told(progress, clock, (0, Count("clients", 0, 100)), (5, Count("clients", 20, 100)))
@@ -73,7 +73,7 @@ def test_a_stage_that_begins_anew_forgets_its_pace(
     assert capsys.readouterr().err == "clients: 1 of 10, 5.0/min, about 2 min left\n"
 
 
-def test_nobody_guesses_while_nothing_is_done(
+def test_no_time_left_is_shown_before_the_first_unit(
     progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told(progress, clock, (0, Count("heads", 0, 8)), (20, Count("heads", 0, 8)))

@@ -36,7 +36,7 @@ def test_train_validation_and_test_of_all_clients_are_the_whole_dataset_once(rul
     assert split.clients == tuple(f"c{i:03d}" for i in range(12))
 
 
-def test_shares_are_those_that_were_asked_for() -> None:
+def test_split_sizes_follow_the_settings() -> None:
     split = split_clients(DIGITS, msgspec.structs.replace(FLEET, partition="iid", clients=4), 0)
     for train, validation, test in zip(split.train, split.validation, split.test, strict=True):
         owned = len(train) + len(validation) + len(test)

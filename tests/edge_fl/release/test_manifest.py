@@ -98,6 +98,6 @@ def test_releases_are_listed_in_the_order_of_publication(make_release):
 
 
 @pytest.mark.parametrize("entry", [None, {}, {"manifest": 3, "serial": 1}, {"manifest": "x"}, "text"])
-def test_an_entry_that_is_none_is_refused(entry):
+def test_an_invalid_entry_is_rejected(entry):
     with pytest.raises(ArtefactError, match="signed metadata"):
         listed([entry])

@@ -23,7 +23,7 @@ E = TypeVar("E", Connected, Disconnected, Packet)
 
 
 class Recorder:
-    """A listener: call it with events, then ask for what came."""
+    """A listener that records events."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()

@@ -45,13 +45,13 @@ def test_what_is_listed_may_leave() -> None:
         (report(**{"mean.brightness": 0.5}), None, "number 'mean.brightness'"),
     ],
 )
-def test_what_is_in_no_list_stays(said: Report, blob: bytes | None, named: str) -> None:
+def test_unlisted_numbers_and_parts_do_not_leave(said: Report, blob: bytes | None, named: str) -> None:
     with pytest.raises(ArtefactError, match=f"{named} may not leave this device") as refused:
         ALLOWED.require(said, blob)
     assert refused.value.why == "rejected"
 
 
-def test_parts_leave_in_the_form_that_was_asked_for_alone() -> None:
+def test_parts_leave_only_with_the_required_compression_and_noise() -> None:
     form = CompressionConfig("int8"), PrivacyConfig(noise_multiplier=1.0)
     asked = of_full(replace(sample("fedper"), compression=form[0], privacy=form[1]))
     assert (asked.compression, asked.privacy) == form

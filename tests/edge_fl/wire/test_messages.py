@@ -1,4 +1,4 @@
-"""What is encoded is decoded again; whatever else comes is a ProtocolError and nothing else."""
+"""Encoded messages decode to the same values; anything else raises ProtocolError only."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_valid_structure_with_any_wrong_value_in_it_gives_a_protocol_error_or_
     "number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", '"NaN"', "9" * 400 + ".0", "9" * 5000]
 )
 @pytest.mark.parametrize("field", ["seconds", "metrics", "samples", "new_in_1_1"])
-def test_a_number_that_is_none_is_refused(number: str, field: str) -> None:
+def test_nan_and_infinity_are_rejected(number: str, field: str) -> None:
     value = f'{{"loss": {number}}}' if field == "metrics" else number
     payload = f'{{"id": "a", "kind": "head", "boot": "b", "samples": 1, "{field}": {value}}}'
     if field == "samples":
@@ -179,7 +179,7 @@ def test_a_number_that_is_none_is_refused(number: str, field: str) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_none_is_not_sent(value: float) -> None:
+def test_nan_and_infinity_are_not_sent(value: float) -> None:
     report = Report(id="a", kind="head", boot="b", samples=1, metrics={"loss": value})
     with pytest.raises(
         ProtocolError, match=r"Report\.metrics\.loss: (nan|-?inf), expected a finite number; not sent"
@@ -205,7 +205,7 @@ def test_an_unknown_field_of_a_newer_minor_version_is_ignored() -> None:
         b', "new": [{"deep": 1, "deep": 2}]',
     ],
 )
-def test_a_key_that_comes_twice_is_refused(extra: bytes) -> None:
+def test_a_duplicate_key_is_rejected(extra: bytes) -> None:
     with pytest.raises(ProtocolError, match="duplicate key"):
         decode(state(extra), ServerState)
 

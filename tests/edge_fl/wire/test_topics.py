@@ -202,7 +202,7 @@ def test_no_device_reads_or_writes_for_another(kind: str, data: st.DataObject, o
 
 
 @given(st.text(max_size=40))
-def test_only_a_name_may_stand_in_a_topic(text: str) -> None:
+def test_only_a_valid_name_can_be_part_of_a_topic(text: str) -> None:
     if NAME.match(text):
         assert checked(text) == text
     else:

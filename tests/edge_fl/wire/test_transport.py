@@ -1,4 +1,4 @@
-"""What a transport promises, asked of every implementation: the test that a third one would have to pass."""
+"""The contract test of all transports."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_after_close_calls_do_nothing_and_nothing_comes(connect: Connect, topic:
     assert client.heard.is_silent()
 
 
-def test_a_name_is_taken_over_by_the_client_that_comes_last(connect: Connect, topic: str) -> None:
+def test_a_newer_client_replaces_an_older_one_of_the_same_name(connect: Connect, topic: str) -> None:
     watcher = connect()
     watcher.subscribe(topic)
     name = f"twin-{secrets.token_hex(4)}"

@@ -77,7 +77,7 @@ def test_after_a_restart_the_owner_is_told_to_subscribe_again_or_is_still_subscr
 
 
 @pytest.mark.broker
-def test_a_subscription_asked_for_offline_is_made_when_the_broker_comes(
+def test_an_offline_subscription_is_made_when_the_broker_is_up(
     tmp_path: Path, mosquitto_program: Program, recorder: MakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port("127.0.0.1")

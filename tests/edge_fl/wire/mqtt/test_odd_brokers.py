@@ -1,4 +1,4 @@
-"""A broker that refuses, is busy, lies or hangs up: what it says is believed where it can be, and it is tried again with patience."""
+"""Brokers that reject, are busy, send invalid packets or close connections: retried unless final."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_refusal_is_final(recorder: MakeRecorder, reason: int) -> None:
         client.close()
 
 
-def test_a_busy_broker_is_asked_again(recorder: MakeRecorder) -> None:
+def test_a_busy_broker_is_retried(recorder: MakeRecorder) -> None:
     attempts = []
 
     def refuse(connection: socket.socket) -> None:

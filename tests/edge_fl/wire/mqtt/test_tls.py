@@ -80,7 +80,7 @@ def connect_at(shift: str, port: int, found: Identity, *, own: bool = True) -> s
 @needs_faketime
 @pytest.mark.broker
 @pytest.mark.parametrize("shift", ["-50y", "-1h", "+2y"])
-def test_a_device_gets_in_whatever_its_clock_says(port: int, pi: Identity, shift: str) -> None:
+def test_a_device_connects_with_any_clock(port: int, pi: Identity, shift: str) -> None:
     assert connect_at(shift, port, pi) == "in"
 
 
@@ -110,7 +110,7 @@ def test_a_broker_whose_certificate_has_run_out_by_then_is_refused(port: int, au
 
 
 @pytest.mark.broker
-def test_whoever_is_turned_away_hears_about_its_certificate(port: int, pi: Identity, tmp_path: Path) -> None:
+def test_a_rejected_client_gets_its_certificates_dates(port: int, pi: Identity, tmp_path: Path) -> None:
     stranger = Authority.make(tmp_path / "strangers").bake({"pi-1": tmp_path / "pi-1"})[0]
     shutil.copy(pi.folder / "ca.crt", stranger.folder / "ca.crt")
     files = [str(stranger.folder / name) for name in ("ca.crt", "client.crt", "client.key")]
