@@ -95,10 +95,10 @@ class Machine:
             try:
                 process.wait(deadline_s)
             except subprocess.TimeoutExpired as error:
-                raise AssertionError(f"no reboot after {deadline_s} s\n{self.said(name)}") from error
+                raise AssertionError(f"no reboot after {deadline_s} s\n{self.console_tail(name)}") from error
         return time.monotonic() - began_s
 
-    def said(self, name: str) -> str:
+    def console_tail(self, name: str) -> str:
         """Return the end of the console output."""
         return (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
 

@@ -71,7 +71,7 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{log.read_text()[-3000:]}") from error
             learnt_s = time.monotonic()
-            assert systemd.heard("READY=1")
+            assert systemd.received("READY=1")
             predict = "/usr/local/bin/edge-fl device predict --format json /srv/images/b/3.png"
             assert [row["label"] for row in json.loads(pi.run(*predict.split()))] == ["b"]
         server.wait_for(site.DEVICE, "state", lambda s: s.status == "lost")  # its power was cut
@@ -129,5 +129,5 @@ class Listener:
     def __exit__(self, *error: object) -> None:
         self._socket.close()
 
-    def heard(self, word: str) -> bool:
+    def received(self, word: str) -> bool:
         return self._socket.recv(100).decode() == word

@@ -30,7 +30,7 @@ def test_a_card_boots_installs_learns_and_survives_a_power_cut(
     capsys.readouterr()
     install_s = machine.boot_until_reboot("install", INSTALL_S)
     log = cards.mtools(machine.card, "mtype", "::/edge-fl/install.log").decode()
-    assert log.endswith("edge-fl: install rc=0\n"), log + machine.said("install")
+    assert log.endswith("edge-fl: install rc=0\n"), log + machine.console_tail("install")
     assert cards.mtools(machine.card, "mtype", "::/cmdline.txt").decode() == f"{cards.CMDLINE}\n"
     with site.serving(broker, issue, tmp_path / "server") as server:
         try:
@@ -59,7 +59,7 @@ def test_a_card_boots_installs_learns_and_survives_a_power_cut(
                 )
             assert len({message.id for message in server.messages(site.DEVICE, "rpt")}) == 1
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{machine.said('ready')}") from error
+            raise AssertionError(f"{error}\n{machine.console_tail('ready')}") from error
     with capsys.disabled():
         sys.stdout.write(
             f"\naarch64 with systemd: install and reboot {install_s:.0f} s, birth {born_s - began_s:.0f} s after power on, "

@@ -1,6 +1,6 @@
 """Mutations of a valid structure in one or a few fields, as text for a parser.
 
-Random bytes would be refused at the first one and prove nothing. Here everything but a field is right: its value has another type or lies
+Random bytes would be rejected at the first byte. Here everything but a field is valid: its value has another type or lies
 out of range, is missing, unknown or there twice; arrays are too long or too deep; numbers are none; the text is cut or not UTF-8.
 """
 

@@ -57,7 +57,7 @@ CLONED = "two machines have its identity"  # logged as an error on purpose: alte
 LONG = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-class Nobody:
+class IdleScheduler:
     """A scheduler whose jobs never finish."""
 
     def __init__(self) -> None:
@@ -106,22 +106,22 @@ def test_a_device_survives_any_message(tier: str, received: list[Packet]) -> Non
 
 def _receive_all(tier: Any, received: list[Packet], store: Store) -> None:
     """Receives the packets, then the messages of a newly started server."""
-    scheduler, broker = Nobody(), _Deaf()
+    scheduler, broker = IdleScheduler(), _NullTransport()
     alive = devices.start("d1", TOPICS, Capability(tier, "test", "3"), Idle("d1", store))
     alive.connect(lambda *_: broker, scheduler)  # type: ignore[arg-type, return-value]
-    _let(alive, scheduler, Connected(False))
+    _handle(alive, scheduler, Connected(False))
     for packet in received:
-        _let(alive, scheduler, packet)
+        _handle(alive, scheduler, packet)
     server = ServerState(True, secrets.token_hex(8))
     for message, topic in (
         (server, DOWN["server_state"]),
         (Assignment(1, "rest", why="tired"), DOWN["assignment"]),
     ):
-        _let(alive, scheduler, Packet(topic, encode(message)))
+        _handle(alive, scheduler, Packet(topic, encode(message)))
     assert alive.state.assignment and alive.state.assignment.why == "tired"
 
 
-def _let(alive: Device, scheduler: Nobody, event: DeviceEvent) -> None:
+def _handle(alive: Device, scheduler: IdleScheduler, event: DeviceEvent) -> None:
     """Handle an event, then tick until the device requests no more time."""
     alive.handle(event)
     for _ in range(3):
@@ -129,7 +129,7 @@ def _let(alive: Device, scheduler: Nobody, event: DeviceEvent) -> None:
         alive.handle(devices.events.Tick())
 
 
-class _Deaf:
+class _NullTransport:
     """A transport that discards everything."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class _Deaf:
 
 @pytest.fixture
 def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.SimpleQueue[str]]]:
-    """A server with an exchange open, a device's connection to it, and the log lines that it hears."""
+    """A server with an open round request, a device's connection to it, and the log lines it receives."""
     broker = InMemoryBroker()
     connection = ServerConnection(
         partial(InMemoryTransport, broker), "main", limits=reader.LeaseLimits(settle_s=0.02)
@@ -184,8 +184,8 @@ def test_a_server_survives_any_message(
         device.publish(Packet(UP["log"], encode(Log("info", f"still there? {number}"))))
         while lines.get(timeout=30) != f"still there? {number}":
             pass
-    said = [record.getMessage() for record in caplog.records]
-    assert not [line for line in said if CLONED not in line]
+    output = [record.getMessage() for record in caplog.records]
+    assert not [line for line in output if CLONED not in line]
     connection.check()
     assert "edge-fl-server" in {thread.name for thread in threading.enumerate()}
 

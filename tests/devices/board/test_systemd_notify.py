@@ -38,9 +38,9 @@ def test_a_runner_sends_ready_then_alive_then_stopping(
 ) -> None:
     environment, received = systemd
     Runner(notifier=Notifier(environment)).run(deadline_s=0.5, every_s=0.02)
-    said = received()
-    assert (said[0], said[-1]) == ("READY=1", "STOPPING=1")
-    assert 3 <= said.count("WATCHDOG=1") <= 6  # every 0.1 s, not every 0.02 s
+    output = received()
+    assert (output[0], output[-1]) == ("READY=1", "STOPPING=1")
+    assert 3 <= output.count("WATCHDOG=1") <= 6  # every 0.1 s, not every 0.02 s
 
 
 def test_a_runner_that_hangs_is_silent(systemd: tuple[dict[str, str], Callable[[], list[str]]]) -> None:

@@ -159,7 +159,7 @@ def test_an_npz_is_split_or_brings_its_own_split(tmp_path: Path) -> None:
     assert np.array_equal(found.test.x, x[30:])
 
 
-def test_images_that_the_extractor_does_not_take_are_refused(tmp_path: Path) -> None:
+def test_images_that_the_extractor_does_not_take_are_rejected(tmp_path: Path) -> None:
     npz.write(tmp_path / "mine.npz", {"x": np.zeros((4, 28, 28), np.uint8), "y": np.zeros(4, np.int64)})
     with pytest.raises(
         DataError, match=r"mine\.npz: images of \[1, 28, 28\], the extractor takes \[1, 8, 8\]"
@@ -167,7 +167,7 @@ def test_images_that_the_extractor_does_not_take_are_refused(tmp_path: Path) -> 
         load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
 
 
-def test_a_label_outside_the_class_list_is_refused_with_file_index_label_and_classes(tmp_path: Path) -> None:
+def test_a_label_outside_the_class_list_is_rejected_with_file_index_label_and_classes(tmp_path: Path) -> None:
     npz.write(tmp_path / "mine.npz", {"x": np.zeros((3, 8, 8), np.uint8), "y": np.array([0, 1, 7])})
     with pytest.raises(
         DataError, match=r"mine\.npz \(x\): label 7 at index 2 .* outside the 2 classes 0\.\.1 \(cat, dog\)"
@@ -188,7 +188,7 @@ def test_a_label_outside_the_class_list_is_refused_with_file_index_label_and_cla
         },
     ],
 )
-def test_an_npz_without_usable_samples_is_refused(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
+def test_an_npz_without_usable_samples_is_rejected(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
     npz.write(tmp_path / "mine.npz", change)
     with pytest.raises(DataError, match=r"mine\.npz: .*nothing was changed"):
         load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
@@ -214,7 +214,7 @@ def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("source", ["nowhere", "foldr:x", "npz:nowhere.npz", "folder:nowhere", "nowhere.npz"])
-def test_a_source_that_is_not_there_is_refused(
+def test_a_source_that_is_not_there_is_rejected(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,7 @@ def extractor(folder: Path, payload: bytes | None = None, **changes: object) -> 
     return Extractor(on_disk(folder, payload), manifest_for(payload, **changes))
 
 
-def refusal(folder: Path, payload: bytes, **changes: object) -> ArtefactError:
+def load_error(folder: Path, payload: bytes, **changes: object) -> ArtefactError:
     with pytest.raises(ArtefactError) as caught:
         extractor(folder, payload, **changes)
     return caught.value
@@ -44,12 +44,12 @@ def test_large_images_are_processed_in_small_batches(tmp_path):
 @pytest.mark.parametrize(
     "x", [images(2).astype(np.float32), images(2)[:, :, :3], images(2)[:, 0], np.repeat(images(2), 3, axis=1)]
 )
-def test_images_of_another_shape_or_type_are_refused(tmp_path, x):
+def test_images_of_another_shape_or_type_are_rejected(tmp_path, x):
     with pytest.raises(ArtefactError, match=r"expected uint8 \[N, 1, 4, 4\]"):
         extractor(tmp_path).features(x)
 
 
-def test_an_opset_beyond_the_runtime_is_refused_by_name_before_the_fetch():
+def test_an_opset_beyond_the_runtime_is_rejected_by_name_before_the_fetch():
     with pytest.raises(
         ArtefactError,
         match=rf"needs opset 99, onnxruntime {runtime().version} runs up to {runtime().max_opset}",
@@ -73,13 +73,13 @@ def test_max_opset_is_what_the_runtime_really_loads(tmp_path):
     assert newest >= 17
     extractor(tmp_path, graph(opset=newest), opset=newest)
     if runtime().max_opset < onnx.defs.onnx_opset_version():
-        error = refusal(tmp_path, graph(opset=runtime().max_opset + 1))  # the manifest declares opset 17
+        error = load_error(tmp_path, graph(opset=runtime().max_opset + 1))  # the manifest declares opset 17
         assert error.why == "unsupported_opset"
         assert "opset" in str(error).lower()
 
 
-def test_an_ir_version_beyond_the_runtime_is_refused_by_name(tmp_path):
-    error = refusal(tmp_path, graph(ir=99))
+def test_an_ir_version_beyond_the_runtime_is_rejected_by_name(tmp_path):
+    error = load_error(tmp_path, graph(ir=99))
     assert error.why == "unsupported_opset"
     assert "IR version: 99" in str(error)
 
@@ -96,19 +96,19 @@ def test_an_ir_version_beyond_the_runtime_is_refused_by_name(tmp_path):
         (b"not a model", "does not load"),
     ],
 )
-def test_a_graph_that_is_not_what_its_manifest_says_is_refused(tmp_path, payload, complaint):
-    error = refusal(tmp_path, payload)
+def test_a_graph_that_is_not_what_its_manifest_says_is_rejected(tmp_path, payload, complaint):
+    error = load_error(tmp_path, payload)
     assert error.why == "canary_failed"
     with pytest.raises(ArtefactError, match=complaint):
         raise error
 
 
-def test_a_feature_size_that_shows_only_when_run_is_refused(tmp_path):
+def test_a_feature_size_that_shows_only_when_run_is_rejected(tmp_path):
     lying = extractor(tmp_path, graphs.drops_a_feature())
     with pytest.raises(ArtefactError, match=r"gave \(2, 2\), expected \(2, 3\)"):
         lying.features(images(2))
 
 
-def test_features_that_are_not_finite_are_refused(tmp_path):
+def test_features_that_are_not_finite_are_rejected(tmp_path):
     with pytest.raises(ArtefactError, match="6 values that are not finite"):
         extractor(tmp_path, graphs.gives_nan()).features(images(2))

@@ -41,14 +41,14 @@ def test_the_manifest_comes_last_and_lists_every_other_file(contents: MakeConten
 
 
 def test_keys_are_readable_only_by_their_owner_and_never_shown(contents: MakeContents) -> None:
-    wanted = contents(("3.11",))
-    files = {file.path: file for file in bundle_files(wanted)}
+    planned = contents(("3.11",))
+    files = {file.path: file for file in bundle_files(planned)}
     assert files["edge-fl/identity/client.key"].mode == 0o600
     assert b"PRIVATE KEY" in files["edge-fl/identity/client.key"].read()
-    assert "PRIVATE KEY" not in f"{files} {wanted!r}"
+    assert "PRIVATE KEY" not in f"{files} {planned!r}"
 
 
-def test_an_identity_that_is_incomplete_or_another_devices_is_refused(identity: Path) -> None:
+def test_an_identity_that_is_incomplete_or_another_devices_is_rejected(identity: Path) -> None:
     with pytest.raises(ConfigError, match=r"is the identity of pi-07, not of pi-08; nothing was changed"):
         read_identity(identity, "pi-08")
     (identity / "client.key").unlink()

@@ -45,7 +45,7 @@ def test_kernel_options_written_by_imager_are_kept() -> None:
     assert add_kernel_options(CMDLINE + IMAGERS_OPTIONS) == f"{CMDLINE}{IMAGERS_OPTIONS}\n"
 
 
-def test_a_command_line_that_runs_something_else_is_refused() -> None:
+def test_a_command_line_that_runs_something_else_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"runs /usr/local/bin/mine\.sh already"):
         add_kernel_options(f"{CMDLINE} systemd.run=/usr/local/bin/mine.sh")
 
@@ -64,7 +64,7 @@ def test_imagers_script_calls_ours_before_it_removes_itself() -> None:
 
 
 @pytest.mark.parametrize("strange", ["echo hello\n", "#!/bin/sh\necho hello\n"])
-def test_a_script_that_imager_did_not_write_is_refused(strange: str) -> None:
+def test_a_script_that_imager_did_not_write_is_rejected(strange: str) -> None:
     with pytest.raises(ConfigError, match=r"firstrun\.sh: not written by Raspberry Pi Imager"):
         add_install_call(strange)
 

@@ -34,8 +34,8 @@ def test_a_dry_run_lists_what_would_be_written_and_writes_nothing(
     assert main(arguments) == 0
     assert {row["path"] for row in rows} - before == files(card) - before
     assert {"edge-fl/identity/client.key": "0600"}.items() <= {r["path"]: r["mode"] for r in rows}.items()
-    said = capsys.readouterr()
-    assert "PRIVATE" not in said.out + said.err and "put the card into the Pi" in said.err
+    output = capsys.readouterr()
+    assert "PRIVATE" not in output.out + output.err and "put the card into the Pi" in output.err
     assert main(arguments) == 0
     assert "pi-07 is installed already; nothing was written" in capsys.readouterr().err
 
@@ -105,6 +105,6 @@ def test_bad_input_ends_with_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["flash", *arguments]) == 4
-    said = capsys.readouterr().err
-    assert why in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert why in output and output.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

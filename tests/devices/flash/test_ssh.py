@@ -81,7 +81,7 @@ def test_the_bundle_is_sent_installed_and_gone(
         ({"free_kb": 1000}, "1 MB are free; expected 5 MB"),
     ],
 )
-def test_a_pi_that_cannot_run_it_is_refused(
+def test_a_pi_that_cannot_run_it_is_rejected(
     pi: Callable[..., Path], contents: MakeContents, says: dict[str, str], why: str
 ) -> None:
     pi(**says)

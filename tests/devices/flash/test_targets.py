@@ -56,7 +56,7 @@ def flash(target: Target, contents: MakeContents) -> list[str]:
         (cards.BOOKWORM | {"cmdline.txt": b"\xff\xfe"}, "cmdline.txt: not UTF-8"),
     ],
 )
-def test_what_is_no_card_for_us_is_refused(
+def test_what_is_no_card_for_us_is_rejected(
     card: MakeCard, contents: MakeContents, files: dict[str, bytes], why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
@@ -119,7 +119,7 @@ def test_what_a_newer_bundle_has_no_more_is_removed(card: MakeCard, contents: Ma
     assert target.read("edge-fl/requirements-3.13.txt") is None
 
 
-def test_too_little_space_is_refused(contents: MakeContents, tmp_path: Path) -> None:
+def test_too_little_space_is_rejected(contents: MakeContents, tmp_path: Path) -> None:
     pytest.importorskip("shutil").which("mformat") or pytest.skip("no mtools here")
     files = cards.BOOKWORM | {"kernel8.img": bytes(35 << 20)}
     with pytest.raises(ConfigError, match=r"\d MB are free; expected \d+ MB"):
@@ -129,7 +129,7 @@ def test_too_little_space_is_refused(contents: MakeContents, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "content", [b"", b"\0" * 4096, cards.table(), cards.table((0x83, 2048, 100)), b"PK\3\4" + b"x" * 4096]
 )
-def test_an_image_of_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_image_of_something_else_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.img").write_bytes(content)
     with pytest.raises(ConfigError, match="not an image of a card"):
         Image(tmp_path / "x.img")
@@ -155,7 +155,7 @@ def a_device() -> Path:
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_a_disk_that_is_not_removable_is_refused(tmp_path: Path, part: bool) -> None:
+def test_a_disk_that_is_not_removable_is_rejected(tmp_path: Path, part: bool) -> None:
     disk(tmp_path, a_device().stat().st_rdev, "0", part=part)
     with pytest.raises(ConfigError, match="a disk that is not removable"):
         check_removable(a_device(), tmp_path, tmp_path / "mounts")
@@ -171,7 +171,7 @@ def test_a_card_is_taken_unless_it_is_mounted(tmp_path: Path, removable: str, ki
         check_removable(a_device(), tmp_path, tmp_path / "mounts")
 
 
-def test_the_disk_of_this_computer_is_refused() -> None:
+def test_the_disk_of_this_computer_is_rejected() -> None:
     disks = [
         path
         for path in Path("/dev").glob("*")
@@ -192,7 +192,7 @@ mount -t tmpfs tmpfs "$1"; cp -r "$2" "$1/card"; mount -o remount,ro "$1"
 
 
 @pytest.mark.parametrize("kind", ["folder", "image"])
-def test_a_read_only_card_is_refused(tmp_path: Path, wheels: Path, kind: str) -> None:
+def test_a_read_only_card_is_rejected(tmp_path: Path, wheels: Path, kind: str) -> None:
     source = (
         cards.folder(tmp_path / "a", cards.BOOKWORM)
         if kind == "folder"

@@ -48,7 +48,7 @@ def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tm
     assert session.get_modelmeta().custom_metadata_map["edge_fl.classes"] == "a,b"
 
 
-def test_a_head_that_cannot_be_written_down_is_refused_by_name(folder: Path) -> None:
+def test_a_head_that_cannot_be_written_down_is_rejected_by_name(folder: Path) -> None:
     predictor = Predictor(folder)
     predictor.head = SimpleNamespace(kind="forest")  # type: ignore[assignment]
     with pytest.raises(InputError, match="forest head cannot be exported"):

@@ -44,7 +44,7 @@ def test_a_head_is_not_used_with_another_extractor(folder: Path) -> None:
         Predictor(folder)
 
 
-def test_images_of_another_shape_are_refused(folder: Path) -> None:
+def test_images_of_another_shape_are_rejected(folder: Path) -> None:
     with pytest.raises(DataError, match=r"\[12, 1, 5, 5\]"):
         Predictor(folder).predict(np.zeros((12, 1, 5, 5), np.uint8))
 
@@ -99,8 +99,8 @@ def test_bad_input_is_one_line_and_exit_code_4(
     arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["device", *(str(folder) if word == "HERE" else word for word in arguments)]) == 4
-    said = capsys.readouterr()
-    assert words in said.err and said.err.count("\n") == 1 and not said.out
+    output = capsys.readouterr()
+    assert words in output.err and output.err.count("\n") == 1 and not output.out
 
 
 def test_an_unknown_setting_names_the_nearest_known_one(
@@ -176,10 +176,10 @@ def test_the_whole_head_path_runs_where_torch_and_scikit_learn_cannot_be_importe
         server.wait_for("pi-09", "state", lambda s: s.activity == "idle" and s.release == 1)
     finally:
         device.terminate()
-        said, complained = device.communicate(timeout=20)
-    assert device.returncode == 0 and said.rstrip().endswith("[]"), complained
+        output, complained = device.communicate(timeout=20)
+    assert device.returncode == 0 and output.rstrip().endswith("[]"), complained
     assert server.messages("pi-09", "state")[-1].status == "disconnected"
-    sys.stdout.write(f"start to report {took_s:.2f} s; agent at its end and at its peak {said.strip()}\n")
+    sys.stdout.write(f"start to report {took_s:.2f} s; agent at its end and at its peak {output.strip()}\n")
     predict = [
         sys.executable,
         "-c",

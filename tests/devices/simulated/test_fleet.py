@@ -195,7 +195,7 @@ def test_tier_counts_that_do_not_add_up_are_rejected(devices: int | None, head: 
         tier_counts(devices, head, full)
 
 
-def test_full_devices_without_their_worker_are_refused(broker: InMemoryBroker, tmp_path: Path) -> None:
+def test_full_devices_without_their_worker_are_rejected(broker: InMemoryBroker, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="full_worker"):
         run_fleet(config(tmp_path), partial(InMemoryTransport, broker))
 

@@ -20,7 +20,7 @@ BORN, BACK = Connected(session_present=False), Connected(session_present=True)
 WILD = Faults(drop=0.2, duplicate=0.2, reorder=0.2, corrupt=0.2, delay_s=0.02, reorder_s=0.05)
 
 
-class Pair:
+class Clients:
     """A client with a faulty connection, and one with a good connection that records what arrives."""
 
     def __init__(self, broker: InMemoryBroker, loop: MqttLoop, faults: Faults, seed: int = 1) -> None:
@@ -99,65 +99,65 @@ def test_the_fault_of_each_packet_depends_only_on_the_seed() -> None:
     ids=["nothing", "drop", "duplicate", "delay", "reorder", "corrupt"],
 )
 def test_each_fault_does_what_it_is_called(broker, loop, faults: Faults, claim) -> None:  # type: ignore[no-untyped-def]
-    pair = Pair(broker, loop, faults)
-    sent = pair.send(60)
-    assert claim(sent, pair.arrived)
+    clients = Clients(broker, loop, faults)
+    sent = clients.send(60)
+    assert claim(sent, clients.arrived)
 
 
 def test_the_same_seed_gives_the_same_faults(broker: InMemoryBroker, loop: MqttLoop) -> None:
     faults = replace(WILD, delay_s=0.0, reorder=0.0)
     runs = []
     for seed in (1, 1, 2):
-        pair = Pair(broker, loop, faults, seed)
-        pair.send(80)
-        runs.append(pair.arrived)
-        pair.bad.close(), pair.good.close()
+        clients = Clients(broker, loop, faults, seed)
+        clients.send(80)
+        runs.append(clients.arrived)
+        clients.bad.close(), clients.good.close()
     assert runs[0] == runs[1] != runs[2]
 
 
 def test_faults_hit_what_comes_down_too(broker: InMemoryBroker, loop: MqttLoop) -> None:
-    pair = Pair(broker, loop, Faults(drop=0.5))
-    pair.bad.subscribe("down/#")
-    pair.send(1)  # the subscription stands
+    clients = Clients(broker, loop, Faults(drop=0.5))
+    clients.bad.subscribe("down/#")
+    clients.send(1)  # until the subscription is made
     for number in range(60):
-        pair.good.publish(Packet("down/x", b"%d" % number))
-    pair.good.drain(5)
+        clients.good.publish(Packet("down/x", b"%d" % number))
+    clients.good.drain(5)
     time.sleep(0.1)
-    assert 10 < sum(isinstance(event, Packet) for event in pair.events) < 50
+    assert 10 < sum(isinstance(event, Packet) for event in clients.events) < 50
 
 
 def test_a_slow_connection_delays_packets(broker: InMemoryBroker, loop: MqttLoop) -> None:
-    pair = Pair(broker, loop, Faults(bytes_per_s=10_000))
+    clients = Clients(broker, loop, Faults(bytes_per_s=10_000))
     began_s = time.monotonic()
     for _ in range(3):
-        pair.bad.publish(Packet("up/x", b"x" * 1000))
-    until(lambda: len(pair.arrived) == 3)
+        clients.bad.publish(Packet("up/x", b"x" * 1000))
+    until(lambda: len(clients.arrived) == 3)
     assert time.monotonic() - began_s >= 0.3
 
 
 def test_a_cut_connection_publishes_the_will_and_returns_with_packets_published_meanwhile(
     broker: InMemoryBroker, loop: MqttLoop
 ) -> None:
-    pair = Pair(broker, loop, NO_FAULTS)
-    pair.good.subscribe("will")
-    until(lambda: any(isinstance(event, Connected) for event in pair.events))
-    pair.bad.cut(0.3)
-    until(lambda: any(isinstance(event, Disconnected) and not event.final for event in pair.events))
-    until(lambda: b"bye" in pair.arrived)
-    pair.bad.publish(Packet("up/x", b"meanwhile"))
-    until(lambda: b"meanwhile" in pair.arrived)
-    until(lambda: [event for event in pair.events if isinstance(event, Connected)] == [BORN, BACK])
-    pair.bad.close()
+    clients = Clients(broker, loop, NO_FAULTS)
+    clients.good.subscribe("will")
+    until(lambda: any(isinstance(event, Connected) for event in clients.events))
+    clients.bad.cut(0.3)
+    until(lambda: any(isinstance(event, Disconnected) and not event.final for event in clients.events))
+    until(lambda: b"bye" in clients.arrived)
+    clients.bad.publish(Packet("up/x", b"meanwhile"))
+    until(lambda: b"meanwhile" in clients.arrived)
+    until(lambda: [event for event in clients.events if isinstance(event, Connected)] == [BORN, BACK])
+    clients.bad.close()
 
 
 def test_a_permanently_cut_connection_is_reported_and_drain_does_not_wait(
     broker: InMemoryBroker, loop: MqttLoop
 ) -> None:
-    pair = Pair(broker, loop, NO_FAULTS)
-    pair.bad.cut(float("inf"))
-    until(lambda: any(isinstance(event, Disconnected) and event.final for event in pair.events))
+    clients = Clients(broker, loop, NO_FAULTS)
+    clients.bad.cut(float("inf"))
+    until(lambda: any(isinstance(event, Disconnected) and event.final for event in clients.events))
     with pytest.raises(DeadlineError, match="bad connection"):
-        pair.bad.drain(3600)
+        clients.bad.drain(3600)
 
 
 def test_exactly_one_byte_is_corrupted() -> None:

@@ -43,7 +43,7 @@ def test_a_mistake_in_a_profile_is_rejected_with_its_place(tmp_path: Path, text:
         load(str(file))
 
 
-def test_a_name_that_is_none_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_none_is_rejected_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quiet", "fleet", "up", "--chaos", "lossi"]) == 4
     assert "did you mean 'lossy'" in capsys.readouterr().err
 
