@@ -122,10 +122,10 @@ def test_a_file_signed_with_another_key_is_rejected(tmp_path, trust, broker, mak
     thief = Repository(tmp_path / "thief")
     for number in (1, 2):
         thief.publish(make_release(number)[0])
-    honest = dict(broker)
+    genuine = dict(broker)
     broker[name] = dict(thief.files())[name]
     assert refusal(trust, broker).why == ("wrong_key" if name == "timestamp.json" else "mix_and_match")
-    assert numbers(trust.refresh(Broker(honest).fetch)) == [1, 2]
+    assert numbers(trust.refresh(Broker(genuine).fetch)) == [1, 2]
 
 
 def test_all_metadata_of_another_server_are_rejected(tmp_path, trust):
@@ -142,12 +142,12 @@ def test_old_content_under_a_new_name_is_mix_and_match(trust, broker, name):
 
 @pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED])
 def test_a_truncated_file_is_rejected_as_such(trust, broker, name):
-    honest = dict(broker)
+    genuine = dict(broker)
     broker[name] = broker[name][:-20]
     error = refusal(trust, broker)
     assert error.why == "truncated"
     assert f"tuf/{name}" in str(error)
-    assert numbers(trust.refresh(Broker(honest).fetch)) == [1, 2]
+    assert numbers(trust.refresh(Broker(genuine).fetch)) == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["timestamp.json", *VERSIONED])
@@ -201,11 +201,11 @@ def test_the_root_of_first_use_stays_the_root(tmp_path, broker, make_release):
 
 
 def test_a_garbled_first_root_is_not_kept(tmp_path, broker):
-    honest = dict(broker)
+    genuine = dict(broker)
     broker["1.root.json"] = broker["1.root.json"][:-5]
     trust = Trust(tmp_path / "bare", trust_on_first_use=True)
     assert refusal(trust, broker).why == "truncated"
-    assert numbers(trust.refresh(Broker(honest).fetch)) == [1, 2]
+    assert numbers(trust.refresh(Broker(genuine).fetch)) == [1, 2]
 
 
 @pytest.mark.parametrize("role", ["root", "timestamp", "snapshot", "targets"])
