@@ -23,7 +23,10 @@ from server.registry import Database
 from server.report.formatting import escape
 
 EVERY_S = 1.5
-PLAIN = {"color": "plain", "textColor": "plain"}  # no colours of Quasar: the style sheet has them
+PLAIN: dict[str, Any] = {
+    "color": "plain",
+    "textColor": "plain",
+}  # no colours of Quasar: the style sheet has them
 PRESSED = "(event) => { const at = event.target.closest('[data-act]'); if (at) emit(at.dataset.act); }"
 CELL = '<q-td :props="props"><span v-html="props.value"></span></q-td>'
 HEADING = """
