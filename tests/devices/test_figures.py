@@ -233,7 +233,7 @@ def test_an_agent_stays_small_between_fits_and_within_bounds_at_their_peak(
         "agent, before the first release, MB": idle / MEGABYTE,
         "agent, between fits, MB": between / MEGABYTE,
         "agent and children, peak of install and fit, MB": scales.peak / MEGABYTE,
-        "process that serves the pair, MB": int(serving[0]) / 1024,
+        "process that serves the model, MB": int(serving[0]) / 1024,
         "start to first report, s": reported_s,
         "predict 200 images from exec, processor s": predict_s,
         "of which: importing numpy and onnxruntime, s": imports_s,
