@@ -101,8 +101,8 @@ def dependencies(apt_cache: str) -> list[str]:
 
 
 def _installed() -> Iterator[Path]:
-    if found := shutil.which("mosquitto"):
-        yield Path(found)
+    if path := shutil.which("mosquitto"):
+        yield Path(path)
     for folder in FOLDERS:
         if (path := Path(folder, "mosquitto")).is_file():
             yield path
@@ -114,8 +114,8 @@ def _version(path: Path, environment: Mapping[str, str]) -> tuple[int, int, int]
         answer = _run([str(path), "-h"], environment=environment, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r"mosquitto version (\d+)\.(\d+)\.(\d+)", answer)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    match = re.search(r"mosquitto version (\d+)\.(\d+)\.(\d+)", answer)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def _unpacked(root: Path) -> Program | None:
@@ -134,8 +134,8 @@ def _fetch(root: Path) -> None:
         seen.update(level)
         if not _missing(root):
             return
-        wanted = dependencies("".join(_run(["apt-cache", "depends", package]) for package in level))
-        level = [package for package in wanted if package not in seen and not _has(package)]
+        needed = dependencies("".join(_run(["apt-cache", "depends", package]) for package in level))
+        level = [package for package in needed if package not in seen and not _has(package)]
 
 
 def _fetch_one(package: str, root: Path) -> None:
@@ -176,8 +176,8 @@ def _run(
 
 
 def _error_text(error: Exception) -> str:
-    said = (getattr(error, "stderr", "") or "").strip().splitlines()
-    return said[-1] if said else str(error)
+    lines = (getattr(error, "stderr", "") or "").strip().splitlines()
+    return lines[-1] if lines else str(error)
 
 
 def _cache_folder() -> Path:

@@ -290,9 +290,10 @@ def parse(text: str, where: str = "recipe") -> Recipe:
 
 def _tree(text: str, where: str) -> dict[str, Any]:
     try:
-        return _respelled(tomllib.loads(text))
+        tree: dict[str, Any] = _respelled(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: not TOML ({error})") from error
+    return tree
 
 
 def _respelled(tree: Any) -> Any:

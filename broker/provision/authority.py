@@ -91,16 +91,16 @@ class Authority:
                 atomic.write(home / CA_FILE, certificates.pem(ca))
             except OSError as error:
                 raise ConfigError(f"{home}: {error.strerror}, expected a writable folder") from error
-        found = cls.open(home, clock)
+        authority = cls.open(home, clock)
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         if missing:
-            found.bake(missing)
+            authority.bake(missing)
         if not (reader := home / FOLDERS["operator"] / "reader").exists():
             shutil.copytree(home / FOLDERS["reader"], reader)
         if not (home / "broker").exists():
-            found.broker()
-        found.publish()
-        return found
+            authority.broker()
+        authority.publish()
+        return authority
 
     @property
     def ca(self) -> bytes:
@@ -127,29 +127,29 @@ class Authority:
         """
         with self.register.changing() as rows:
             self._require_free(rows, folders)
-            made = {name: self._pair(name, life) for name in folders}
-            rows.extend(self._issued(certificate) for certificate, _ in made.values())
+            pairs = {name: self._pair(name, life) for name in folders}
+            rows.extend(self._issued(certificate) for certificate, _ in pairs.values())
         return [
             identity.write(folders[name], self.ca, certificates.pem(certificate), key)
-            for name, (certificate, key) in made.items()
+            for name, (certificate, key) in pairs.items()
         ]
 
     def claim(self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE) -> list[Identity]:
         """Issue a claim per device into its folder; it is good for one certificate of that device. Raises ConfigError like `bake`."""
         with self.register.changing() as rows:
             self._require_free(rows, folders)
-            made = {device: self._pair(CLAIM + secrets.token_hex(6), life) for device in folders}
+            pairs = {device: self._pair(CLAIM + secrets.token_hex(6), life) for device in folders}
             tokens = {
                 device: Token(device, secrets.token_urlsafe(32), certificate.not_valid_after_utc)
-                for device, (certificate, _) in made.items()
+                for device, (certificate, _) in pairs.items()
             }
             rows.extend(
                 self._issued(certificate, device, _digest(tokens[device].secret))
-                for device, (certificate, _) in made.items()
+                for device, (certificate, _) in pairs.items()
             )
         return [
             identity.write(folders[device], self.ca, certificates.pem(certificate), key, tokens[device])
-            for device, (certificate, key) in made.items()
+            for device, (certificate, key) in pairs.items()
         ]
 
     def answer(self, sender: str, request: bytes, secret: str = "") -> bytes:
@@ -185,18 +185,18 @@ class Authority:
     def broker(self, hosts: Sequence[str] = ()) -> Identity:
         """The broker's identity, reissued when it lacks one of these hosts or is about to expire."""
         folder = self.home / "broker"
-        wanted = tuple(dict.fromkeys((*broker_hosts(), *hosts)))
+        required = tuple(dict.fromkeys((*broker_hosts(), *hosts)))
         if folder.exists():
-            found = identity.read(folder)
+            current = identity.read(folder)
             certificate = x509.load_pem_x509_certificate((folder / CERT_FILE).read_bytes())
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            had = {str(name.value) for name in names}
-            if set(wanted) <= had and self.now() < found.renew_at:
-                return found
-            certificate, key = self._pair("broker", LIFE, tuple(sorted(had | set(wanted))))
+            covered = {str(name.value) for name in names}
+            if set(required) <= covered and self.now() < current.renew_at:
+                return current
+            certificate, key = self._pair("broker", LIFE, tuple(sorted(covered | set(required))))
             self._enter(certificate)
             return identity.replace(folder, certificates.pem(certificate), key)
-        certificate, key = self._pair("broker", LIFE, wanted)
+        certificate, key = self._pair("broker", LIFE, required)
         self._enter(certificate)
         return identity.write(folder, self.ca, certificates.pem(certificate), key)
 

@@ -60,7 +60,7 @@ def leaf(
 def revocations(
     revoked: Iterable[tuple[int, datetime]], ca: x509.Certificate, ca_key: Key, now: datetime
 ) -> x509.CertificateRevocationList:
-    """A revocation list of (serial, time of revocation). It is valid as long as the CA: with an expired list a broker rejects all clients."""
+    """A revocation list of (serial, time of revocation). It is valid as long as the CA: an expired list would block all clients."""
     builder = x509.CertificateRevocationListBuilder().issuer_name(ca.subject)
     builder = builder.last_update(now - BACKDATED).next_update(ca.not_valid_after_utc)
     for serial, since in revoked:
@@ -72,17 +72,17 @@ def revocations(
 def read_request(pem: bytes) -> tuple[str, PublicKey]:
     """Name and key of a request that is signed with that key. Raises IdentityError."""
     try:
-        found = x509.load_pem_x509_csr(pem)
-        key = found.public_key()
+        request = x509.load_pem_x509_csr(pem)
+        key = request.public_key()
         if (
             not isinstance(key, PublicKey)
             or not isinstance(key.curve, ec.SECP256R1)
-            or not found.is_signature_valid
+            or not request.is_signature_valid
         ):
             raise IdentityError("request not signed with its own P-256 key")
     except ValueError as error:
         raise IdentityError(f"not a certificate request ({error})") from error
-    return common_name(found.subject), key
+    return common_name(request.subject), key
 
 
 def fingerprint(key: PublicKey) -> str:

@@ -56,20 +56,21 @@ def enrol(
     from broker.provision.authority import CLAIM_LIFE, LIFE, Authority
 
     width = max(3, len(str(count - 1)))
-    wanted = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
-    if not wanted:
+    devices = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
+    if not devices:
         raise ConfigError("no names and no --count; expected devices to enrol")
-    if len(set(wanted)) != len(wanted):
+    if len(set(devices)) != len(devices):
         raise ConfigError("duplicate name, expected each name once")
     authority = Authority.make(home)
     out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
-    made = issue({name: out / name for name in wanted}, timedelta(days=days) if days else life)
+    identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life)
     one, more = ("identity", "identities") if baked else ("claim", "claims")
-    for found in made:
-        print(found.folder)
+    for issued in identities:
+        print(issued.folder)
     print_status(
-        f"{len(made)} {one if len(made) == 1 else more} in {out}; the CA and its register are in {home}: keep {home}/ca.key secret"
+        f"{len(identities)} {one if len(identities) == 1 else more} in {out}; the CA and its register are in {home}:"
+        f" keep {home}/ca.key secret"
     )
 
 
@@ -115,5 +116,5 @@ def rotate(
 
     authority = Authority.open(home)
     for folder in folders:
-        found = authority.rotate(folder)
-        print(f"{found.name}: valid until {found.expires:%Y-%m-%d}")
+        renewed = authority.rotate(folder)
+        print(f"{renewed.name}: valid until {renewed.expires:%Y-%m-%d}")

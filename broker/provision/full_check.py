@@ -24,9 +24,10 @@ def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) ->
     operator = identity.read(home / FOLDERS["operator"])
     with tempfile.TemporaryDirectory() as folder:
         names = [f"check-{secrets.token_hex(4)}" for _ in range(2)]
-        made = authority.bake({name: Path(folder, name) for name in names}, LIFE)
+        devices = authority.bake({name: Path(folder, name) for name in names}, LIFE)
         operator_party, device, other = (
-            Party(found.name, found.endpoint(endpoint.host, endpoint.port)) for found in (operator, *made)
+            Party(client.name, client.endpoint(endpoint.host, endpoint.port))
+            for client in (operator, *devices)
         )
         return [
             *check(operator_party, device, fleet, deadline_s),

@@ -31,8 +31,8 @@ def require(home: Path) -> None:
 
 def certificates(authority: Authority, host: str) -> Certificates:
     """Certificate files of the broker for the address that it listens on, with CA and revocation list."""
-    found = authority.broker(() if host in ANYWHERE or is_loopback(host) else (host,)).folder
-    return Certificates(found / CA_FILE, found / CERT_FILE, found / KEY_FILE, authority.revoked_path)
+    folder = authority.broker(() if host in ANYWHERE or is_loopback(host) else (host,)).folder
+    return Certificates(folder / CA_FILE, folder / CERT_FILE, folder / KEY_FILE, authority.revoked_path)
 
 
 def with_register(settings: Settings, authority: Authority) -> Settings:

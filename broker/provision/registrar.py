@@ -73,13 +73,13 @@ class Registrar:
         address = self._topics.parse(packet.topic)
         if address.kind != "enrol_req" or not packet.payload:
             return
-        asked = decode(packet.payload, CertificateRequest)
+        request = decode(packet.payload, CertificateRequest)
         try:
-            certificate = self._authority.answer(address.device, asked.request.encode(), asked.secret)
-            answer = CertificateAnswer(asked.id, certificate.decode())
+            certificate = self._authority.answer(address.device, request.request.encode(), request.secret)
+            answer = CertificateAnswer(request.id, certificate.decode())
             log.info("registrar: certificate issued to %s", address.device)
         except IdentityError as error:
             log.warning("registrar: certificate request of %s rejected: %s", address.device, error)
-            answer = CertificateAnswer(asked.id, reason=str(error))
+            answer = CertificateAnswer(request.id, reason=str(error))
         topic = self._topics.enrol_response(address.device)
         self._transport.publish(Packet(topic, encode(answer), expiry_s=ANSWER_EXPIRY_S))

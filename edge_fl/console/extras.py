@@ -30,11 +30,11 @@ def hint(error: BaseException) -> str:
 def _smallest_extras() -> dict[str, str]:
     requirements = metadata.requires("edge-fl") or []
     return {
-        _normal(found[0].partition(".")[0]): extra  # ruamel.yaml is imported from ruamel
+        _normal(name[0].partition(".")[0]): extra  # ruamel.yaml is imported from ruamel
         for extra in LARGEST_FIRST
         for requirement in requirements
         if re.search(rf"extra == ['\"]{extra}['\"]", requirement)
-        and (found := re.match(r"[\w.-]+", requirement))
+        and (name := re.match(r"[\w.-]+", requirement))
     }
 
 

@@ -72,9 +72,9 @@ def digits(data_dir: Path) -> Dataset:
     """1,797 handwritten digits, 8x8 grey, from scikit-learn; `data_dir` is not used."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    x = np.rint(found.images * (255 / 16)).astype(np.uint8)  # 17 grey levels
-    return Dataset("digits", Samples(x[:, None], found.target.astype(np.int64)), _DIGITS)
+    digits = load_digits()
+    x = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # 17 grey levels
+    return Dataset("digits", Samples(x[:, None], digits.target.astype(np.int64)), _DIGITS)
 
 
 def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
@@ -82,16 +82,18 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
     path = data_dir / f"{name}.npz"
     if not path.is_file():
         raise DataError(f"dataset {name!r}{_hint(name)}: no file {path}{_remedy(name)}")
-    found = npz.read(path)
-    names = classes or _class_names(found, path)
-    if {"x_train", "y_train", "x_test", "y_test"} <= found.keys():
-        train = arrays.samples(found["x_train"], found["y_train"], names, f"{path} (train)")
-        test = arrays.samples(found["x_test"], found["y_test"], names, f"{path} (test)")
+    content = npz.read(path)
+    names = classes or _class_names(content, path)
+    if {"x_train", "y_train", "x_test", "y_test"} <= content.keys():
+        train = arrays.samples(content["x_train"], content["y_train"], names, f"{path} (train)")
+        test = arrays.samples(content["x_test"], content["y_test"], names, f"{path} (test)")
         held_out = np.repeat([False, True], [len(train), len(test)])
         return Dataset(name, _merged([train, test], path), names, held_out)
-    if {"x", "y"} <= found.keys():
-        return Dataset(name, _merged([arrays.samples(found["x"], found["y"], names, str(path))], path), names)
-    raise _wrong_keys(found, path)
+    if {"x", "y"} <= content.keys():
+        return Dataset(
+            name, _merged([arrays.samples(content["x"], content["y"], names, str(path))], path), names
+        )
+    raise _wrong_keys(content, path)
 
 
 def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
@@ -142,18 +144,20 @@ def _merged(parts: list[Samples], path: Path) -> Samples:
     return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
-def _class_names(found: dict[str, Array], path: Path) -> tuple[str, ...]:
-    if "classes" in found:
-        return tuple(map(str, found["classes"]))
+def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
+    if "classes" in content:
+        return tuple(map(str, content["classes"]))
     ids = [
-        arrays.class_ids(found[key], f"{path} ({key})") for key in ("y_train", "y_test", "y") if key in found
+        arrays.class_ids(content[key], f"{path} ({key})")
+        for key in ("y_train", "y_test", "y")
+        if key in content
     ]
     return tuple(map(str, range(1 + max((int(y.max()) for y in ids if len(y)), default=0))))
 
 
-def _wrong_keys(found: dict[str, Array], path: Path) -> DataError:
+def _wrong_keys(content: dict[str, Array], path: Path) -> DataError:
     return DataError(
-        f"{path}: holds {', '.join(found) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
+        f"{path}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
     )
 
 

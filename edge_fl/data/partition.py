@@ -58,10 +58,10 @@ class Split:
     @classmethod
     def load(cls, path: Path) -> Split:
         """Read a file written by `save`. Raises DataError for anything else."""
-        found = npz.read(path)
+        content = npz.read(path)
         try:
-            rows = {part: _rows(found[part], found[f"{part}_ends"]) for part in _PARTS}
-            split = cls(int(found["samples"]), tuple(map(str, found["clients"])), **rows)
+            rows = {part: _rows(content[part], content[f"{part}_ends"]) for part in _PARTS}
+            split = cls(int(content["samples"]), tuple(map(str, content["clients"])), **rows)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: not a saved split ({error})") from error
         split._require_whole(path)

@@ -26,9 +26,7 @@ def reporting(where: str) -> Iterator[None]:
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raise ArtefactError ("enospc") unless `folder`'s disk has `needed_bytes` free.
-
-    """
+    """Raise ArtefactError ("enospc") unless `folder`'s disk has `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise ArtefactError(

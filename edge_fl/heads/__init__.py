@@ -87,10 +87,10 @@ def fit(
     plan.
     """
     head = find(kind)
-    found = training_set(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
+    data = training_set(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
     if kind == Logistic.kind and plan.way != "own":
-        return WAYS[plan.way](found)
-    return (head if len(found.present) > 1 else Constant).fit(found)
+        return WAYS[plan.way](data)
+    return (head if len(data.present) > 1 else Constant).fit(data)
 
 
 def training_set(
@@ -126,19 +126,19 @@ def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Hea
     classes = int(metadata["classes"])
     sizes = {"C": classes, "one": 1}
     for name, letters in kind.shapes.items():
-        found = arrays[name]
+        array = arrays[name]
         expected = np.int64 if name == "present" else np.float32
-        if found.dtype != expected or found.ndim != len(letters):
+        if array.dtype != expected or array.ndim != len(letters):
             raise ArtefactError(
-                f"{kind.kind} head: {name} is {found.dtype} {list(found.shape)}, expected {expected.__name__} {letters}"
+                f"{kind.kind} head: {name} is {array.dtype} {list(array.shape)}, expected {expected.__name__} {letters}"
             )
         if any(
-            sizes.setdefault(letter, size) != size for letter, size in zip(letters, found.shape, strict=True)
+            sizes.setdefault(letter, size) != size for letter, size in zip(letters, array.shape, strict=True)
         ):
             raise ArtefactError(
-                f"{kind.kind} head: {name} {list(found.shape)} does not fit the other arrays ({sizes})"
+                f"{kind.kind} head: {name} {list(array.shape)} does not fit the other arrays ({sizes})"
             )
-        if not np.isfinite(found).all():
+        if not np.isfinite(array).all():
             raise ArtefactError(f"{kind.kind} head: {name} holds NaN or infinity")
     present = arrays.get("present", np.empty(0, np.int64))
     if len(present) and (present[0] < 0 or present[-1] >= classes or np.any(np.diff(present) <= 0)):
@@ -158,7 +158,9 @@ def _known(kind: str) -> type[Head] | None:
 def _require_fittable(z: Array, y: Array, classes: int) -> None:
     flaw = ""
     if z.ndim != 2 or y.shape != z.shape[:1] or not len(y) or y.dtype.kind not in "iu":
-        flaw = f"features {list(z.shape)} and {y.dtype} labels {list(y.shape)}, expected [n, d] and n class ids"
+        flaw = (
+            f"features {list(z.shape)} and {y.dtype} labels {list(y.shape)}, expected [n, d] and n class ids"
+        )
     elif y.min() < 0 or y.max() >= classes:
         flaw = f"labels range over {y.min()}..{y.max()}, expected 0..{classes - 1}"
     elif not np.isfinite(z).all():

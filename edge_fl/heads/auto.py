@@ -83,15 +83,15 @@ def choose(
 
 def curve(fit: Fit, z: Features, y: Labels, held: HeldOut, goes_on: Callable[[], bool]) -> dict[str, float]:
     """Held-out accuracy by labels per class and kind, while labels suffice and `goes_on()`; empty without `held`."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     if not held.enough or len(np.unique(y)) < 2:
-        return found
+        return numbers
     for labels, rows in _first_of_each(y):
         for kind in CURVE_KINDS:
             if not goes_on():
-                return found
-            found[metrics.at_labels(labels, kind)] = _accuracy(fit(kind, z[rows], y[rows]), held)
-    return found
+                return numbers
+            numbers[metrics.at_labels(labels, kind)] = _accuracy(fit(kind, z[rows], y[rows]), held)
+    return numbers
 
 
 def _score(fit: Fit, kind: str, z: Features, y: Labels, held: HeldOut) -> float:

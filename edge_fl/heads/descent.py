@@ -100,9 +100,9 @@ def descend(
     lr, shrink = np.float32(plan.lr), np.float32(1 / (1 + plan.lr * plan.pull))
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in batches(len(data.z), plan, data.seed):
-            z, wanted = data.z[rows], targets[rows]
+            z, target = data.z[rows], targets[rows]
             p = probabilities(z @ held[0].T + sum(held[1:], given[rows]))
-            error = (p * wanted.sum(axis=1, keepdims=True) - wanted) / np.float32(len(rows))
+            error = (p * target.sum(axis=1, keepdims=True) - target) / np.float32(len(rows))
             for layer, velocity, origin, grad in zip(
                 held, speed, anchor, (error.T @ z, error.sum(axis=0)), strict=False
             ):

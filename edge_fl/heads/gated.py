@@ -57,10 +57,10 @@ class Gated(Head):
         start = cls(data.classes, data.extractor, theirs.weight, bias, theirs.weight, bias, context, **policy)
         ours, rest = start.gates(data.z)
         given = ((rest * data.z) @ theirs.weight.T + bias).astype(np.float32)
-        found = descend(Weights(theirs.weight, bias), replace(data, z=ours * data.z), given=given)
-        assert found.bias is not None
+        trained = descend(Weights(theirs.weight, bias), replace(data, z=ours * data.z), given=given)
+        assert trained.bias is not None
         return cls(
-            data.classes, data.extractor, found.weight, found.bias, theirs.weight, bias, context, **policy
+            data.classes, data.extractor, trained.weight, trained.bias, theirs.weight, bias, context, **policy
         )
 
     def gates(self, z: Features) -> tuple[Features, Features]:

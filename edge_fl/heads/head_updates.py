@@ -22,8 +22,8 @@ Part = dict[str, Array]
 
 def compute(data: TrainingSet, head: Head) -> dict[str, Part]:
     """Compute all head updates that the release's plan names, by part. Raises ArtefactError, RunError."""
-    found = {part: HEAD_UPDATES[kind](part, data, head) for part, kind in data.plan.uploads.items()}
-    return {part: _finite(arrays, part) for part, arrays in found.items() if arrays}
+    updates = {part: HEAD_UPDATES[kind](part, data, head) for part, kind in data.plan.uploads.items()}
+    return {part: _finite(arrays, part) for part, arrays in updates.items() if arrays}
 
 
 def require_allowed(parts: Mapping[str, object], uploads: Mapping[str, HeadUpdateKind]) -> None:

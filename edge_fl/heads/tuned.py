@@ -31,11 +31,11 @@ class Tuned(Linear):
         return cls.of(data, tune(data))
 
     @classmethod
-    def of(cls, data: TrainingSet, found: Weights) -> Self:
+    def of(cls, data: TrainingSet, weights: Weights) -> Self:
         """The head with these weights."""
-        bias = np.zeros(data.classes, np.float32) if found.bias is None else found.bias
+        bias = np.zeros(data.classes, np.float32) if weights.bias is None else weights.bias
         everyone = np.arange(data.classes, dtype=np.int64)
-        return cls(data.classes, data.extractor, found.weight, bias, *identity_scaling(data), everyone)
+        return cls(data.classes, data.extractor, weights.weight, bias, *identity_scaling(data), everyone)
 
     def raw(self) -> Weights:
         """The weights in the form that is sent."""

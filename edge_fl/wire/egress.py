@@ -71,8 +71,8 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
                 consequence="nothing was sent",
             )
 
-    def _require(self, what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
-        if unlisted := sorted(set(found) - set(allowed)):
+    def _require(self, what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+        if unlisted := sorted(set(names) - set(allowed)):
             raise ArtefactError(
                 f"egress: {what} {unlisted[0]!r} may not leave this device, only {', '.join(allowed) or 'none'} may",
                 "rejected",

@@ -207,10 +207,10 @@ def subject(name: str) -> x509.Name:
 
 def common_name(name: x509.Name) -> str:
     """The single common name, valid in a topic. Raises IdentityError."""
-    found = [str(attribute.value) for attribute in name.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if len(found) != 1 or not NAME.match(found[0]):
-        raise IdentityError(f"common name {found}, expected one of 1 to 32 of a-z, 0-9 and '-'")
-    return found[0]
+    names = [str(attribute.value) for attribute in name.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if len(names) != 1 or not NAME.match(names[0]):
+        raise IdentityError(f"common name {names}, expected one of 1 to 32 of a-z, 0-9 and '-'")
+    return names[0]
 
 
 def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:

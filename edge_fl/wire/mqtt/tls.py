@@ -108,10 +108,10 @@ def _dates(endpoint: Endpoint) -> tuple[datetime, datetime] | None:
     if endpoint.cert is None:
         return None
     try:
-        found = x509.load_pem_x509_certificate(endpoint.cert.read_bytes())
+        certificate = x509.load_pem_x509_certificate(endpoint.cert.read_bytes())
     except (OSError, ValueError):  # reported when the file is loaded
         return None
-    return found.not_valid_before_utc, found.not_valid_after_utc
+    return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def _seen(folder: Path) -> datetime:

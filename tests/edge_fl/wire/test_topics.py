@@ -148,7 +148,7 @@ def test_a_topic_with_one_wrong_level_is_refused_or_is_another_topic(kind: str, 
     ],
 )
 def test_a_foreign_topic_is_refused(topic: str) -> None:
-    with pytest.raises(ProtocolError, match="; ignored$"):
+    with pytest.raises(ProtocolError, match=r"; ignored$"):
         FLEET.parse(topic)
 
 
