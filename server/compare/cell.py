@@ -172,7 +172,12 @@ class _CellRecorder(RunHooks):
 
 
 def _write_probe(probe: Probe, key: str, folder: Path) -> None:
-    arrays = {"z": probe.z, "y": probe.y, "client": probe.client, "clients": np.array(probe.clients)}
+    arrays: dict[str, np.ndarray] = {
+        "z": probe.z,
+        "y": probe.y,
+        "client": probe.client,
+        "clients": np.array(probe.clients),
+    }
     if probe.projected is not None:
         arrays["projected"] = probe.projected
     path = _path(folder, key, "npz")

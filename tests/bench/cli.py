@@ -1,4 +1,4 @@
-"""`make bench`, `make bench-full` and `make bench-gpu`: figures side by side in one run, as a table, as JSON and as a picture."""
+"""`make bench`, `make bench-full` and `make bench-gpu`: measure figures and write them as a table, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -32,43 +32,45 @@ FULL: dict[str, Callable[[int], Figure]] = {
     "release-mobilenet": partial(releasing.released, "mobilenet"),
 }
 TURNS, FULL_TURNS = 2, 9
-NO_GPU = (
-    "no GPU here: everything runs on the CPU at tiny sizes, to show that it works; the figures mean nothing"
-)
+NO_GPU = "no GPU: everything runs on the CPU at tiny sizes, as a test of the benchmark; the figures have no meaning"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures the figures that are asked for (default: all)."""
+    """Measure the given figures (default: all)."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("figures", nargs="*", help=f"some of {', '.join((*FIGURES, *FULL))}; default: all")
     parser.add_argument(
-        "--full", action="store_true", help=f"{FULL_TURNS} turns instead of {TURNS}, and {', '.join(FULL)}"
+        "--full",
+        action="store_true",
+        help=f"{FULL_TURNS} turns instead of {TURNS}, and also {', '.join(FULL)}",
     )
-    parser.add_argument("--gpu", action="store_true", help="the figures for a GPU, and no others")
-    parser.add_argument("--turns", type=int, default=0, help="how often the sides take turns")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="the folder for the report")
-    asked = parser.parse_args(arguments)
+    parser.add_argument("--gpu", action="store_true", help="only the figures for a GPU")
+    parser.add_argument("--turns", type=int, default=0, help="number of measurements of each side")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the report")
+    options = parser.parse_args(arguments)
     known = {**FIGURES, **FULL}
-    if unknown := [name for name in asked.figures if name not in known]:
+    if unknown := [name for name in options.figures if name not in known]:
         parser.error(f"unknown figure {unknown[0]!r}, expected {', '.join(known)}")
-    turns = asked.turns or (FULL_TURNS if asked.full else TURNS)
-    at = gpu.scale() if asked.gpu else gpu.TINY
-    if asked.gpu and not at.real:
+    turns = options.turns or (FULL_TURNS if options.full else TURNS)
+    at = gpu.scale() if options.gpu else gpu.TINY
+    if options.gpu and not at.real:
         print(NO_GPU)
     load = os.getloadavg()[0]
-    names = asked.figures or (known if asked.full else FIGURES)
-    found = gpu.figures(turns, at) if asked.gpu else measured({name: known[name] for name in names}, turns)
-    figures = list(_told(found))
+    names = options.figures or (known if options.full else FIGURES)
+    results = (
+        gpu.figures(turns, at) if options.gpu else measured({name: known[name] for name in names}, turns)
+    )
+    figures = list(_printed(results))
     peak = measure.gemm_peak(measure.take_turns({"": measure.products(at.device)}, turns)[""])
     report = Report(measure.machine(load, peak, at.device), figures)
     print()
     print(table.render(report))
-    save(report, asked.out)
-    print(f"\nwritten to {asked.out}")
+    save(report, options.out)
+    print(f"\nreport: {options.out}")
 
 
 def save(report: Report, folder: Path) -> None:
-    """bench.json, bench.txt, and where there is something to show bench.svg and bench.png."""
+    """Write bench.json, bench.txt and, if a figure can be plotted, bench.svg and bench.png."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / "bench.json", msgspec.json.format(msgspec.json.encode(report)))
     atomic.write(folder / "bench.txt", table.render(report).encode())
@@ -76,7 +78,7 @@ def save(report: Report, folder: Path) -> None:
 
 
 def measured(figures: Mapping[str, Callable[[int], Figure]], turns: int) -> Iterator[Figure]:
-    """One after the other; one that needs a broker where there is none is told and left out."""
+    """Measure one figure after the other; without a broker, those that need one are skipped with a message."""
     for name, measure_it in figures.items():
         try:
             yield measure_it(turns)
@@ -84,8 +86,8 @@ def measured(figures: Mapping[str, Callable[[int], Figure]], turns: int) -> Iter
             print(f"{name}: {error}", flush=True)
 
 
-def _told(figures: Iterator[Figure]) -> Iterator[Figure]:
-    """The figures, each named as soon as it is there."""
+def _printed(figures: Iterator[Figure]) -> Iterator[Figure]:
+    """Print each figure as soon as it is measured."""
     for figure in figures:
         print(" ".join(cell for cell in table.row(figure)[:5] if cell), flush=True)
         yield figure

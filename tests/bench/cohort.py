@@ -1,4 +1,4 @@
-"""A5: does memory grow with the cohort? One round over so many clients, each in a process of its own, whose whole tree is watched."""
+"""A5: memory of a round as a function of the cohort's size, each size in its own process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.bench.measure import MEGABYTE, tree_bytes
 from tests.bench.training import Round
 
 SIZES = (100, 1000, 10_000)
-EVERY_S = 0.25  # how often memory is looked at
+SAMPLE_S = 0.25  # between two measurements of memory
 DEADLINE_S = 1800.0
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
-    """Seconds of the round, and bytes: of all images, and the most that all processes together held."""
+    """Duration of the round, bytes of all images, and peak memory of all processes."""
 
     seconds: float
     data: int
@@ -30,23 +30,23 @@ class MemoryUse(msgspec.Struct, frozen=True):
 
     @property
     def above(self) -> float:
-        """Megabytes beyond the images themselves."""
+        """Megabytes in addition to the images."""
         return (self.peak - self.data) / MEGABYTE
 
 
 def cohorts(turns: int, sizes: Sequence[int] = SIZES) -> Figure:
-    """A5: a round of FedPer, whose personal heads are files, over cohorts of work A's network with six images per client."""
-    found = {size: watched(size) for size in sizes}
+    """A5: a round of FedPer (personal heads in files) over cohorts with work A's network and six images per client."""
+    uses = {size: measured(size) for size in sizes}
     notes: dict[str, float | str] = {}
-    for size, use in found.items():
+    for size, use in uses.items():
         notes |= {f"MB at {size}": round(use.above), f"s at {size}": round(use.seconds, 1)}
     largest = max(sizes)
-    what = f"memory of a round over {largest:,} clients of work A's network, images apart"
-    return Figure("A5", what, 2.0, " GB", at_most=True, value=found[largest].above / 1000, notes=notes)
+    what = f"memory of a round over {largest:,} clients of work A's network, without the images"
+    return Figure("A5", what, 2.0, " GB", at_most=True, value=uses[largest].above / 1000, notes=notes)
 
 
-def watched(clients: int) -> MemoryUse:
-    """The round in a new process, and the most memory that it and its workers held (what they share counts once)."""
+def measured(clients: int) -> MemoryUse:
+    """Run the round in a new process; peak memory of the process and its workers (shared memory counts once)."""
     with TemporaryDirectory(prefix="edge-fl-bench-") as folder:
         report, peak = Path(folder) / "use.json", 0
         command = [sys.executable, "-m", "tests.bench.cohort", str(clients), str(report)]
@@ -54,18 +54,18 @@ def watched(clients: int) -> MemoryUse:
             deadline = time.monotonic() + DEADLINE_S
             while process.poll() is None and time.monotonic() < deadline:
                 peak = max(peak, tree_bytes(process.pid))
-                time.sleep(EVERY_S)
+                time.sleep(SAMPLE_S)
             process.kill()
         return msgspec.structs.replace(msgspec.json.decode(report.read_bytes(), type=MemoryUse), peak=peak)
 
 
 def main(clients: int, report: Path) -> None:
-    """What the new process does."""
+    """Run the round in this process and write its memory use."""
     study = workloads.many(clients, "fedper")
-    ready = Round(study, "pool")
-    began = time.monotonic()
-    ready()
-    use = MemoryUse(time.monotonic() - began, study.dataset.samples.x.nbytes)
+    one_round = Round(study, "pool")
+    start = time.monotonic()
+    one_round()
+    use = MemoryUse(time.monotonic() - start, study.dataset.samples.x.nbytes)
     report.write_bytes(msgspec.json.encode(use))
 
 

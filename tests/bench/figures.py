@@ -1,4 +1,4 @@
-"""What a benchmark finds: a figure with its sides, its target, and the proof that the sides computed the same."""
+"""Results of a benchmark: figures with their sides, target, and the difference between the sides' results."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ PLAIN = "plain"
 
 
 class Figure(Struct, frozen=True):
-    """One line of the report: how many times as fast as `sides[PLAIN]` the side `ours` is, or any other `value` with its `unit`.
+    """One line of the report: the speedup of the side `ours` over `sides[PLAIN]`, or another `value` with its `unit`.
 
-    `difference` is the largest between the two sides' weights (or between their accuracies), at most `tolerance`; otherwise the figure
-    is not comparable. `peak` is the share of the machine's GEMM peak that `ours` reached. `notes` says what else was measured.
+    `difference` is the largest difference between the two sides' weights (or accuracies); above `tolerance` the figure is not comparable.
+    `peak` is the share of the machine's GEMM peak that `ours` reached. `notes` holds further measurements.
     """
 
     id: str
     what: str
     target: float = 0.0  # 0: none
     unit: str = "x"
-    at_most: bool = False  # the target is a limit from above
+    at_most: bool = False  # the target is an upper limit
     sides: dict[str, Times] = {}
     ours: str = ""
     value: float | None = None
@@ -38,20 +38,19 @@ class Figure(Struct, frozen=True):
 
     @property
     def ratios(self) -> list[float]:
-        """How many times as fast `ours` was in each turn: what disturbs the machine for longer than a turn disturbs both sides."""
+        """Speedup in each turn; a disturbance longer than a turn affects both sides."""
         if self.value is not None:
             return []
         pairs = zip(self.sides[PLAIN].clock, self.sides[self.ours].clock, strict=True)
-        return [theirs / own for theirs, own in pairs]
+        return [plain / ours for plain, ours in pairs]
 
     @property
     def found(self) -> float:
-        """What is compared with the target: the value, or the middle one of the ratios."""
+        """The number compared with the target: the value, or the median ratio."""
         return statistics.median(self.ratios) if self.value is None else self.value
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
         if not self.comparable:
             return "not comparable"
         if not self.target:
@@ -61,7 +60,7 @@ class Figure(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """All figures of a run, and the machine that they were found on."""
+    """All figures of a run, and the machine."""
 
     machine: Machine
     figures: list[Figure]

@@ -1,6 +1,6 @@
-"""A6: the vectorised engine on an accelerator beside the plain loop on the same one, and what CUDA graphs and torch.compile add.
+"""A6: the vectorised engine compared with the plain loop on the same accelerator, and the effect of CUDA graphs and torch.compile.
 
-Without a GPU everything runs on the CPU at tiny sizes and without targets: that shows that it works, and nothing else.
+Without a GPU everything runs on the CPU at tiny sizes and without targets, as a test of the benchmark.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH, SHOWN = 10, 6
 
 @dataclass(frozen=True)
 class Scale:
-    """Where and how large: `clients` and `samples` of work A, `many` equal clients."""
+    """Device and sizes: `clients` and `samples` of work A, `many` equal clients."""
 
     device: str
     clients: int
@@ -45,7 +45,7 @@ class Scale:
 
     @property
     def real(self) -> bool:
-        """Whether figures mean anything."""
+        """Whether the figures are meaningful."""
         return self.device != "cpu"
 
 
@@ -54,12 +54,12 @@ TINY = Scale("cpu", 2, 32, 3, 1, "eager")
 
 
 def scale() -> Scale:
-    """The real one where there is a GPU."""
+    """The full scale if there is a GPU, else the tiny one."""
     return FULL if torch.cuda.is_available() else TINY
 
 
 def federations(at: Scale) -> dict[str, tuple[float, Callable[[], Study]]]:
-    """The workloads by name, each with its target."""
+    """Workloads by name, each with its target."""
     size: dict[str, Any] = {"clients": at.clients, "samples": at.samples}
     return {
         "cnn2": (15.0, lambda: workloads.work_a(**size)),
@@ -79,26 +79,17 @@ def figures(turns: int, at: Scale) -> Iterator[Figure]:
 
 
 def rounds(name: str, target: float, study: Study, turns: int, at: Scale) -> Figure:
-    """A round by the vectorised engine beside the plain loop, and where its time goes."""
+    """A round of the vectorised engine compared with the plain loop, with a profile of its time."""
     opponent = PlainLoop(ClientStore.of(study, at.device), plain.fedavg, device=at.device)
     tolerance = TOLERANCES.get(study.recipe.model.name, 1e-4)
-    found = training.beside(
-        f"A6 {name}",
-        f"a round of {len(study.split.clients)} clients on {at.device}",
-        target,
-        study,
-        opponent,
-        "vector",
-        ("sequential",),
-        turns,
-        device=at.device,
-        tolerance=tolerance,
-    )
-    return msgspec.structs.replace(found, notes=limits(Round(study, "vector", at.device), at))
+    what = f"a round of {len(study.split.clients)} clients on {at.device}"
+    figure = Figure(f"A6 {name}", what, target, ours="vector", tolerance=tolerance)
+    figure = training.compared(figure, study, opponent, turns, ("sequential",), at.device)
+    return msgspec.structs.replace(figure, notes=limits(Round(study, "vector", at.device), at))
 
 
 def limits(once: Round, at: Scale) -> dict[str, float | str]:
-    """The operations that take most of a round, by their share of its time on the device."""
+    """The most expensive operations of a round, by their share of its time on the device."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if at.real else [])]
     once()
     with profile(activities=kinds) as seen:
@@ -112,7 +103,7 @@ def limits(once: Round, at: Scale) -> dict[str, float | str]:
 
 
 def steps(model: str, turns: int, at: Scale) -> Figure:
-    """Single steps of equal clients, each with a batch: one after the other, stacked, compiled, and replayed as a CUDA graph."""
+    """Single steps of equal clients with one batch each: one after the other, stacked, compiled, and as a CUDA graph."""
     net = Model(ClientStore.of(workloads.work_a(model=model, clients=2, samples=40))).to(at.device)
     replace_all_batch_norm_modules_(net)
     stacked = {name: t.detach().expand(at.clients, *t.shape).clone() for name, t in net.named_parameters()}
@@ -138,7 +129,7 @@ def steps(model: str, turns: int, at: Scale) -> Figure:
     }
     if at.real:
         ways["graph"] = partial(_graph(partial(together, stacked, x, y)).replay)
-    with plain_kernels():
+    with fastest_kernels():
         tried = {name: way for name, way in ways.items() if name == PLAIN or not _fails(way)}
         times = take_turns({name: _repeated(way, at) for name, way in tried.items()}, turns)
     best = min((name for name in times if name != PLAIN), key=lambda name: times[name].median)
@@ -148,8 +139,8 @@ def steps(model: str, turns: int, at: Scale) -> Figure:
 
 
 @contextmanager
-def plain_kernels() -> Iterator[None]:
-    """The fastest kernels are searched for."""
+def fastest_kernels() -> Iterator[None]:
+    """Let cuDNN search for its fastest kernels in the block."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -168,7 +159,7 @@ def _repeated(way: Callable[[], object], at: Scale) -> Callable[[], None]:
 
 
 def _fails(way: Callable[[], object]) -> bool:
-    """Whether torch cannot do it; that is a finding, not an error."""
+    """Whether torch does not support it; the report shows it as failed."""
     try:
         way()
     except Exception:
@@ -177,7 +168,7 @@ def _fails(way: Callable[[], object]) -> bool:
 
 
 def _graph(step: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A step captured after it has run a few times on a stream of its own, as torch asks for."""
+    """Capture a step after some runs on a separate stream, as torch requires."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):

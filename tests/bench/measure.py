@@ -1,4 +1,4 @@
-"""Measuring side by side: sides take turns (A B A B), and every figure comes with what the machine was doing meanwhile."""
+"""Time measurement: the sides alternate (A B A B), and every report describes the machine during the run."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Times(Struct, frozen=True):
-    """Seconds of one side: by the clock, and of all processors together."""
+    """Durations of one side, in seconds: wall-clock and processor time."""
 
     clock: list[float]
     processor: list[float]
 
     @property
     def least(self) -> float:
-        """The quickest turn by the clock."""
+        """The shortest wall-clock time."""
         return min(self.clock)
 
     @property
     def median(self) -> float:
-        """The middle turn by the clock."""
+        """The median wall-clock time."""
         return statistics.median(self.clock)
 
 
 class Machine(Struct, frozen=True):
-    """What a figure was measured on; `gemm` is the peak of all cores in GFLOP/s, measured in the same run."""
+    """The machine; `gemm` is the peak of all cores in GFLOP/s, measured in the same run."""
 
     cores: int
     threads: int
@@ -49,7 +49,7 @@ class Machine(Struct, frozen=True):
 def take_turns(
     sides: Mapping[str, Callable[[], object]], turns: int, warm: frozenset[str] = frozenset()
 ) -> dict[str, Times]:
-    """Each side that is not `warm` yet once, then all sides in turn, `turns` times."""
+    """Run each side once, except those in `warm`, then measure all sides alternately, `turns` times."""
     for name, side in sides.items():
         if name not in warm:
             side()
@@ -57,31 +57,31 @@ def take_turns(
     processor: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(turns):
         for name, side in sides.items():
-            began, used = time.perf_counter(), processor_seconds()
+            start, used = time.perf_counter(), processor_seconds()
             side()
-            clock[name].append(time.perf_counter() - began)
+            clock[name].append(time.perf_counter() - start)
             processor[name].append(processor_seconds() - used)
     return {name: Times(clock[name], processor[name]) for name in sides}
 
 
 def processor_seconds() -> float:
-    """Of this process, its threads, and its living workers."""
+    """Processor time of this process and its workers."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     return own.ru_utime + own.ru_stime + sum(_used(child.pid) for child in multiprocessing.active_children())
 
 
 def tree_bytes(pid: int) -> int:
-    """The memory that a process and all its descendants hold now; what several of them map is counted once (PSS, Linux only)."""
+    """Memory of a process and all its descendants; shared pages count once (PSS, Linux only)."""
     parents = {int(path.parent.name): _parent(path) for path in Path("/proc").glob("[0-9]*/stat")}
-    family, found = {pid}, 0
-    while len(family) > found:
-        found = len(family)
+    family, size = {pid}, 0
+    while len(family) > size:
+        size = len(family)
         family |= {child for child, parent in parents.items() if parent in family}
     return sum(_held(member) for member in family)
 
 
 def machine(before: float, gemm: float, device: str) -> Machine:
-    """The machine now; `before` is the load average when the run began."""
+    """Describe the machine; `before` is the load average at the start of the run."""
     after = os.getloadavg()[0]
     load = (round(before, 2), round(after, 2))
     cores = len(os.sched_getaffinity(0))
@@ -89,7 +89,7 @@ def machine(before: float, gemm: float, device: str) -> Machine:
 
 
 def products(device: str = "cpu", size: int = GEMM_SIZE) -> Callable[[], None]:
-    """A side that does nothing but float32 products of square matrices, on all threads: the peak that others are a share of."""
+    """A side of float32 products of square matrices on all threads, to measure the GEMM peak."""
     a = torch.rand(size, size, device=device)
 
     def multiply() -> None:
@@ -101,12 +101,12 @@ def products(device: str = "cpu", size: int = GEMM_SIZE) -> Callable[[], None]:
 
 
 def gemm_peak(times: Times, size: int = GEMM_SIZE) -> float:
-    """GFLOP/s of `products`."""
+    """GFLOP/s reached by `products`."""
     return GEMM_PRODUCTS * 2 * size**3 / times.least / 1e9
 
 
 def settle(device: str) -> None:
-    """Waits until an accelerator has done what it was told."""
+    """Wait for an accelerator's queued work."""
     if device != "cpu":
         torch.cuda.synchronize(device)
 
@@ -122,7 +122,7 @@ def _used(pid: int | None) -> float:
 def _parent(stat: Path) -> int:
     try:
         return int(stat.read_text().rpartition(")")[2].split()[1])
-    except OSError:  # gone meanwhile
+    except OSError:  # ended in the meantime
         return 0
 
 

@@ -1,4 +1,4 @@
-"""B3: how long a small message and its answer take through the broker as `edge-fl broker up` runs it."""
+"""B3: round-trip time of a small message through the broker that `edge-fl broker up` runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEADLINE_S = 120.0
 
 @contextmanager
 def broker() -> Iterator[Endpoint]:
-    """`edge-fl broker up --insecure` on a free port. Raises ConnectError when it does not answer."""
+    """Run `edge-fl broker up --insecure` on a free port. Raises ConnectError if it does not answer."""
     with TemporaryDirectory(prefix="edge-fl-bench-") as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         at = Endpoint("127.0.0.1", free.getsockname()[1])
@@ -43,38 +43,39 @@ def broker() -> Iterator[Endpoint]:
 
 
 def round_trip(turns: int, messages: int = MESSAGES) -> Figure:
-    """B3: a small message with an answer to it, QoS 1 both ways."""
-    answers: queue.Queue[Event] = queue.Queue()
-    taken: list[float] = []
+    """B3: a small message and its reply, QoS 1 both ways."""
+    replies: queue.Queue[Event] = queue.Queue()
+    seconds: list[float] = []
     with (
         broker() as at,
-        _client(at, "asker", answers.put) as asker,
-        _client(at, "answerer", _nothing) as other,
+        _client(at, "requester", replies.put) as requester,
+        _client(at, "responder", _nothing) as responder,
     ):
         there, back = TOPICS.request("d1"), TOPICS.assignment("d1")
-        with _client(at, "echo", lambda event: _echo(event, other, back)) as echo:
+        with _client(at, "echo", lambda event: _echo(event, responder, back)) as echo:
             echo.subscribe(there)
-            asker.subscribe(back)
+            requester.subscribe(back)
             for turn in range(turns * messages):
-                began = time.perf_counter()
-                asker.publish(Packet(there, b"{}"))
-                while not isinstance(answers.get(timeout=DEADLINE_S), Packet):
+                start = time.perf_counter()
+                requester.publish(Packet(there, b"{}"))
+                while not isinstance(replies.get(timeout=DEADLINE_S), Packet):
                     pass
                 if turn >= WARM:
-                    taken.append(time.perf_counter() - began)
-    p99 = statistics.quantiles(taken, n=100)[98]
-    notes: dict[str, float | str] = {"ms at the 99th percentile": 1000 * p99, "messages": len(taken)}
-    value = 1000 * statistics.median(taken)
-    return Figure("B3", "there and back, median", 0.6, " ms", at_most=True, value=value, notes=notes)
+                    seconds.append(time.perf_counter() - start)
+    p99 = statistics.quantiles(seconds, n=100)[98]
+    notes: dict[str, float | str] = {"ms at the 99th percentile": 1000 * p99, "messages": len(seconds)}
+    value = 1000 * statistics.median(seconds)
+    return Figure("B3", "round trip, median", 0.6, " ms", at_most=True, value=value, notes=notes)
 
 
 def wait_for(at: Endpoint, process: subprocess.Popen[bytes]) -> None:
-    """Until the broker that a process runs answers. Raises ConnectError when it ended instead, or takes too long."""
+    """Wait until the broker of a process accepts connections. Raises ConnectError if it ends or takes too long."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ConnectError(
-                f"{at}: `edge-fl broker up` ended with exit code {process.returncode} (is mosquitto installed?); nothing was measured"
+                f"{at}: `edge-fl broker up` ended with exit code {process.returncode} (is mosquitto installed?)",
+                consequence="nothing was measured",
             )
         try:
             socket.create_connection((at.host, at.port), 1).close()
@@ -82,7 +83,9 @@ def wait_for(at: Endpoint, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.05)
         else:
             return
-    raise ConnectError(f"{at}: no broker answers after {DEADLINE_S:.0f} s; nothing was measured")
+    raise ConnectError(
+        f"{at}: no broker answers after {DEADLINE_S:.0f} s", consequence="nothing was measured"
+    )
 
 
 @contextmanager
@@ -95,10 +98,10 @@ def _client(at: Endpoint, name: str, deliver: Callable[[Event], object]) -> Iter
         transport.close()
 
 
-def _echo(event: Event, answerer: MqttTransport, topic: str) -> None:
+def _echo(event: Event, responder: MqttTransport, topic: str) -> None:
     if isinstance(event, Packet):
-        answerer.publish(Packet(topic, event.payload))
+        responder.publish(Packet(topic, event.payload))
 
 
 def _nothing(event: Event) -> None:
-    """For whoever only sends."""
+    """For clients that only publish."""

@@ -1,4 +1,4 @@
-"""The networks of the bench that are no paper's: pixels as features, or one hidden layer on them."""
+"""Networks used only by the benchmark: pixels as features, or one hidden layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_fl.learn.network.chain import Chain
 
 
 class Pixels(Chain):
-    """The pixels themselves as features, or with `hidden` one layer of so many units on them."""
+    """Pixels as features, or one layer of `hidden` units."""
 
     def __init__(self, input: InputSpec, hidden: int = 0) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The plain loop: a client after the other, each with its model, its optimisers and its DataLoader, as most research code is written.
+"""The plain loop: one client after the other, each with a model, optimisers and a DataLoader, as most research code is written.
 
-It is written to be read, not to lose: images are float tensors already normalised, in memory, what is frozen needs no gradient, and the
-loader is given the very batches that our engines draw, so that the weights that come out can be compared. Like the code it stands for,
-it makes a client's list of (image, label) anew in every round and runs a frozen network again for every batch of a head.
+It is a fair opponent: images are normalised float tensors in memory, frozen parts need no gradient, and the loader uses the batches that
+our engines draw, so that the resulting weights can be compared. Like typical research code, it builds a client's list of (image, label)
+anew in every round and runs a frozen network again for every batch of a head.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 def cnn2(store: ClientStore) -> nn.Module:
-    """Two convolutions and a layer, in the usual order."""
+    """Two convolutions and a linear layer."""
     input = store.settings.spec.input
     first = [nn.Conv2d(input.channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)]
     second = [nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
@@ -55,7 +55,7 @@ def cnn2(store: ClientStore) -> nn.Module:
 
 
 def pixels(store: ClientStore) -> nn.Module:
-    """The images themselves, or one hidden layer on them."""
+    """Pixels as features, or one hidden layer."""
     spec = store.settings.spec
     hidden, inputs = int(spec.model.options["hidden"]), math.prod(spec.input.shape)  # type: ignore[arg-type]
     return nn.Sequential(nn.Flatten(), *([nn.Linear(inputs, hidden), nn.ReLU()] if hidden else []))
@@ -71,7 +71,7 @@ BASES: dict[str, Callable[[ClientStore], nn.Module]] = {
 
 @dataclass
 class PlainLoop:
-    """The plain federation: the server's model and one per client. `shared` picks what of a model is averaged and sent back."""
+    """The plain federation: the server's model and one per client. `shared` selects the module that is averaged and broadcast."""
 
     store: ClientStore
     train: Callable[[PlainLoop, str, Model, int], None]
@@ -94,7 +94,7 @@ class PlainLoop:
         self.models = {id: copy.deepcopy(self.server) for id in self.clients}
 
     def __call__(self) -> None:
-        """Round 1 once more, to the end."""
+        """Run round 1 again and wait for its end."""
         self.round()
         settle(self.device)
 
@@ -120,12 +120,12 @@ class PlainLoop:
             yield x.to(self.device), y.to(self.device)
 
     def parts(self) -> Parts:
-        """The shared extractor and head, and every client's own head as `<client>.head`, to compare with ours."""
+        """The shared extractor and head, and every client's own head as `<client>.head`."""
         net = build_method(self.store.settings.spec).net
         names = [name for name in net.extractor.init() if not name.startswith(BUFFER)]
-        found = {"extractor": _read(self.server.base, names), "head": _read(self.server.head, HEAD)}
+        parts = {"extractor": _read(self.server.base, names), "head": _read(self.server.head, HEAD)}
         heads = {id: self.own.get(id, model.head) for id, model in self.models.items()}
-        return found | {f"{id}.head": _read(head, HEAD) for id, head in heads.items()}
+        return parts | {f"{id}.head": _read(head, HEAD) for id, head in heads.items()}
 
     def _pairs(self, model: Model) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.shared(self.server).parameters(), self.shared(model).parameters(), strict=True)
@@ -137,7 +137,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (images, labels) -> scalar
 def descend(
     model: nn.Module, trained: nn.Module, lr: float, batches: Iterator[tuple[Tensor, Tensor]], loss: Loss
 ) -> None:
-    """One stage: only `trained` needs a gradient and has an optimiser; the loss runs the whole network for every batch."""
+    """One stage: only `trained` has gradients and an optimiser; the loss runs the whole network for every batch."""
     model.requires_grad_(False)
     trained.requires_grad_(True)
     optimiser = torch.optim.SGD(trained.parameters(), lr=lr)
@@ -148,7 +148,7 @@ def descend(
 
 
 def fedavg(plain: PlainLoop, id: str, model: Model, round: int) -> None:
-    """FedAvg: everything for one epoch."""
+    """FedAvg: the whole model for one epoch."""
     descend(
         model, model, plain.lr, plain.batches(id, "train", round), lambda x, y: F.cross_entropy(model(x), y)
     )
@@ -169,13 +169,13 @@ def fedrep(head_epochs: int, epochs: int = 1) -> Callable[[PlainLoop, str, Model
 
 
 def fedcrc(epochs: int) -> Callable[[PlainLoop, str, Model, int], None]:
-    """FedCRC: the extractor under the global head, the client's own head, then the global head taught by it for one epoch."""
+    """FedCRC: extractor with the global head, then the client's own head, then one epoch of distillation into the global head."""
 
     def train(plain: PlainLoop, id: str, model: Model, round: int) -> None:
         own = plain.own.setdefault(id, copy.deepcopy(model.head))
         f, lr = model.base, plain.lr
 
-        def taught(x: Tensor, y: Tensor) -> Tensor:
+        def distillation(x: Tensor, y: Tensor) -> Tensor:
             z = f(x)
             logits, teacher = model.head(z), F.log_softmax(own(z), dim=1)
             pull = F.kl_div(F.log_softmax(logits, dim=1), teacher, reduction="batchmean", log_target=True)
@@ -189,13 +189,13 @@ def fedcrc(epochs: int) -> Callable[[PlainLoop, str, Model, int], None]:
             own, own, lr, plain.batches(id, "s2", round, epochs), lambda x, y: F.cross_entropy(own(f(x)), y)
         )
         own.requires_grad_(False)
-        descend(model, model.head, lr, plain.batches(id, "s3", round), taught)
+        descend(model, model.head, lr, plain.batches(id, "s3", round), distillation)
 
     return train
 
 
 def difference(ours: Parts, theirs: Parts) -> float:
-    """The largest between parameters that both have."""
+    """The largest difference between parameters that both have."""
     return max(
         float((tensor.cpu() - theirs[part][name].cpu()).abs().max())
         for part, params in ours.items()

@@ -1,4 +1,4 @@
-"""The report as a picture: each figure with a target as a bar, as a multiple of it, so that one line says what was reached."""
+"""The report as a bar chart: each figure with a target as a multiple of it, with a line at the target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.bench.figures import Figure, Report
 
 
 def save(report: Report, folder: Path) -> list[Path]:
-    """Writes bench.svg and bench.png; nothing when no figure can be shown."""
+    """Write bench.svg and bench.png; nothing if no figure is comparable with a target."""
     shown = [figure for figure in report.figures if figure.target and figure.comparable]
     if not shown:
         return []
@@ -26,5 +26,5 @@ def save(report: Report, folder: Path) -> list[Path]:
 
 
 def reached(figure: Figure) -> float:
-    """1 at the target and more beyond it, for limits from above too."""
+    """Multiple of the target; above 1 is better, for upper limits too."""
     return figure.target / max(figure.found, 1e-9) if figure.at_most else figure.found / figure.target

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from edge_fl import heads
-from edge_fl.config import InputSpec, ModelConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.release.manifest import Manifest
@@ -30,7 +29,7 @@ MODELS = ("cnn2", "resnet18")
 
 
 def head(kind: str, turns: int) -> Figure:
-    """The fit of a head on a few and on many features of ten classes."""
+    """Fit a head of ten classes on small and on large features."""
     sides: dict[str, Callable[[], object]] = {}
     for samples, dim in SIZES:
         sides[f"{samples} x {dim}"] = partial(_fit, kind, *_features(samples, dim))
@@ -49,8 +48,8 @@ def head(kind: str, turns: int) -> Figure:
 
 
 def released(model: str, turns: int) -> Figure:
-    """Export with its check against torch, and then signing and publishing to a broker in memory."""
-    study = workloads.study(ModelConfig(model), InputSpec(3, 32, 32), clients=2, samples=40)
+    """Export with its check against torch, then signing and publishing to an in-memory broker."""
+    study = workloads.work_a(model=model, clients=2, samples=40)
     method = build_method(study.spec)
     shared = steps.start(method)
     numbers = iter(range(1, 1000))

@@ -1,28 +1,27 @@
-"""A report as text: one row per figure, what else was measured below it, and the machine first, without which no figure means anything."""
+"""A report as text: the machine, then one row per figure, followed by its notes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from edge_fl.console.tables import Table, aligned_lines
 from tests.bench.figures import PLAIN, Figure, Report
 from tests.bench.measure import Machine
 
-COLUMNS = ("", "what", "found", "target", "", "of each turn", "seconds", "difference", "of peak")
+COLUMNS = ("", "figure", "result", "target", "", "of each turn", "seconds", "difference", "of peak")
 
 
 def render(report: Report) -> str:
-    """The whole report."""
-    rows = [COLUMNS, *(row(figure) for figure in report.figures)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [heading(report.machine), "", _line(rows[0], widths)]
-    for figure, cells in zip(report.figures, rows[1:], strict=True):
-        lines.append(_line(cells, widths))
-        lines += [f"{'':{widths[0]}}  {text}" for text in remarks(figure)]
+    """Format the whole report."""
+    headings, *rows = aligned_lines(Table(COLUMNS, [row(figure) for figure in report.figures]))
+    lines = [heading(report.machine), "", headings]
+    for figure, line in zip(report.figures, rows, strict=True):
+        lines += [line, *(f"    {text}" for text in remarks(figure))]
     return "\n".join(lines)
 
 
 def heading(machine: Machine) -> str:
-    """Where and under what load."""
+    """Describe the machine and its load."""
     before, after = machine.load
     return (
         f"{machine.cores} cores, {machine.threads} threads, {machine.device}, torch {machine.torch}; "
@@ -31,7 +30,7 @@ def heading(machine: Machine) -> str:
 
 
 def row(figure: Figure) -> tuple[str, ...]:
-    """The cells of a figure; one that is not comparable shows no number to be quoted."""
+    """The cells of a figure; one that is not comparable shows no number."""
     shown = figure.comparable
     sign = "<=" if figure.at_most else ">="
     ratios = figure.ratios
@@ -49,7 +48,7 @@ def row(figure: Figure) -> tuple[str, ...]:
 
 
 def remarks(figure: Figure) -> Iterator[str]:
-    """The other sides, and the notes."""
+    """The other sides and the notes of a figure."""
     if others := [name for name in figure.sides if name not in (PLAIN, figure.ours)]:
         yield "; ".join(f"{name} {figure.sides[name].median:.3g} s" for name in others)
     if figure.notes:
@@ -63,7 +62,3 @@ def _seconds(figure: Figure) -> str:
 
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""The benchmarks say what they found, and nothing when both sides did not compute the same."""
+"""The benchmark reports its figures, and no number if the two sides did not compute the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def figure(**changes: object) -> Figure:
 
 
 def small(model: str = "", **changes: object) -> Figure:
-    """Two or three small clients trained by the sequential engine, beside the plain loop."""
+    """Two or three small clients trained by the sequential engine and the plain loop."""
     study = (
         workloads.work_a(model=model, clients=2, samples=16)
         if model
@@ -39,17 +39,18 @@ def small(model: str = "", **changes: object) -> Figure:
     opponent = PlainLoop(ClientStore.of(study), plain.fedavg)
     for name, value in changes.items():
         setattr(opponent, name, value)
-    return training.beside("A1", "small clients", 2.0, study, opponent, "sequential", (), 1)
+    figure = Figure("A1", "small clients", 2.0, ours="sequential")
+    return training.compared(figure, study, opponent, 1)
 
 
-def test_the_figure_is_the_middle_of_the_turns_ratios() -> None:
+def test_the_figure_is_the_median_of_the_turns_ratios() -> None:
     assert figure().ratios == [2, 3, 1]
     assert figure().found == 2
     assert figure().verdict == "reached"
     assert figure(target=2.1).verdict == "missed"
 
 
-def test_a_limit_from_above_is_reached_from_below() -> None:
+def test_an_upper_limit_is_reached_from_below() -> None:
     assert figure(value=1.9, at_most=True).verdict == "reached"
     assert figure(value=2.1, at_most=True).verdict == "missed"
 
@@ -62,7 +63,7 @@ def test_the_plain_loop_trains_what_the_engines_train(model: str) -> None:
     assert found.peak is not None and 0 < found.peak < 1.5
 
 
-def test_sides_that_computed_something_else_are_not_comparable() -> None:
+def test_sides_with_different_results_are_not_comparable() -> None:
     found = small(lr=0.06)
     assert found.verdict == "not comparable"
     row = table.row(found)
@@ -76,7 +77,7 @@ def test_the_table_names_the_machine_and_every_figure() -> None:
     assert "A1 a round 2x >= 2x reached 1.00 to 3.00 4 / 2 rounds: 5 A1 a round 2x 1.00 to 3.00 4 / 2" in text
 
 
-def test_the_report_is_written_as_json_text_and_picture(tmp_path: Path) -> None:
+def test_the_report_is_written_as_json_text_and_plot(tmp_path: Path) -> None:
     report = Report(MACHINE, [figure(), figure(difference=1.0)])
     cli.save(report, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "bench.txt", "bench.svg", "bench.png"}
@@ -89,9 +90,7 @@ def test_beyond_the_target_is_above_one_for_limits_too() -> None:
     assert plot.reached(figure(value=1.0, target=2.0, at_most=True)) == 2.0
 
 
-def test_the_command_measures_what_it_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_measures_the_given_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["head-logistic", "--turns", "1", "--out", str(tmp_path)])
     assert "head logistic" in capsys.readouterr().out
     assert len(msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report).figures) == 1
@@ -110,7 +109,7 @@ def test_without_a_broker_the_other_figures_are_measured(capsys: pytest.CaptureF
     )
 
 
-def test_an_unknown_figure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_figure_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["fedsgd"])
     assert "unknown figure 'fedsgd', expected fedavg" in capsys.readouterr().err
@@ -136,12 +135,12 @@ def test_memory_counts_a_process_and_its_children() -> None:
         process.communicate(b"\n", timeout=20)
 
 
-def test_the_peak_is_that_of_the_quickest_products() -> None:
+def test_the_peak_is_that_of_the_fastest_products() -> None:
     assert gemm_peak(times(2.0, 1.0), size=500) == pytest.approx(1.0)
 
 
 @pytest.mark.slow
-def test_a_cohort_is_watched_in_a_process_of_its_own() -> None:
+def test_a_cohorts_memory_is_measured_in_its_own_process() -> None:
     found = cohort.cohorts(1, sizes=(2,))
     assert found.at_most and 0.1 < found.found < 2.0
     assert float(found.notes["s at 2"]) > 0
@@ -152,12 +151,12 @@ def test_without_a_gpu_the_gpu_figures_run_and_have_no_target() -> None:
     name, (target, study) = next(iter(gpu.federations(at).items()))
     found = gpu.rounds(name, 0.0, study(), 1, at)
     assert target and found.comparable and found.verdict == ""
-    assert len(found.notes) == gpu.SHOWN, "where the time goes"
+    assert len(found.notes) == gpu.SHOWN, "the profile"
     step = gpu.steps("cnn2", 1, at)
     assert step.sides.keys() == {"plain", "stacked", "compiled"} and not step.notes
 
 
 @pytest.mark.broker
-def test_a_message_and_its_answer_are_timed(mosquitto_program: Program) -> None:
+def test_a_message_and_its_reply_are_timed(mosquitto_program: Program) -> None:
     found = messages.round_trip(1, messages=30)
     assert 0 < found.found < 1000 and found.notes["messages"] == 20

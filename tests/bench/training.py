@@ -1,4 +1,4 @@
-"""A1 to A4: whole rounds of local training by each engine, beside the plain loop on the same batches."""
+"""A1 to A4: whole rounds of local training by each engine, compared with the plain loop on the same batches."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.bench.figures import PLAIN, Figure
 from tests.bench.measure import Times, gemm_peak, products, settle, take_turns
 from tests.bench.plain import Model, PlainLoop
 
-ROUNDS = 5  # after which accuracies are compared
+ROUNDS = 5  # until accuracies are compared
 PEAK = "products"
 
 
 class Round:
-    """One round of a study by an engine, from the same start whenever it is called; gives the new shared parts."""
+    """One round of a study by an engine, always from the same start; a call returns the new shared parts."""
 
     def __init__(self, study: Study, engine: str, device: str = "cpu") -> None:
         store = ClientStore.of(study, device)
@@ -54,22 +54,14 @@ class Round:
 
 
 def fedavg(turns: int) -> Figure:
-    """A1: FedAvg on work A, as fast as the machine allows."""
+    """A1: FedAvg on work A."""
     study = workloads.work_a()
-    return beside(
-        "A1",
-        "FedAvg, 20 clients, two convolutions",
-        2.0,
-        study,
-        PlainLoop(ClientStore.of(study), plain.fedavg),
-        "pool",
-        ("sequential",),
-        turns,
-    )
+    figure = Figure("A1", "FedAvg, 20 clients, two convolutions", 2.0, ours="pool")
+    return compared(figure, study, PlainLoop(ClientStore.of(study), plain.fedavg), turns, ("sequential",))
 
 
 def half_precision(turns: int) -> Figure:
-    """A2: the same with networks that compute in bf16; its accuracy after some rounds beside float32's."""
+    """A2: the same in bf16, with its accuracy compared with float32's."""
     study, rounded = workloads.work_a(), workloads.work_a(precision="bf16")
     sides = _sides(rounded, PlainLoop(ClientStore.of(study), plain.fedavg), ("pool",))
     exact, half = (_accuracy(each) for each in (study, rounded))
@@ -91,96 +83,67 @@ def fedrep(turns: int) -> Figure:
     """A3: FedRep with ten epochs on its heads."""
     study = workloads.work_a("fedrep", head_epochs=10)
     opponent = PlainLoop(ClientStore.of(study), plain.fedrep(10), lambda model: model.base)
-    return beside(
-        "A3 FedRep",
-        "FedRep, 10 head epochs on features computed once",
-        8.0,
-        study,
-        opponent,
-        "pool",
-        (),
-        fewer(turns),
-    )
+    figure = Figure("A3 FedRep", "FedRep, 10 head epochs on features computed once", 8.0, ours="pool")
+    return compared(figure, study, opponent, fewer(turns))
 
 
 def fedcrc(turns: int) -> Figure:
-    """A3: FedCRC with five epochs, as in its paper; compared after one, for more make rounding errors grow too far to compare."""
+    """A3: FedCRC with five epochs, as in its paper; weights are compared after one, before rounding errors grow too large."""
 
     def opponent(study: Study, epochs: int) -> PlainLoop:
         return PlainLoop(ClientStore.of(study), plain.fedcrc(epochs), lambda model: model.base)
 
     short, study = workloads.work_a("fedcrc"), workloads.work_a("fedcrc", epochs=5)
-    what = "FedCRC, 5 epochs, heads on features computed once"
-    found = beside("A3 FedCRC", what, 4.0, study, opponent(study, 5), "pool", (), fewer(turns))
-    return msgspec.structs.replace(found, difference=difference(Round(short, "pool"), opponent(short, 1)))
+    figure = Figure("A3 FedCRC", "FedCRC, 5 epochs, heads on features computed once", 4.0, ours="pool")
+    figure = compared(figure, study, opponent(study, 5), fewer(turns))
+    return msgspec.structs.replace(figure, difference=difference(Round(short, "pool"), opponent(short, 1)))
 
 
 def fewer(turns: int) -> int:
-    """For workloads whose plain round takes half a minute: what disturbs a turn averages out within it."""
+    """Half the turns, for workloads whose plain round takes half a minute: disturbances average out within a turn."""
     return -(-turns // 2)
 
 
 def linear_heads(turns: int) -> Figure:
-    """A4: a hundred linear heads on features that are already there."""
+    """A4: a hundred linear heads on given features."""
     study = workloads.heads(method="fedrep", epochs=0, head_epochs=1)
     opponent = PlainLoop(ClientStore.of(study), plain.fedrep(1, epochs=0), lambda model: model.base)
+    figure = Figure("A4 linear", "100 linear heads on 784 features", 9.0, ours="vector")
     with threads(1):
-        return beside(
-            "A4 linear",
-            "100 linear heads on 784 features",
-            9.0,
-            study,
-            opponent,
-            "vector",
-            ("sequential",),
-            turns,
-        )
+        return compared(figure, study, opponent, turns, ("sequential",))
 
 
 def small_networks(turns: int) -> Figure:
     """A4: a hundred networks with one hidden layer."""
     study = workloads.heads(hidden=100)
     opponent = PlainLoop(ClientStore.of(study), plain.fedavg)
+    figure = Figure("A4 MLP", "100 networks of one hidden layer", 6.0, ours="vector")
     with threads(1):
-        return beside(
-            "A4 MLP",
-            "100 networks of one hidden layer",
-            6.0,
-            study,
-            opponent,
-            "vector",
-            ("sequential",),
-            turns,
-        )
+        return compared(figure, study, opponent, turns, ("sequential",))
 
 
-def beside(
-    id: str,
-    what: str,
-    target: float,
+def compared(
+    figure: Figure,
     study: Study,
     opponent: PlainLoop,
-    ours: str,
-    others: tuple[str, ...],
     turns: int,
-    *,
+    others: tuple[str, ...] = (),
     device: str = "cpu",
-    tolerance: float = 1e-5,
 ) -> Figure:
-    """The figure of an engine beside the plain loop, and other engines for comparison; first both must agree."""
-    first = Round(study, ours, device)
+    """Measure the engine `figure.ours` against the plain loop, and `others` for reference, after comparing the weights of both sides."""
+    first = Round(study, figure.ours, device)
     apart = difference(first, opponent)
-    sides: dict[str, Callable[[], object]] = _sides(study, opponent, others, device) | {ours: first}
-    times = take_turns(sides, turns, warm=frozenset({PLAIN, ours}))
-    share = _share(study, times[ours], times.pop(PEAK))
-    return Figure(id, what, target, sides=times, ours=ours, difference=apart, tolerance=tolerance, peak=share)
+    sides: dict[str, Callable[[], object]] = _sides(study, opponent, others, device) | {figure.ours: first}
+    times = take_turns(sides, turns, warm=frozenset({PLAIN, figure.ours}))
+    share = _share(study, times[figure.ours], times.pop(PEAK))
+    return msgspec.structs.replace(figure, sides=times, difference=apart, peak=share)
 
 
 def difference(ours: Round, theirs: PlainLoop) -> float:
-    """The largest between what both have after their first round."""
-    fresh = ours.parts()
+    """The largest difference between the parts of both after their first round."""
+    parts = ours.parts()
     theirs()
-    return plain.difference(fresh, theirs.parts())
+    return plain.difference(parts, theirs.parts())
 
 
 def _sides(
@@ -194,7 +157,7 @@ def _sides(
 
 
 def _share(study: Study, times: Times, peak: Times) -> float | None:
-    """Of the GEMM peak, for one epoch of a whole network; None for methods that do something else."""
+    """Share of the GEMM peak, for one epoch of a whole network; None for other methods."""
     if study.recipe.method.name != "fedavg":
         return None
     store = ClientStore.of(study)
@@ -204,7 +167,7 @@ def _share(study: Study, times: Times, peak: Times) -> float | None:
 
 @torch.enable_grad()
 def flops(store: ClientStore) -> float:
-    """Floating point operations of one image, forward and backward."""
+    """Floating point operations for one image, forward and backward."""
     model, batch = Model(store), 4
     x, y = torch.zeros(batch, *store.settings.spec.input.shape), torch.zeros(batch, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
@@ -213,10 +176,10 @@ def flops(store: ClientStore) -> float:
 
 
 def _accuracy(study: Study) -> float:
-    """Mean over clients after some rounds."""
-    ready = Round(study, "pool")
-    shared = steps.start(ready.method)
-    for result in rounds.run(ready.method, ready.fleet, Plan(ROUNDS)):
+    """Mean accuracy over clients after `ROUNDS` rounds."""
+    one_round = Round(study, "pool")
+    shared = steps.start(one_round.method)
+    for result in rounds.run(one_round.method, one_round.fleet, Plan(ROUNDS)):
         shared = result.shared
-    found = rounds.evaluate(ready.method, ready.fleet, shared, ROUNDS)
-    return math.fsum(metrics["global.test_acc"] for metrics in found.values()) / len(found)
+    reports = rounds.evaluate(one_round.method, one_round.fleet, shared, ROUNDS)
+    return math.fsum(metrics["global.test_acc"] for metrics in reports.values()) / len(reports)

@@ -1,24 +1,28 @@
-"""The workloads that are measured: federations of made-up images, so that nothing has to be downloaded, in the sizes that papers use.
+"""Workloads: federations of synthetic images in the sizes that papers use.
 
-An image is a pattern of its class under noise: easy enough to be learnt in a few rounds, hard enough that accuracy says something.
+An image is its class's pattern with noise: easy enough to learn in a few rounds, hard enough for accuracies to differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
 import numpy as np
 
-from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, OptimiserConfig, Recipe
+from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, OptimiserConfig, Option, Recipe
 from edge_fl.data import partition
 from edge_fl.data.samples import Dataset, Samples
 from server.training.study import Study
 
 CLASSES = 10
-LR = 0.005  # as PFLlib has it; ten times as much lets rounding errors grow beyond what equality allows
-BLOCK = 1024  # images made at a time, so that making them needs little memory
+LR = 0.005  # as in PFLlib; at ten times this rate rounding errors exceed the tolerance
+BATCH_SIZE = 10
+BLOCK = 1024  # images generated at a time, to bound memory
 
 
 def images(samples: int, input: InputSpec, noise: float = 60.0, seed: int = 0) -> Dataset:
-    """`samples` images of ten classes, each a fixed smooth pattern under noise."""
+    """Generate `samples` images of ten classes, each a fixed smooth pattern with noise."""
     rng = np.random.default_rng(seed)
     coarse = rng.uniform(60, 190, (CLASSES, input.channels, 4, 4)).astype(np.float32)
     rows, columns = np.arange(input.height) * 4 // input.height, np.arange(input.width) * 4 // input.width
@@ -27,37 +31,29 @@ def images(samples: int, input: InputSpec, noise: float = 60.0, seed: int = 0) -
     x = np.empty((samples, *input.shape), np.uint8)
     for start in range(0, samples, BLOCK):
         part = slice(start, start + BLOCK)
-        around = noise * rng.standard_normal(x[part].shape, np.float32)
-        x[part] = np.clip(patterns[y[part]] + around, 0, 255)
-    return Dataset("made-up", Samples(x, y.astype(np.int64)), tuple(str(label) for label in range(CLASSES)))
+        noise_of_part = noise * rng.standard_normal(x[part].shape, np.float32)
+        x[part] = np.clip(patterns[y[part]] + noise_of_part, 0, 255)
+    return Dataset("synthetic", Samples(x, y.astype(np.int64)), tuple(str(label) for label in range(CLASSES)))
 
 
 def study(
     model: ModelConfig,
     input: InputSpec,
-    *,
-    clients: int,
     samples: int,
-    batch_size: int = 10,
-    method: str = "fedavg",
-    options: dict[str, bool | int | float | str] | None = None,
-    iid: bool = False,
-    beta: float = 0.1,
+    data: DataConfig,
+    method: MethodConfig,
     precision: str = "fp32",
-    epochs: int = 1,
 ) -> Study:
-    """A federation with about `samples` training images; a quarter as many are for tests."""
-    data = DataConfig(
-        clients=clients,
-        partition="iid" if iid else "dirichlet",
-        beta=beta,
-        test_fraction=0.2,
-        validation_fraction=0.0,
-    )
-    config = MethodConfig(method, epochs, batch_size, OptimiserConfig("sgd", LR), dict(options or {}))
-    recipe = Recipe(name="bench", rounds=1, model=model, method=config, data=data, precision=precision)  # type: ignore[arg-type]
+    """A federation with about `samples` training images, and a quarter as many test images."""
+    data = msgspec.structs.replace(data, test_fraction=0.2, validation_fraction=0.0)
+    recipe = Recipe(name="bench", rounds=1, model=model, method=method, data=data, precision=precision)  # type: ignore[arg-type]
     dataset = images(round(samples / 0.8), input)
     return Study(recipe, dataset, partition.split_clients(dataset, data, 0))
+
+
+def method_config(name: str, epochs: int = 1, options: Mapping[str, Option] = {}) -> MethodConfig:
+    """A method with the workloads' batch size and optimiser."""
+    return MethodConfig(name, epochs, BATCH_SIZE, OptimiserConfig("sgd", LR), dict(options))
 
 
 def work_a(
@@ -68,19 +64,12 @@ def work_a(
     precision: str = "fp32",
     epochs: int = 1,
     model: str = "cnn2",
-    **options: bool | int | float | str,
+    **options: Option,
 ) -> Study:
-    """Work A of the performance notes: 20 ragged clients, 4,492 images 3x32x32, two convolutions (878,538 parameters), batch 10."""
-    return study(
-        ModelConfig(model),
-        InputSpec(3, 32, 32),
-        clients=clients,
-        samples=samples,
-        method=method,
-        options=options,
-        precision=precision,
-        epochs=epochs,
-    )
+    """Work A of docs/performance.md: 20 clients of different sizes, 4,492 images 3x32x32, two convolutions (878,538 parameters)."""
+    data = DataConfig(clients=clients, partition="dirichlet", beta=0.1)
+    config = method_config(method, epochs, options)
+    return study(ModelConfig(model), InputSpec(3, 32, 32), samples, data, config, precision)
 
 
 def heads(
@@ -90,28 +79,15 @@ def heads(
     samples: int = 7300,
     method: str = "fedavg",
     epochs: int = 1,
-    **options: bool | int | float | str,
+    **options: Option,
 ) -> Study:
-    """Many tiny networks on 28x28 pixels: linear ones, or with one hidden layer."""
-    return study(
-        ModelConfig("tests.bench.networks:Pixels", {"hidden": hidden}),
-        InputSpec(1, 28, 28),
-        clients=clients,
-        samples=samples,
-        beta=1.0,
-        method=method,
-        options=options,
-        epochs=epochs,
-    )
+    """Many tiny networks on 28x28 pixels: linear, or with one hidden layer."""
+    model = ModelConfig("tests.bench.networks:Pixels", {"hidden": hidden})
+    data = DataConfig(clients=clients, partition="dirichlet", beta=1.0)
+    return study(model, InputSpec(1, 28, 28), samples, data, method_config(method, epochs, options))
 
 
 def many(clients: int, method: str = "fedavg") -> Study:
-    """Work A's network on so many clients with six images each."""
-    return study(
-        ModelConfig("cnn2"),
-        InputSpec(3, 32, 32),
-        clients=clients,
-        samples=6 * clients,
-        method=method,
-        iid=True,
-    )
+    """Work A's network on `clients` clients with six images each."""
+    data = DataConfig(clients=clients, partition="iid", beta=0.1)
+    return study(ModelConfig("cnn2"), InputSpec(3, 32, 32), 6 * clients, data, method_config(method))

@@ -1,4 +1,4 @@
-"""The two runs: a busy fleet whose broker restarts in mid-round, and an idle one that is only there."""
+"""The two runs: a busy fleet whose broker restarts in mid-round, and an idle fleet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.runs.results import Results
 from tests.bench.scale.stage import RecordedChildren, fleet_of, stage, start_broker, wait_until
 from tests.bench.scale.watch import COUNTED, FLEET, Watch, mosquitto_of, processor_s, resident_bytes
 
-FEW = 100  # what a large fleet's memory is compared with
+FEW = 100  # size of the fleet that a large one's memory is compared with
 READY_S = 300.0
 P95 = 0.95
 
@@ -38,29 +38,29 @@ CHAOS = "after_s = 5.0\nuntil_s = {until_s}\n[devices]\nleave = {leave}\n"
 
 
 class _BrokerListener:
-    """Hears for a watch what passes on the broker, also on one that has forgotten who listens."""
+    """Pass the broker's messages to a watch; subscribes again after a restart of the broker."""
 
     def __init__(self, port: int, watch: Watch) -> None:
-        self._watch, self._begun = watch, threading.Event()
-        self._transport = MqttTransport(Endpoint("127.0.0.1", port), "scale-bench", None, self._hear)
-        self._begun.set()
+        self._watch, self._ready = watch, threading.Event()
+        self._transport = MqttTransport(Endpoint("127.0.0.1", port), "scale-bench", None, self._on_event)
+        self._ready.set()
 
     def close(self) -> None:
         self._transport.close()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Connected) and not event.session_present:
-            self._begun.wait()  # a quick broker answers before the transport is ours
+            self._ready.wait()  # the connection may be up before the constructor returns
             topics = Topics(FLEET)
-            heard = (topics.round("+"), topics.report("+", "+", "+"), topics.tuf("timestamp.json"))
-            for topic in (*COUNTED.values(), *heard):
+            patterns = (topics.round("+"), topics.report("+", "+", "+"), topics.tuf("timestamp.json"))
+            for topic in (*COUNTED.values(), *patterns):
                 self._transport.subscribe(topic)
-        self._watch.hear(event)
+        self._watch.record(event)
 
 
 @dataclass(frozen=True)
 class _Busy:
-    """What a busy run was asked for: `full` of the devices train, the share `leave` of all goes for good."""
+    """A busy run: `full` of the devices train, the share `leave` of all leaves for good."""
 
     devices: int
     full: int
@@ -71,17 +71,17 @@ class _Busy:
     def start(
         self, folder: Path, port: int, children: RecordedChildren
     ) -> tuple[Child, Child, dict[str, int]]:
-        """The server, the fleet, and what each weighs before a device is there."""
+        """Start server and fleet -> (server, fleet, memory of each before the first device connects)."""
         recipe, chaos = folder / "recipe.toml", folder / "chaos.toml"
         recipe.write_text(self._recipe(folder, port))
         chaos.write_text(CHAOS.format(leave=self.leave, until_s=self.deadline_s))
-        places = ["--runs", str(folder / "runs"), "--home", str(folder / "home")]
-        server = children.start("server", "server", "run", str(recipe), *places)
-        wait_until(lambda: children.has_said("server", "waiting for"), server, READY_S)
+        folders = ["--runs", str(folder / "runs"), "--home", str(folder / "home")]
+        server = children.start("server", "server", "run", str(recipe), *folders)
+        wait_until(lambda: children.has_printed("server", "waiting for"), server, READY_S)
         base = {"server, in rounds": resident_bytes(server.pid)}
         shape = ["--full", str(self.full), "--chaos", str(chaos)]
         fleet = children.start("fleet", *fleet_of(folder, port, self.devices), *shape)
-        wait_until(lambda: children.has_said("fleet", "full, on"), fleet, READY_S)
+        wait_until(lambda: children.has_printed("fleet", "full, on"), fleet, READY_S)
         return server, fleet, {**base, "fleet": resident_bytes(fleet.pid)}
 
     def _recipe(self, folder: Path, port: int) -> str:
@@ -98,17 +98,17 @@ class _Busy:
 
 def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: float) -> Iterator[str]:
     """Rounds of `full` devices while all others fit heads; the broker restarts in the middle of the last round."""
-    asked = _Busy(devices, full, rounds, leave, deadline_s)
+    run = _Busy(devices, full, rounds, leave, deadline_s)
     with stage(devices) as (folder, port, children):
         watch = Watch()
         broker = start_broker(children, folder, port)
         listener = _BrokerListener(port, watch)
-        server, fleet, base = asked.start(folder, port, children)
+        server, fleet, base = run.start(folder, port, children)
         started_s, down_s = time.monotonic(), 0.0
         while server.code is None:
             time.sleep(0.2)
-            watch.weigh(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
-            watch.weigh(**{"server, with a release" if watch.released else "server, in rounds": server.pid})
+            watch.measure(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
+            watch.measure(**{"server, with a release" if watch.released else "server, in rounds": server.pid})
             if not down_s and len(watch.late_s.get(rounds, ())) >= 0.1 * full:
                 broker.end()
                 ended_s = time.monotonic()
@@ -133,7 +133,7 @@ def busy(devices: int, full: int, rounds: int, *, leave: float, deadline_s: floa
 
 
 def _rounds(results: Results, watch: Watch) -> Iterator[str]:
-    """Who answered in each round, and how late."""
+    """Responses of each round, and their delays."""
     for row in results.rounds():
         late = sorted(watch.late_s.get(row.round, {}).values()) or [float("nan")]
         yield (
@@ -143,39 +143,39 @@ def _rounds(results: Results, watch: Watch) -> Iterator[str]:
 
 
 def _load(watch: Watch, seconds: float) -> Iterator[str]:
-    """What passed through the broker, and the most memory of each process."""
+    """Messages through the broker, and peak memory of each process."""
     for name in COUNTED:
         total, most = watch.messages(name)
         yield f"broker {name}: {total} publications, {total / seconds:.0f}/s on average, {most:.0f}/s at most"
-    for name, found in watch.memory.items():
-        yield f"{name}: {found / 2**20:.0f} MiB at most"
+    for name, peak in watch.memory.items():
+        yield f"{name}: {peak / 2**20:.0f} MiB at most"
 
 
 def idle(devices: int, hold_s: float) -> Iterator[str]:
-    """Connects so many devices, lets them be for a while, and compares their memory with that of a few."""
-    found = {}
+    """Connect idle devices for `hold_s` seconds, and compare the memory with that of a small fleet."""
+    memory = {}
     for count in (FEW, devices):
         with stage(count) as (folder, port, children):
             watch = Watch()
             broker = start_broker(children, folder, port)
-            began_s = time.monotonic()
+            start_s = time.monotonic()
             fleet = children.start("fleet", *fleet_of(folder, port, count), "--head", str(count))
             wait_until(lambda: children.connected() == count, fleet, READY_S)  # noqa: B023
-            took_s, least = time.monotonic() - began_s, count
+            connect_s, least = time.monotonic() - start_s, count
             time.sleep(2.0)
             used_s = processor_s(fleet.pid)
             until_s = time.monotonic() + hold_s
             while time.monotonic() < until_s:
                 time.sleep(0.5)
                 least = min(least, children.connected())
-                watch.weigh(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
+                watch.measure(fleet=fleet.pid, broker=mosquitto_of(broker.pid))
             used = (processor_s(fleet.pid) - used_s) / hold_s
-            found[count] = watch.memory
+            memory[count] = watch.memory
             yield (
-                f"{count} idle devices: connected in {took_s:.1f} s; {least} stayed for {hold_s:.0f} s;"
+                f"{count} idle devices: connected in {connect_s:.1f} s; {least} stayed for {hold_s:.0f} s;"
                 f" fleet {watch.memory['fleet'] / 2**20:.0f} MiB, {used:.0%} of a core;"
                 f" mosquitto {watch.memory['broker'] / 2**20:.0f} MiB"
             )
     for name in ("fleet", "broker"):
-        more = (found[devices][name] - found[FEW][name]) / (devices - FEW)
+        more = (memory[devices][name] - memory[FEW][name]) / (devices - FEW)
         yield f"{name}: {more / 1024:.1f} KiB for each device more"

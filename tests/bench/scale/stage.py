@@ -1,4 +1,4 @@
-"""The processes of a run: a folder with data, a free port, and the real commands as children whose lines are kept."""
+"""The processes of a run: a folder with data, a free port, and the real commands as child processes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ VARIABLES = {"OMP_NUM_THREADS": "1"}
 
 
 class RecordedChildren(Children):
-    """Children whose every line is kept."""
+    """Child processes whose output lines are kept."""
 
     def __init__(self) -> None:
         self._lines: defaultdict[str, list[str]] = defaultdict(list)
         super().__init__(lambda name, line: self._lines[name].append(line), VARIABLES)
 
-    def has_said(self, name: str, words: str) -> bool:
-        """Whether one of a child's lines has these words."""
-        return any(words in line for line in tuple(self._lines[name]))
+    def has_printed(self, name: str, text: str) -> bool:
+        """Whether one of a child's lines contains the text."""
+        return any(text in line for line in tuple(self._lines[name]))
 
     def connected(self) -> int:
-        """How many devices the fleet last said are connected."""
-        found = re.match(r"(\d+)/\d+ connected", (self._lines["fleet"] or [""])[-1])
-        return int(found[1]) if found else 0
+        """Number of connected devices in the fleet's last line."""
+        match = re.match(r"(\d+)/\d+ connected", (self._lines["fleet"] or [""])[-1])
+        return int(match[1]) if match else 0
 
 
 @contextmanager
 def stage(devices: int) -> Iterator[tuple[Path, int, RecordedChildren]]:
-    """A folder with data for so many devices, a free port, and nobody started yet."""
+    """Create a folder with data for a number of devices, and choose a free port."""
     with tempfile.TemporaryDirectory(prefix="edge-fl-scale-") as name, RecordedChildren() as children:
         folder, rng = Path(name), np.random.default_rng(0)
         y = rng.integers(0, 10, devices * IMAGES_PER_DEVICE)
@@ -53,7 +53,7 @@ def stage(devices: int) -> Iterator[tuple[Path, int, RecordedChildren]]:
 
 
 def start_broker(children: Children, folder: Path, port: int) -> Child:
-    """A broker that answers."""
+    """Start a broker and wait until it accepts connections."""
     broker = children.start(
         "broker", "broker", "up", "--insecure", "--port", str(port), "--dir", str(folder / "broker")
     )
@@ -62,23 +62,14 @@ def start_broker(children: Children, folder: Path, port: int) -> Child:
 
 
 def fleet_of(folder: Path, port: int, devices: int) -> list[str]:
-    """The command for so many devices on that data."""
+    """The command that runs a fleet on that data."""
     data = ["--dataset", "scale", "--data-dir", str(folder), "--partition", "iid", "--heads", "logistic"]
-    return [
-        "fleet",
-        "up",
-        "--devices",
-        str(devices),
-        "--port",
-        str(port),
-        "--dir",
-        str(folder / "fleet"),
-        *data,
-    ]
+    places = ["--port", str(port), "--dir", str(folder / "fleet")]
+    return ["fleet", "up", "--devices", str(devices), *places, *data]
 
 
 def wait_until(claim: Callable[[], bool], child: Child, deadline_s: float) -> None:
-    """Waits. Raises RunError when the child ends meanwhile, DeadlineError."""
+    """Wait until `claim` holds. Raises RunError if the child ends first, DeadlineError."""
     until_s = time.monotonic() + deadline_s
     while not claim():
         if child.code is not None:

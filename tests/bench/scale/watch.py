@@ -1,4 +1,4 @@
-"""What is measured from outside while a fleet runs: memory of processes, the broker's own counters, and when reports come."""
+"""Measurements from outside a running fleet: memory of processes, the broker's counters, delays of reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTED |= {"dropped": "$SYS/broker/publish/messages/dropped"}
 
 @dataclass
 class Watch:
-    """What is measured while it runs: the most memory of each process in bytes, the broker's counters, and when reports came."""
+    """Measurements: peak memory of each process in bytes, the broker's counters, delays of reports by round and device."""
 
     memory: dict[str, int] = field(default_factory=dict)
     counted: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
@@ -28,8 +28,8 @@ class Watch:
     heads: set[str] = field(default_factory=set)
     released: bool = False
 
-    def hear(self, event: Event) -> None:
-        """Takes down what passes on the broker."""
+    def record(self, event: Event) -> None:
+        """Record a message of the broker."""
         if not isinstance(event, Packet) or not event.payload:
             return
         now_s = time.monotonic()
@@ -48,13 +48,13 @@ class Watch:
             late_s = now_s - self.begun_s.get(number, now_s)
             self.late_s.setdefault(number, {}).setdefault(address.device, late_s)
 
-    def weigh(self, **processes: int) -> None:
-        """Notes the memory of some processes, if it is more than before."""
+    def measure(self, **processes: int) -> None:
+        """Update the peak memory of processes."""
         for name, pid in processes.items():
             self.memory[name] = max(self.memory.get(name, 0), resident_bytes(pid))
 
     def messages(self, name: str) -> tuple[int, float]:
-        """How many publications the broker counted, and how many a second in its busiest interval; a restart begins at 0 again."""
+        """Publications counted by the broker: total, and per second in the busiest interval. A restart resets its counters."""
         points = self.counted.get(COUNTED[name], [])
         steps = [
             (after - before if after >= before else after, max(to_s - from_s, 0.001))
@@ -64,7 +64,7 @@ class Watch:
 
 
 def mosquitto_of(parent: int) -> int:
-    """The process id of the mosquitto that a `broker up` runs; 0 when there is none now."""
+    """Process id of the mosquitto run by a `broker up`; 0 if there is none."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             pid, _, rest = stat.read_text().partition(" ")
@@ -84,13 +84,13 @@ def _family(parent: int) -> set[int]:
 
 
 def processor_s(pid: int) -> float:
-    """What a process has used so far."""
+    """Processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that a process holds now; 0 when there is no such process."""
+    """Resident memory of a process; 0 if it does not exist."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
