@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -26,17 +26,6 @@ SHORTEST_NORM_BATCH = 4  # docs/methods.md G9: two or three samples spoil BatchN
 
 
 @dataclass(frozen=True)
-class Keys:
-    """The keys for the noise of a stage's batches, computed at first use."""
-
-    start: Callable[[], Tensor]
-
-    @cached_property
-    def base(self) -> Tensor:
-        return self.start()
-
-
-@dataclass(frozen=True)
 class Batch:
     """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64; mask [B] is 1 for samples and 0 for padding; None: no padding.
 
@@ -45,7 +34,7 @@ class Batch:
 
     x: Tensor
     y: Tensor
-    keys: Keys
+    stage_key: Callable[[], Tensor]
     step: int
     mask: Tensor | None = None
     active: Tensor | None = None
@@ -54,7 +43,7 @@ class Batch:
     @property
     def key(self) -> Tensor:
         """Key for all random numbers of this batch."""
-        return fold(self.keys.base, self.step)
+        return fold(self.stage_key(), self.step)
 
     @property
     def real(self) -> Tensor:
@@ -93,12 +82,13 @@ class Batches:
 
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
         """The batches of all epochs of a stage. With `norm` (BatchNorm is trained) a short last batch is merged (docs/methods.md G9)."""
-        keys, step = Keys(lambda: key_of(self.noise_seed(stage)).to(self.y.device)), count()
+        key = cache(lambda: key_of(self.noise_seed(stage)).to(self.y.device))  # computed at first use
+        step = count()
         for rows in self.order(stage, epochs, norm=norm):
             index = torch.from_numpy(np.concatenate(rows)).to(self.y.device)
             sizes = [len(batch) for batch in rows]
             for x, y in zip(take(self.x, index).split(sizes), take(self.y, index).split(sizes), strict=True):
-                yield Batch(pixels(x), y, keys, next(step))
+                yield Batch(pixels(x), y, key, next(step))
 
     def noise_seed(self, stage: str) -> int:
         """The seed of a stage's keys."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, Keys, pixels, take
+from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels, take
 
 PADDING = -1  # label of padded rows
 
@@ -37,7 +38,7 @@ class Stacked(Batches):
         return self.real.sum()
 
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
-        keys = Keys(lambda: self._mine(np.array([member.noise_seed(stage) for member in self.members])))
+        key = cache(lambda: self._mine(np.array([member.noise_seed(stage) for member in self.members])))
         orders = [
             list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members
         ]
@@ -58,7 +59,7 @@ class Stacked(Batches):
             for step, (x, y, mask, active) in enumerate(columns):
                 mask = None if plan.full[step] else mask
                 active = None if plan.all_on[step] else active
-                yield Batch(self._pixels(x), y, keys, start + step, mask, active, vectorised=True)
+                yield Batch(self._pixels(x), y, key, start + step, mask, active, vectorised=True)
 
     def copy(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone()

@@ -7,7 +7,7 @@ different shapes (class means) stay unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,13 +36,8 @@ class Robust:
 def robust(updates: Iterable[Update], shared: Parts, how: Robust) -> Iterator[Update]:
     """The updates for the method's `aggregate`."""
     clipped = (clip(update, shared, how.clip) for update in updates) if how.clip else iter(updates)
-    centre = centres(how.trim).get(how.centre)
+    centre = {"median": median, "trimmed": partial(trimmed_mean, trim=how.trim)}.get(how.centre)
     return centred(clipped, centre) if centre else clipped
-
-
-def centres(trim: float) -> Mapping[str, Centre]:
-    """Every centre but the mean, by name."""
-    return {"median": median, "trimmed": partial(trimmed_mean, trim=trim)}
 
 
 def median(values: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Simulation and full devices run the same code, therefore their results are bit-i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -95,10 +95,6 @@ class Client:
             name: (as_tensor(s.x).to(self.device), as_tensor(s.y).to(self.device))
             for name, s in parts.items()
         }
-
-    def at(self, device: str) -> Client:
-        """The same client on another torch device."""
-        return replace(self, device=device)
 
 
 def _accuracy(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
