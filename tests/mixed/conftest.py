@@ -1,4 +1,4 @@
-"""A whole run in one process: the real server, real agents of both tiers, a broker, and somebody who writes down every packet."""
+"""A whole run in one process: the real server, real agents of both tiers, a broker, and a recorder of all packets."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from edge_fl.wire.transport import Packet
 from server.mqtt.reader import ServerConnect
 from server.orchestrate import run as orchestrator
 from server.orchestrate.setup import RunRequest
+from server.report import page
 from server.runs.results import Results
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -52,7 +53,7 @@ FROM_SERVER = ("assignment", "cmd", "ack")
 
 
 def data_of(client: str, samples: int = 20) -> ClientData:
-    """Images of a client, 4x4: a class is a brightness."""
+    """4x4 images of a client: each class has its brightness."""
     rng = generator(7, "test.data", client=client)
 
     def some(count: int) -> Samples:
@@ -66,7 +67,7 @@ def data_of(client: str, samples: int = 20) -> ClientData:
 
 @dataclass
 class Site:
-    """A broker; `packets` is everything that devices said on it, as (topic, payload), `families` the kinds of topic that were used."""
+    """A broker; `packets`: all messages of devices as (topic, payload), `families`: the kinds of topics used."""
 
     connect: Any
     folder: Path
@@ -77,16 +78,16 @@ class Site:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Writes down what devices say, and on which families of topics anybody says anything."""
+        """Record the messages of devices, and the kinds of topics used by all clients."""
 
-        def hear(event: object) -> None:
+        def record(event: object) -> None:
             if isinstance(event, Packet) and event.payload:
                 self.families.add((address := TOPICS.parse(event.topic)).kind)
                 if address.device and address.kind not in FROM_SERVER:
                     self.packets.append((event.topic, event.payload))
 
         sniffer: ServerConnect = self.connect
-        transport = sniffer("sniffer", None, hear)
+        transport = sniffer("sniffer", None, record)
         transport.wait_connected(10)
         transport.subscribe(f"{TOPICS.root}/#")
         yield
@@ -147,6 +148,7 @@ class Site:
         )
         request = RunRequest(edit(recipe), self.connect, self.folder / "runs", self.folder / "home")
         results, outcome = orchestrator.run(request)
+        page.write(results)
         if outcome.exhausted:
             raise outcome.exhausted
         return Results.open(results.path)
@@ -154,7 +156,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """Over a broker in memory."""
+    """With an in-memory broker."""
     broker = InMemoryBroker()
     site = Site(partial(InMemoryTransport, broker), tmp_path)
     with ExitStack() as stack:
@@ -165,7 +167,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def real_site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
-    """Over a mosquitto of its own."""
+    """With its own mosquitto."""
     with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         site = Site(partial(MqttTransport, broker.endpoint), tmp_path)
         with site.listening():

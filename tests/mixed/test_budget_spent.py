@@ -1,4 +1,4 @@
-"""A run whose devices may tell no more ends with what it has reached, in a word of its own: closed, released, written down."""
+"""A run with exhausted privacy budgets ends with its results so far and its own state: final steps, release, records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL, HEADS = ("d1", "d2"), {"h1": "logistic"}
 NOISE = PrivacyConfig(noise_multiplier=4.0, clip=0.5)
 COST = privacy.cost(NOISE)
 TWO_UPDATES = privacy.epsilon(2.5 * COST, NOISE.delta)
-TOLD = privacy.epsilon(2 * COST, NOISE.delta)
+EPSILON_SPENT = privacy.epsilon(2 * COST, NOISE.delta)
 
 
 def frugal(recipe: Recipe, budget: float = TWO_UPDATES) -> Recipe:
@@ -42,16 +42,16 @@ def require_spent(results: Results) -> None:
         "round 3: the privacy budget of all 2 clients is exhausted; the run ends with the model of round 2"
         in state.reason
     )
-    assert f"largest epsilon spent: {TOLD:.3g}" in state.reason
+    assert f"largest epsilon spent: {EPSILON_SPENT:.3g}" in state.reason
     assert [row.round for row in results.rounds()] == [1, 2]
-    assert results.summary()[metrics.EPSILON].mean == pytest.approx(TOLD)
+    assert results.summary()[metrics.EPSILON].mean == pytest.approx(EPSILON_SPENT)
     final = round_metrics.lines(results.path / round_metrics.FILE)[-1]
     assert final.final and final.round == 2
     assert metrics.PERSONAL_AFTER in final.clients[next(iter(final.clients))]
     assert "budget_exhausted" in (results.path / "report.html").read_text()
 
 
-def test_a_fleet_whose_budget_is_spent_closes_and_releases_what_it_has(site: Site) -> None:
+def test_a_fleet_with_an_exhausted_budget_ends_with_final_steps_and_a_release(site: Site) -> None:
     with site.fleet(FULL, HEADS), pytest.raises(BudgetExhaustedError) as ended:
         site.run("fedavg", 5, edit=frugal)
     results = only_run(site.folder / "runs")
@@ -60,13 +60,13 @@ def test_a_fleet_whose_budget_is_spent_closes_and_releases_what_it_has(site: Sit
     rows = {
         row["device"]: row for row in csv.DictReader((results.path / "devices.csv").read_text().splitlines())
     }
-    assert [float(rows[id]["epsilon"]) for id in FULL] == [pytest.approx(TOLD)] * 2
+    assert [float(rows[id]["epsilon"]) for id in FULL] == [pytest.approx(EPSILON_SPENT)] * 2
     assert (rows["h1"]["epsilon"], rows["h1"]["release"]) == ("", str(len(list(results.artefacts.iterdir()))))
     (known,) = runs.listed(Database.open(site.folder / "server" / "registry.sqlite"), "main")
     assert known.state == "budget_exhausted"
 
 
-def test_a_simulation_whose_budget_is_spent_prints_what_it_has_reached(
+def test_a_simulation_with_an_exhausted_budget_prints_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["model.options.norm=false", "data.fraction=0.1", f"privacy.budget={TWO_UPDATES}"]
@@ -78,11 +78,11 @@ def test_a_simulation_whose_budget_is_spent_prints_what_it_has_reached(
     require_spent(only_run(tmp_path / "runs"))
     assert metrics.EPSILON in said.out
     assert said.err.splitlines()[-1].startswith(
-        "edge-fl: round 3: the privacy budget of all 2 clients is spent"
+        "edge-fl: round 3: the privacy budget of all 2 clients is exhausted"
     )
 
 
-def test_a_run_in_which_nobody_may_tell_anything_has_failed(site: Site) -> None:
+def test_a_run_without_any_remaining_budget_fails(site: Site) -> None:
     with site.fleet(FULL, {}):
         with pytest.raises(BudgetExhaustedError):
             site.run("fedavg", 5, edit=frugal)

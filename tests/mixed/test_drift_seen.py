@@ -1,4 +1,4 @@
-"""What a device predicts comes from elsewhere than what it was fitted on: its watch sees it, and the fleet page's row says so."""
+"""Predictions on other data than a head was fitted on: the device detects drift, the fleet page shows it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["folder"]
 
 
 class Idle(Worker):
-    """Does nothing that it is asked to."""
+    """A worker that does nothing."""
 
     def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
         raise AssertionError(job)
@@ -51,9 +51,7 @@ class Idle(Worker):
         raise AssertionError
 
 
-def test_drift_goes_from_what_a_device_predicts_to_its_row_on_the_fleet_page(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: Path, tmp_path: Path) -> None:
     broker, runner = InMemoryBroker(), Runner()
     connect = partial(InMemoryTransport, broker)
     device = start(

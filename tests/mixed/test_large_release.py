@@ -1,4 +1,4 @@
-"""45 MB to ten devices over mutual TLS, beside mosquitto's own client; and a device killed at any chunk goes on where it was.
+"""45 MB to ten devices over mutual TLS, compared with mosquitto's client; a device killed at any chunk resumes its download.
 
 The figures of B1 in PERFORMANCE.md are printed: the same chunks, the same broker, the same certificates, ten mosquitto_sub processes
 that throw away what they get, against ten agents that verify every chunk, write it, hash the whole and install it.
@@ -53,7 +53,7 @@ QUICK = AgentLimits(settle_s=0.05, resend_s=5.0, retry_s=0.1, return_s=0.1)
 
 
 def extractor(values: int) -> bytes:
-    """The linear extractor with so many spare weights."""
+    """The linear extractor with `spare` unused weights."""
     spare = np.random.default_rng(0).normal(size=values).astype(np.float32)
     node = helper.make_node("Identity", ["z"], ["features"])
     return graphs.graph([node], [graphs.constant("spare", spare)])
@@ -201,7 +201,7 @@ def test_a_device_killed_at_any_chunk_fetches_none_of_the_verified_ones_again(
         dead: list[bool] = []
 
         def through(client: str, will: Any, deliver: Any, **options: Any) -> InMemoryTransport:
-            def hear(event: object) -> None:
+            def on_event(event: object) -> None:
                 if isinstance(event, Packet) and "/art/" in event.topic and not dead:
                     if came.total() >= stop_at:
                         dead.append(True)
@@ -210,7 +210,7 @@ def test_a_device_killed_at_any_chunk_fetches_none_of_the_verified_ones_again(
                 if not dead:
                     deliver(event)
 
-            return connect(client, will, hear, **options)
+            return connect(client, will, on_event, **options)
 
         device = head_device("pi-01", tmp_path / "pi-01", repository.root_bytes, FetchLimits(quiet_s=0.05))
         runner = Runner()

@@ -1,4 +1,4 @@
-"""Head-only and full devices under one run: each method does on both tiers what METHODS.md 6.2 says, and nothing else leaves a device."""
+"""Head-only and full devices in one run: every method works on the tiers stated in docs/methods.md; only declared parts leave a device."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_mixed_fleet_runs_over_a_real_broker(real_site: Site, name: str) -> No
     assert real_site.families == {*families, "tuf", "art", "blob"}
 
 
-def test_an_owner_who_wants_nothing_shared_sends_numbers_only(site: Site) -> None:
+def test_a_device_that_shares_nothing_sends_metrics_only(site: Site) -> None:
     with site.fleet(FULL, HEADS, share=False):
         results = site.run("fedcrc", 2)
     assert [row.head_updates for row in results.rounds()] == [(), ()]
@@ -116,7 +116,7 @@ def test_an_owner_who_wants_nothing_shared_sends_numbers_only(site: Site) -> Non
     assert len([report for head in HEADS for report, _ in sent(site, head) if report.metrics]) == 4
 
 
-def test_a_head_only_device_is_told_that_a_method_has_nothing_for_it(
+def test_head_only_devices_rest_in_a_run_without_an_extractor(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with site.fleet(FULL, HEADS):
@@ -130,10 +130,10 @@ def test_a_head_only_device_is_told_that_a_method_has_nothing_for_it(
     assert "shares no extractor" in capsys.readouterr().err
 
 
-def test_a_recipe_that_expects_heads_of_a_method_without_an_extractor_is_refused_early(site: Site) -> None:
+def test_a_recipe_that_expects_heads_of_a_method_without_an_extractor_is_rejected_early(site: Site) -> None:
     def expecting(recipe: Recipe) -> Recipe:
         return replace(recipe, release=ReleaseConfig(heads=1))
 
-    with pytest.raises(MethodError, match=r"Local shares no extractor.*these do: .*fedcrc"):
+    with pytest.raises(MethodError, match=r"Local shares no extractor.*methods with one: .*fedcrc"):
         site.run("local", 1, edit=expecting)
     assert not (site.folder / "runs").exists()

@@ -1,4 +1,4 @@
-"""Keys that leave a server's home, rotate and multiply, as a person types it; devices that run follow, over a real broker."""
+"""Keys taken out, rotated and added from the command line; running devices follow over a real broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def broker(mosquitto_program: Program, tmp_path: Path) -> Iterator[Mosquitto]:
 
 
 def keys(home: Path, capsys: Any, *options: str) -> dict[str, list[dict[str, Any]]]:
-    """What `release keys list` says, by role."""
+    """The output of `release keys list` by role."""
     capsys.readouterr()
     order = ["release", "keys", "list", "--home", str(home), "--fleet", "test", "--format", "json"]
     assert main([*order, *options]) == 0

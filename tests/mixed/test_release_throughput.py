@@ -1,4 +1,4 @@
-"""B1 and B2 of docs/performance.md: 45 MB to one device and to fifty, beside mosquitto's own clients; timings are printed, not judged.
+"""B1 and B2 of docs/performance.md: 45 MB to one device and to fifty, compared with mosquitto's clients; timings are printed, not checked.
 
 Theirs is one message of 45 MB from mosquitto_pub to mosquitto_sub processes, on a mosquitto as it comes: thrown away, or kept, which is
 written, forced to the disk and hashed. Ours is chunks that are published, signed for, pulled, verified, written, forced to the disk,
@@ -46,7 +46,7 @@ WAIT_S = 300.0
 
 
 def peak_mb(pid: int) -> float:
-    """The most memory a process ever had."""
+    """The peak memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
@@ -87,14 +87,14 @@ def stock(program: Program, folder: Path, payload: bytes, devices: int, *, keep:
 
 @contextmanager
 def stalled(broker: Mosquitto, sha256: str) -> Iterator[None]:
-    """A client with a loop of its own that is stuck in the first chunk it gets."""
+    """A client with its own loop that blocks at the first chunk."""
     until = threading.Event()
 
-    def hear(event: object) -> None:
+    def on_event(event: object) -> None:
         if isinstance(event, Packet):
             until.wait(WAIT_S)
 
-    client = MqttTransport(broker.endpoint, "stalled", None, hear, loop=MqttLoop())
+    client = MqttTransport(broker.endpoint, "stalled", None, on_event, loop=MqttLoop())
     client.wait_connected(10)
     client.subscribe(TOPICS.chunk_group(sha256, 0), qos=0)
     yield
@@ -109,14 +109,14 @@ def has_installed(device: Device) -> bool:
 
 
 def dropped(broker: Mosquitto) -> int:
-    """Messages that the broker threw away."""
+    """The number of messages that the broker dropped."""
     counts: list[int] = []
 
-    def hear(event: object) -> None:
+    def on_event(event: object) -> None:
         if isinstance(event, Packet):
             counts.append(int(event.payload))
 
-    client = MqttTransport(broker.endpoint, "counter", None, hear)
+    client = MqttTransport(broker.endpoint, "counter", None, on_event)
     client.wait_connected(10)
     client.subscribe("$SYS/broker/publish/messages/dropped")
     eventually(lambda: counts, 15)
@@ -134,7 +134,7 @@ class Ours:
 
 
 def ours(program: Program, folder: Path, payload: bytes, number: int) -> Ours:
-    """So many agents in this process get a release, each on its own folder."""
+    """Agents in this process install a release, each in its own folder."""
     repository = Repository(folder / "home")
     manifest = graphs.manifest_for(payload, release=1, extractor=describe(payload))
     with Mosquitto(Settings(folder / "mosquitto", port=0, fleet=TOPICS.fleet), program) as broker:
@@ -171,12 +171,12 @@ def ours(program: Program, folder: Path, payload: bytes, number: int) -> Ours:
 
 
 def spread(values: list[float]) -> str:
-    """The median, and in brackets the least and the most of several."""
+    """Median, with minimum and maximum in brackets."""
     return f"{median(values):.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
 
 
 @pytest.mark.parametrize(("number", "turns"), [(1, 7), (50, 1)])
-def test_45_megabytes_beside_mosquittos_own_clients(
+def test_45_megabytes_compared_with_mosquittos_clients(
     number: int, turns: int, mosquitto_program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     payload = extractor(MEGABYTES * 250_000)

@@ -1,4 +1,4 @@
-"""Certificates change hands in mid-round: the round of a real fleet over mTLS ends with the update of the device whose it was."""
+"""Certificate renewal during a round of a real fleet over mTLS: the update of the device still counts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ IDS = ("d1", "d2")
 
 @dataclass
 class Held:
-    """Devices' images, which wait for `given` once somebody asks for them: whoever trains stays in mid-round until then."""
+    """Images that are loaded only after `given` is set, so that devices stay in the middle of a round until then."""
 
-    asked: set[str] = field(default_factory=set)
+    requested: set[str] = field(default_factory=set)
     given: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> None: ...
@@ -44,14 +44,14 @@ class Held:
         self.given.set()
 
     def __call__(self, device: str) -> ClientData:
-        self.asked.add(device)
+        self.requested.add(device)
         assert self.given.wait(60)
         return data_of(device)
 
 
 @dataclass
 class Closed:
-    """A closed broker on `port`, and two devices and a server, each with a certificate; that of d1 is due for the next."""
+    """A broker with access control, two devices and a server with certificates; the one of d1 is due for renewal."""
 
     authority: Authority
     port: int
@@ -89,7 +89,7 @@ def patient(recipe: Recipe) -> Recipe:
 
 
 @pytest.mark.broker
-def test_a_round_survives_new_certificates_of_a_device_and_of_the_server_and_the_end_of_the_old(
+def test_a_round_survives_certificate_renewal_of_a_device_and_the_server(
     mosquitto_program: Program, tmp_path: Path
 ) -> None:
     authority = Authority.make(tmp_path / "home")
@@ -105,7 +105,7 @@ def test_a_round_survives_new_certificates_of_a_device_and_of_the_server_and_the
         with site.fleet(IDS, {}):
             run.start()
             with held:
-                assert eventually(lambda: held.asked == {*IDS}, 30)
+                assert eventually(lambda: held.requested == {*IDS}, 30)
                 closed.renewal.tick()
                 home = ["--home", str(authority.home)]
                 assert main(["fleet", "rotate", str(closed.folder("server")), *home]) == 0

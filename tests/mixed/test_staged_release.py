@@ -1,4 +1,4 @@
-"""Releases that reach a fleet of real agents stage by stage: a bad one is stopped early and taken back without anybody's help."""
+"""Releases reach a fleet of real agents in stages; a bad one is aborted early and rolled back automatically."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BAD = GOOD * np.float32([1, 0, 1])  # the lower half is lost
 
 
 def images(count: int, hidden: float) -> Samples:
-    """Two classes that differ in the upper half; a share `hidden` of them, one in so many, only in the lower half."""
+    """Two classes that differ in the upper half, a share `hidden` of the images only in the lower half."""
     y = np.arange(count) % 2
     x = np.full((count, 1, 4, 4), 100, np.uint8)
     below = np.arange(count) // 2 % round(1 / hidden) == 0 if hidden else np.zeros(count, bool)
@@ -57,7 +57,7 @@ def images(count: int, hidden: float) -> Samples:
 
 @dataclass
 class Fleet:
-    """A server with a registry, and the agents on its broker."""
+    """A server with a registry and its agents."""
 
     rollout: RolloutCoordinator
     db: Database
@@ -87,7 +87,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    """`fleet(devices, hidden)`: so many agents, each fifth in the order of release 2 with a share `hidden` of images in the lower half."""
+    """`fleet(devices, hidden)`: agents; every fifth by rank in release 2 has a share `hidden` of images that differ in the lower half."""
     broker, runner, closing = InMemoryBroker(), Runner(workers=2), []
     connect = partial(InMemoryTransport, broker)
 
@@ -129,7 +129,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     broker.close()
 
 
-def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_stages_and_it_is_taken_back(
+def test_ten_points_lost_on_a_fifth_of_the_devices_abort_a_release_within_two_stages(
     fleet: Callable[..., Fleet],
 ) -> None:
     site = fleet(40, hidden=0.2)
@@ -146,7 +146,7 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_sta
     site.eventually(lambda: site.serving() == [1])
     outcomes = site.rollout.stages.outcomes
     first = sum(rank(name, 2) < PLAN.stages[0] for name in site.devices)
-    assert first < len(outcomes) <= 20  # how far into the second stage depends on who answers first
+    assert first < len(outcomes) <= 20  # how far into the second stage depends on the order of reports
     assert {outcome.lost for outcome in outcomes.values()} == {0, 20}
     untouched = [name for name in site.devices if rank(name, 2) >= 0.5]
     assert len(untouched) >= 15
@@ -158,16 +158,16 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_stop_a_release_within_two_sta
     assert [manifest.release for manifest in site.repository.releases()] == [2, 1]  # signed anew, the newest
 
 
-def test_a_release_that_harms_nobody_reaches_everybody(fleet: Callable[..., Fleet]) -> None:
+def test_a_harmless_release_reaches_the_whole_fleet(fleet: Callable[..., Fleet]) -> None:
     site = fleet(12)
     site.release(GOOD)
     site.rollout.wait(0, 60)
-    site.release(BAD)  # nobody here has anything in the lower half
+    site.release(BAD)  # no device has images that differ in the lower half
     site.rollout.wait(0, 60)
     site.eventually(lambda: (site.record().state, site.serving()) == ("completed", [2]))
 
 
-def test_another_process_pauses_goes_on_and_takes_back(fleet: Callable[..., Fleet]) -> None:
+def test_another_process_pauses_resumes_and_rolls_back(fleet: Callable[..., Fleet]) -> None:
     site = fleet(10)
     site.release(GOOD)
     site.rollout.wait(0, 60)

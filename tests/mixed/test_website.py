@@ -1,4 +1,4 @@
-"""The signed repository on a web server: python-tuf's own client believes it, and devices fetch from it what it has."""
+"""The signed repository on a web server: python-tuf's client verifies it, devices download from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Python's own, which knows no ranges, and with `ranges` one that does; writes down what was asked for."""
+    """Python's request handler, with `ranges` also for range requests; records all requests."""
 
     asked: list[tuple[str, str]]
     ranges = False
@@ -57,7 +57,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path, *, ranges: bool = False) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """A web server of `folder` on loopback: its address, and what was asked of it as (path, range)."""
+    """A web server of `folder` on loopback: its address, and its requests as (path, range)."""
     asked: list[tuple[str, str]] = []
     kind = type("Recording", (Handler,), {"asked": asked, "ranges": ranges})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(kind, directory=str(folder)))
@@ -73,7 +73,7 @@ def serving(folder: Path, *, ranges: bool = False) -> Iterator[tuple[str, list[t
 
 @dataclass
 class Fleet:
-    """A repository of which `web` has everything, and a broker that has the metadata alone, unless it is given chunks."""
+    """A repository, fully exported to `web`, and a broker with its metadata and optionally its chunks."""
 
     folder: Path
     broker: InMemoryBroker = field(default_factory=InMemoryBroker)
@@ -117,7 +117,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def stock_client(folder: Path, address: str, root: bytes) -> Updater:
-    """python-tuf's client as it comes."""
+    """python-tuf's client, unchanged."""
     (folder / "downloads").mkdir(parents=True)
     return Updater(
         str(folder),
@@ -128,7 +128,7 @@ def stock_client(folder: Path, address: str, root: bytes) -> Updater:
     )
 
 
-def test_python_tufs_own_client_believes_and_fetches_it(fleet: Fleet, tmp_path: Path) -> None:
+def test_python_tufs_client_verifies_and_downloads_it(fleet: Fleet, tmp_path: Path) -> None:
     payloads = {number: graphs.graph(weights=graphs.WEIGHTS * number) for number in (1, 2)}
     for number, payload in payloads.items():
         fleet.publish(number, payload)
@@ -142,7 +142,7 @@ def test_python_tufs_own_client_believes_and_fetches_it(fleet: Fleet, tmp_path: 
     assert not [path for path in fleet.web.rglob("*") if path.suffix == ".pem"]
 
 
-def test_python_tufs_own_client_refuses_what_was_changed_there(fleet: Fleet, tmp_path: Path) -> None:
+def test_python_tufs_client_rejects_modified_files(fleet: Fleet, tmp_path: Path) -> None:
     manifest = fleet.publish(1, graphs.graph())
     (place,) = fleet.web.glob(f"targets/1/{manifest.extractor.sha256}.*")
     place.write_bytes(place.read_bytes()[:-1] + b"x")
@@ -166,7 +166,7 @@ def test_a_device_installs_from_the_mirror_what_the_broker_lacks(fleet: Fleet, r
     assert [path for path, _ in asked] == [f"/targets/{path}" for path in paths(manifest)]
 
 
-def test_a_mirror_is_asked_only_for_what_is_missing(fleet: Fleet) -> None:
+def test_only_missing_bytes_are_requested_from_a_mirror(fleet: Fleet) -> None:
     fleet.publish(1, big())
     manifest = fleet.publish(2, payload := big(graphs.WEIGHTS * 2))
     slots, blob = Slots(fleet.folder / "slots"), manifest.extractor
@@ -191,7 +191,7 @@ def cut_short(place: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [spoiled, cut_short, Path.unlink])
-def test_what_a_mirror_spoils_comes_from_the_broker(
+def test_damaged_bytes_of_a_mirror_are_replaced_from_the_broker(
     fleet: Fleet, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     manifest = fleet.publish(1, payload := big())
@@ -208,7 +208,7 @@ def test_what_a_mirror_spoils_comes_from_the_broker(
     assert installed.extractor.read_bytes() == payload
 
 
-def test_an_export_is_brought_up_to_date_and_keeps_what_is_kept(
+def test_an_export_is_updated_and_keeps_the_kept_releases(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["release", "export", str(tmp_path / "out"), "--home", str(tmp_path / "home")]
@@ -233,7 +233,7 @@ def test_an_export_without_all_its_bytes_changes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_that_was_cut_is_finished_by_the_next(fleet: Fleet, tmp_path: Path) -> None:
+def test_an_interrupted_export_is_completed_by_the_next(fleet: Fleet, tmp_path: Path) -> None:
     manifest = fleet.publish(1, graphs.graph())
     out = tmp_path / "out"
     (out / "targets" / "1").mkdir(parents=True)
@@ -246,7 +246,7 @@ def test_an_export_that_was_cut_is_finished_by_the_next(fleet: Fleet, tmp_path: 
     }
 
 
-def test_an_export_touches_no_folder_of_something_else(
+def test_an_export_does_not_touch_a_folder_with_other_content(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet.publish(1, graphs.graph())

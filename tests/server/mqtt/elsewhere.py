@@ -1,4 +1,4 @@
-"""A device that is not the CPU, for machines without a GPU: tensors that say they are elsewhere, and refuse to meet one that is not.
+"""A torch device that is not the CPU, for machines without a GPU: operations that mix its tensors with CPU tensors fail.
 
 Inside `elsewhere()` torch's device `ELSEWHERE` holds values: every operation is carried out on the CPU, after a check that all its
 tensors are on one device, as CUDA would have it (a number, that is a tensor without dimensions, may be on the CPU). So code that leaves
@@ -23,7 +23,7 @@ MOVES = (aten._to_copy.default, aten.copy_.default)
 
 
 class There(Tensor):
-    """A tensor on `ELSEWHERE`; `held` is what it holds."""
+    """A tensor on `ELSEWHERE`; `held` is its content."""
 
     held: Tensor
 
@@ -44,7 +44,7 @@ class There(Tensor):
 
 
 class _Dispatch(TorchDispatchMode):
-    """Carries operations out where the tensors are held."""
+    """Run operations on the tensors' contents."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -65,7 +65,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Function(TorchFunctionMode):
-    """torch.tensor and its like give a tensor without values on `ELSEWHERE` before an operation is seen: make it, then move it."""
+    """torch.tensor and similar would create a tensor without values on `ELSEWHERE`: create it on the CPU, then move it."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -81,13 +81,13 @@ class _Function(TorchFunctionMode):
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """`ELSEWHERE` is a device like any other inside."""
+    """Make `ELSEWHERE` a regular device inside the block."""
     with _Function(), _Dispatch():
         yield
 
 
 def held(leaf: Any) -> Any:
-    """What a tensor elsewhere holds, everything else as it is."""
+    """The content of a tensor elsewhere; anything else unchanged."""
     return leaf.held if isinstance(leaf, There) else leaf
 
 
@@ -98,7 +98,7 @@ def _require_all_there(function: Any, tensors: Sequence[Tensor]) -> None:
 
 
 def _placed(leaf: Any, there: Sequence[There]) -> Any:
-    """A result elsewhere: the tensor that it was written into, or a new one."""
+    """A result elsewhere: the output tensor, or a new one."""
     if not isinstance(leaf, Tensor):
         return leaf
     return next((tensor for tensor in there if tensor.held is leaf), There(leaf))

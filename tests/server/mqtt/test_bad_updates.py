@@ -1,4 +1,4 @@
-"""Nothing that a device sends can spoil a round's aggregate, fill the server's memory or go uncounted."""
+"""Bad messages of devices do not change an aggregate or fill the server's memory, and all are counted."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate(bench, method)
     assert [found.reason for found in reports.rejections_of(bench.inbox.journal.db, "main")] == ["parts"]
 
 
-def test_after_enough_bad_updates_nothing_of_a_device_counts(bench):
+def test_a_device_is_quarantined_after_enough_bad_updates(bench):
     def tamper(mode, report, payload):
         payload = changed(payload, poisoned)
         return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]

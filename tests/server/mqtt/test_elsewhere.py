@@ -1,4 +1,4 @@
-"""Training on a device that is not the CPU, for every method: nothing is left behind on the CPU, and the numbers are the CPU's.
+"""Training on a device that is not the CPU, for every method: no tensor stays on the CPU, and results equal the CPU's.
 
 Of the real thing only the placement is seen (`tests.server.mqtt.elsewhere`); `make bench-gpu` compares engines on a real GPU.
 """
@@ -75,7 +75,7 @@ def test_every_method_trains_elsewhere(name: str, build: Build) -> None:
     ],
     ids=" ".join,
 )
-def test_whole_runs_elsewhere_reach_what_they_reach_here(settings: list[str]) -> None:
+def test_whole_runs_give_the_same_results_on_another_device(settings: list[str]) -> None:
     with elsewhere():
         found = run(ELSEWHERE, *settings)
     here = run("cpu", *settings)
@@ -83,7 +83,7 @@ def test_whole_runs_elsewhere_reach_what_they_reach_here(settings: list[str]) ->
     assert all(isinstance(tensor, There) for tensor in tree.leaves(found.shared).values())
 
 
-def test_a_tensor_that_is_left_behind_is_noticed() -> None:
+def test_a_tensor_left_on_the_cpu_is_detected() -> None:
     with elsewhere():
         there, here = torch.ones(3, device=ELSEWHERE), torch.ones(3)
         assert (there + there).sum().item() == 6 and torch.equal((2 * there).cpu(), 2 * here)

@@ -1,4 +1,4 @@
-"""What head-only devices send back is judged, joins the part that it is for, and weighs in nothing else."""
+"""Head updates are validated, join their own part, and have no weight in others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sent(RunHooks):
 
 
 def one_round(bench, name, *heads: Update, **options):
-    """Round 1 of simulated clients, with what head-only devices sent beside."""
+    """Round 1 of simulated clients with head updates."""
     method = build_method(bench.spec(name, **options))
     fleet = SequentialFleet({id: bench.client(id) for id in IDS}, method)
     return method, next(rounds.run(method, fleet, Plan(1, seed=1), hooks=Sent(heads)))
@@ -107,8 +107,8 @@ def test_the_sums_of_head_only_devices_calibrate_spherefed_s_head(bench):
     assert same(closed["extractor"], shared["extractor"]) and not same(closed["head"], alone["head"])
 
 
-class Desk:
-    """Contributions to a FedCRC release, or another's, from a device that is there with 20 samples."""
+class HeadUpdateSender:
+    """Head updates of a present device with 20 samples on a release of FedCRC or another method."""
 
     def __init__(self, bench, name: str) -> None:
         bench.device("h1", tier="head")
@@ -135,8 +135,8 @@ HEAD = {"weight": np.ones((3, 4), np.float32), "bias": np.ones(3, np.float32)}
 MEANS = {"mean": np.ones((2, 4), np.float32), "count": np.array([5, 15, 0], np.float32)}
 
 
-def test_a_good_upload_is_taken_once(bench):
-    desk = Desk(bench, "fedcrc")
+def test_a_valid_head_update_counts_once(bench):
+    desk = HeadUpdateSender(bench, "fedcrc")
     verdict = desk.send({"global_head": HEAD})
     assert (verdict.status, verdict.reason, desk.settled) == ("accepted", "", ["rel-1"])
     (update,) = desk.head_updates.take()
@@ -180,22 +180,22 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_upload_is_not_used_and_its_report_is_accepted_all_the_same(bench, case):
+def test_a_bad_head_update_is_not_used_but_its_report_is_accepted(bench, case):
     name, parts, samples, reason = BAD[case]
-    desk = Desk(bench, name)
+    desk = HeadUpdateSender(bench, name)
     verdict = desk.send(parts, samples=samples)
     assert (verdict.status, verdict.reason) == ("accepted", reason)
     assert desk.settled == ["rel-1"] and desk.head_updates.take() == []
 
 
-def test_an_upload_on_a_release_that_is_no_longer_current_is_not_used(bench):
-    desk = Desk(bench, "fedcrc")
+def test_a_head_update_on_an_earlier_release_is_not_used(bench):
+    desk = HeadUpdateSender(bench, "fedcrc")
     desk.head_updates.open("rel-2", desk.manifest, desk.method)
     assert desk.send({"global_head": HEAD}).reason == STALE and desk.head_updates.take() == []
 
 
-def test_what_came_too_late_for_one_aggregate_is_there_for_the_next(bench):
-    desk = Desk(bench, "fedcrc")
+def test_a_late_head_update_joins_the_next_aggregation(bench):
+    desk = HeadUpdateSender(bench, "fedcrc")
     desk.send({"global_head": HEAD})
     desk.head_updates.open("rel-2", desk.manifest, desk.method)
     assert len(desk.head_updates.take()) == 1
@@ -229,14 +229,14 @@ def test_hybrid_equals_simulation_to_the_bit(bench):
 
 
 class Waiting(SequentialFleet):
-    """Clients that do not begin before the device has been asked."""
+    """Simulated clients that start after the device received its request."""
 
     def each(self, step, round, method, downs):
         assert self.bench.eventually(lambda: self.bench.devices[0].assignments)
         yield from super().each(step, round, method, downs)
 
 
-def test_devices_are_asked_before_simulated_clients_begin(bench):
+def test_devices_get_their_request_before_simulated_clients_start(bench):
     spec = bench.spec("fedavg")
     here = Waiting({"c1": bench.client("c1")}, build_method(spec))
     here.bench = bench
@@ -246,7 +246,7 @@ def test_devices_are_asked_before_simulated_clients_begin(bench):
 
 
 class Slow(SequentialFleet):
-    """Clients that take longer than devices are given."""
+    """Simulated clients that take longer than the devices' deadline."""
 
     def each(self, step, round, method, downs):
         assert self.bench.eventually(lambda: self.bench.devices[0].acks)
@@ -254,7 +254,7 @@ class Slow(SequentialFleet):
         time.sleep(1.2)
 
 
-def test_answers_that_came_in_time_count_however_long_simulated_clients_take(bench):
+def test_timely_responses_count_even_if_simulated_clients_take_longer(bench):
     spec = bench.spec("fedavg")
     here = Slow({"c1": bench.client("c1")}, build_method(spec))
     here.bench = bench

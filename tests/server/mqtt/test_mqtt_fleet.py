@@ -1,4 +1,4 @@
-"""The fleet of real devices: equal to simulation, bit for bit, and no device, link or broker that goes away stops a round."""
+"""The fleet of real devices: bit-identical to simulation; a lost device, connection or broker does not stop a round."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_lost_device_is_not_waited_for_until_the_deadline(bench):
     assert time.monotonic() - started < 5
 
 
-def test_a_device_that_is_reborn_in_mid_round_still_answers(bench):
+def test_a_device_that_restarts_during_a_round_still_responds(bench):
     bench.device("d1")
     tries = []
 
@@ -123,7 +123,7 @@ def test_a_report_before_its_chunks_counts_as_well(bench):
     assert result.responded == ("d1",)
 
 
-def test_a_report_sent_twice_counts_once_and_is_answered_twice(bench):
+def test_a_report_sent_twice_counts_once_and_is_acknowledged_twice(bench):
     device = bench.device("d1", tamper=lambda mode, report, payload: [(report, payload)] * 2)
     bench.wait_for(full=1)
     _, result = one_round(bench, bench.spec("fedavg"))
@@ -173,7 +173,7 @@ def test_a_report_of_another_device_or_round_is_rejected(bench):
     assert bench.eventually(lambda: [ack.reason for ack in stale.acks][:2] == ["stale_round"] * 2)
 
 
-def test_a_device_that_gives_up_is_answered_and_not_waited_for(bench):
+def test_a_failed_device_is_acknowledged_and_not_waited_for(bench):
     bench.device("d1")
     failing = bench.device(
         "d2",
@@ -187,7 +187,7 @@ def test_a_device_that_gives_up_is_answered_and_not_waited_for(bench):
     assert bench.eventually(lambda: [ack.status for ack in failing.acks] == ["accepted"])
 
 
-def test_a_device_may_ask_for_chunks_and_for_its_want_again(bench):
+def test_a_device_may_request_chunks_and_its_assignment_again(bench):
     silent = bench.device("d1", tamper=lambda *_: [])
     bench.wait_for(full=1)
     method = build_method(bench.spec("fedavg"))
@@ -229,7 +229,7 @@ def test_over_a_real_broker_the_result_is_the_simulation_s(real_bench):
 
 @pytest.mark.broker
 @pytest.mark.parametrize("forgetful", [False, True])
-def test_a_broker_killed_in_mid_round_costs_no_update(real_bench, own_mosquitto, forgetful):
+def test_a_broker_killed_during_a_round_loses_no_update(real_bench, own_mosquitto, forgetful):
     hit = []
 
     def cut(mode, report, payload):
@@ -251,8 +251,8 @@ def test_a_broker_killed_in_mid_round_costs_no_update(real_bench, own_mosquitto,
     assert real_bench.inbox.counts["accepted"] == 4
 
 
-def test_a_round_ends_with_its_goal_and_puts_the_others_to_rest(bench):
-    """Of four, two are wanted and three asked: the straggler is not waited for."""
+def test_a_round_ends_at_its_goal_and_the_others_get_a_rest(bench):
+    """The goal is two of four devices: the round does not wait for stragglers."""
     for id in ("d1", "d2", "d3", "d4"):
         bench.device(id, delay_s=0.0 if id in ("d1", "d2") else 4.0)
     bench.wait_for(full=4)
@@ -266,7 +266,7 @@ def test_a_round_ends_with_its_goal_and_puts_the_others_to_rest(bench):
     assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "removed", "d4": "removed"}
 
 
-def test_a_round_below_its_quorum_is_asked_anew_and_then_counts_each_device_once(bench):
+def test_a_round_below_its_quorum_is_repeated_and_counts_each_device_once(bench):
     silent = []
 
     def once(mode, report, payload):

@@ -1,4 +1,4 @@
-"""The server's connection and its roster: who is there, one server at a time, and nothing that a device says stops the rest."""
+"""The server's connection and roster: present devices, a single server per fleet, robustness against messages of devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_device_is_ready_once_its_capability_and_its_state_say_so():
     assert folded(DeviceState("alert", "b1", why="deadline"), FULL).ready
 
 
-def test_a_lost_device_is_gone_and_a_late_will_of_an_older_boot_is_not_believed():
+def test_a_lost_device_is_gone_and_a_late_will_of_an_older_boot_is_ignored():
     there = folded(FULL, DeviceState("ready", "b2"))
     assert folded(DeviceState("lost", "b1"), before=there) is there
     assert folded(DeviceState("lost", "b2"), before=there).gone
@@ -53,7 +53,7 @@ def test_an_empty_retained_state_retires_a_device(bench):
     assert bench.eventually(lambda: not bench.roster.table)
 
 
-def test_the_tiers_are_told_apart_and_the_lost_leave(bench):
+def test_devices_are_listed_by_tier_without_lost_ones(bench):
     bench.device("d2"), bench.device("d1"), bench.device("h1", tier="head")
     bench.wait_for(full=2, heads=1)
     assert bench.roster.full_devices() == ["d1", "d2"]
@@ -113,7 +113,7 @@ def test_takeover_ends_the_first_server_with_an_error(bench):
     second.close()
 
 
-def test_a_state_that_was_read_too_late_raises_the_epoch(stage):
+def test_a_state_that_arrives_after_connecting_raises_the_epoch(stage):
     early = stage.connect("early", None, lambda event: None)
     connection = ServerConnection(stage.connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
     connection.open()

@@ -1,4 +1,4 @@
-"""Whom the server hears: over a closed broker, not the revoked, not two machines of one name; and one server stays one."""
+"""Identities on a broker with access control: revoked and duplicate devices do not count; one server per fleet."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_two_machines_with_one_certificate_are_quarantined(
 
 
 @pytest.mark.broker
-def test_what_a_revoked_device_says_in_a_session_that_lives_on_does_not_count(site: Site) -> None:
+def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site) -> None:
     thief = site.device("pi-3")
     assert eventually(lambda: site.roster.full_devices() == ["pi-3"])
     site.authority.revoke("pi-3")
@@ -133,7 +133,7 @@ def test_what_a_revoked_device_says_in_a_session_that_lives_on_does_not_count(si
 
 
 @pytest.mark.broker
-def test_a_second_server_finds_the_first_one_and_leaves_it_in_peace(site: Site) -> None:
+def test_a_second_server_finds_the_first_one_without_disconnecting_it(site: Site) -> None:
     second = connector("127.0.0.1", site.port, site.authority.home / "server")
     with pytest.raises(ConnectError, match="another server"):
         ServerConnection(second, "main", limits=QUICK).open()
@@ -143,7 +143,7 @@ def test_a_second_server_finds_the_first_one_and_leaves_it_in_peace(site: Site) 
 
 
 @pytest.mark.broker
-def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None:
+def test_an_operator_lists_devices_while_a_server_runs(site: Site) -> None:
     site.device("pi-5")
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
     assert eventually(
@@ -159,7 +159,7 @@ def test_an_operator_lists_devices_beside_the_running_server(site: Site) -> None
 
 
 @pytest.mark.broker
-def test_only_devices_are_heard_as_devices(site: Site) -> None:
+def test_messages_on_a_device_topic_count_for_device_names_only(site: Site) -> None:
     will = Packet(site.connection.topics.state("operator"), b"")
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")(
         "operator", will, lambda event: None
@@ -172,7 +172,7 @@ def test_only_devices_are_heard_as_devices(site: Site) -> None:
 
 
 @pytest.mark.broker
-def test_a_device_is_not_thrown_out_by_somebody_who_looks_with_its_identity(site: Site, tmp_path) -> None:
+def test_a_devices_identity_cannot_be_used_for_reading(site: Site, tmp_path) -> None:
     site.authority.bake({"pi-1": tmp_path / "pi-1"})
     with pytest.raises(ConfigError, match=r"the identity of 'pi-1' \(device\), expected that of the server"):
         connector("127.0.0.1", site.port, tmp_path / "pi-1")

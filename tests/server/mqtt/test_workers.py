@@ -1,4 +1,4 @@
-"""Several processes take the reports of one fleet, sharing a database: each report counts once, and one of them may die."""
+"""Several processes receive the reports of one fleet and share a database: each report counts once, also after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may end a roll-out: false aborts are as rare as stated, harm is seen early, and no order of answers changes what is right."""
+"""Gates and stages of a roll-out: rare false aborts, early detection of harm, independence of the order of reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICES = [f"pi-{number:03d}" for number in range(200)]
 
 
 def outcome(rng: np.random.Generator, images: int, change: float = 0.0, discordant: float = 0.06) -> Outcome:
-    """A device whose true accuracy moves by `change`; `discordant` of its images are judged otherwise than before, by chance."""
+    """The outcome of a device whose true accuracy changes by `change`; `discordant` of its images get another prediction by chance."""
     lost, gained, _ = rng.multinomial(
         images, [p := discordant / 2 + max(-change, 0), q := discordant / 2 + max(change, 0), 1 - p - q]
     )
@@ -34,7 +34,7 @@ def outcome(rng: np.random.Generator, images: int, change: float = 0.0, discorda
 
 
 def roll_out(seed: int, harm: float = 0.0, share: float = 0.2) -> Stages:
-    """A fleet of 200 answers stage by stage; `harm` is what a `share` of the devices lose."""
+    """A roll-out to 200 devices; a `share` of them loses `harm`."""
     rng = np.random.default_rng(seed)
     images = {device: int(rng.integers(100, 300)) for device in DEVICES}
     hurt = {device for device in DEVICES if rng.random() < share}
@@ -71,7 +71,7 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_are_seen_within_the_first_two
 @pytest.mark.parametrize("spread", [0.0, 0.02])
 @pytest.mark.parametrize("images", [10, 100, 1000])
 def test_a_likelihood_ratio_while_nothing_is_wrong_is_a_supermartingale(images: int, spread: float) -> None:
-    """Ville's inequality needs no more than that its mean is at most 1 after every report."""
+    """Ville's inequality only requires a mean of at most 1 after every report."""
     rng = np.random.default_rng(images)
     drawn = [outcome(rng, images, rng.normal(0, spread)) for _ in range(4000)]
     for name in ("mean", "decile"):
@@ -88,14 +88,14 @@ def test_a_likelihood_ratio_while_nothing_is_wrong_is_a_supermartingale(images: 
         ([Outcome("", 400, 16, 0)] * 12, "mean"),
     ],
 )
-def test_each_gate_sees_the_harm_that_it_is_for(outcomes: list[Outcome], gate: str) -> None:
+def test_each_gate_detects_its_harm(outcomes: list[Outcome], gate: str) -> None:
     found = evidence_after(outcomes)
     assert max(found, key=found.__getitem__) == gate
     assert objection(outcomes)
     assert not objection([FINE] * 200)
 
 
-def test_one_device_alone_ends_nothing() -> None:
+def test_no_single_device_can_end_a_roll_out() -> None:
     for harmed in (Outcome("enospc"), Outcome("", 50, 10, 0), Outcome("", 0, 0, 0, 100.0)):
         assert not objection([harmed, *[Outcome("", 100, 2, 2, 1.0)] * 50])
 
@@ -109,7 +109,7 @@ OUTCOMES = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(OUTCOMES, max_size=30), st.randoms(use_true_random=False))
-def test_evidence_is_finite_and_where_it_ends_does_not_depend_on_the_order(outcomes, random) -> None:
+def test_evidence_is_finite_and_does_not_depend_on_the_order(outcomes, random) -> None:
     ends, others = evidence_after(outcomes), evidence_after(random.sample(outcomes, len(outcomes)))
     assert all(math.isfinite(ratio) for ratio in ends.values())
     assert ends == pytest.approx(others)
@@ -117,7 +117,7 @@ def test_evidence_is_finite_and_where_it_ends_does_not_depend_on_the_order(outco
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(DEVICES[:20]), OUTCOMES), max_size=40), st.integers(0, 2))
-def test_a_roll_out_moves_forward_only_and_nothing_that_is_over_moves(answers, stage) -> None:
+def test_a_roll_out_only_moves_forward_and_final_states_do_not_change(answers, stage) -> None:
     at = Stages(3, PLAN, stage)
     for device, found in answers:
         after = advanced(with_outcome(at, device, found), DEVICES[:20], 0.0)
@@ -127,7 +127,7 @@ def test_a_roll_out_moves_forward_only_and_nothing_that_is_over_moves(answers, s
         at = after
 
 
-def test_places_are_spread_evenly_and_differ_from_release_to_release() -> None:
+def test_ranks_are_uniform_and_differ_between_releases() -> None:
     names = [f"d{number}" for number in range(5000)]
     first = {name for name in names if rank(name, 1) < 0.05}
     second = {name for name in names if rank(name, 2) < 0.05}
@@ -135,7 +135,7 @@ def test_places_are_spread_evenly_and_differ_from_release_to_release() -> None:
     assert len(first & second) < 40
 
 
-def test_a_stage_that_did_not_make_it_pauses_and_a_person_may_go_on_or_not() -> None:
+def test_a_stage_with_too_few_successes_pauses_and_can_be_resumed_or_aborted() -> None:
     plan = RolloutConfig(stages=(0.5, 1.0), success=0.9, stage_wait_s=60)
     at = Stages(1, plan)
     members = [device for device in DEVICES[:20] if at.admits(device)]
@@ -151,12 +151,12 @@ def test_a_stage_that_did_not_make_it_pauses_and_a_person_may_go_on_or_not() -> 
     assert steered(steered(paused, "aborted"), "running").state == "aborted"
 
 
-def test_devices_that_are_not_there_hold_nothing_up_and_an_empty_stage_is_passed() -> None:
+def test_absent_devices_do_not_delay_a_stage_and_an_empty_stage_is_passed() -> None:
     at = advanced(Stages(1, PLAN), [], 0.0)
     assert (at.state, at.stage) == ("completed", 2)
 
 
-def test_everybody_at_once_is_a_roll_out_without_gates() -> None:
+def test_a_single_stage_is_a_roll_out_without_gates() -> None:
     at = Stages(1, RolloutConfig())
     assert all(at.admits(device) for device in DEVICES)
     for device in DEVICES[:10]:
@@ -168,7 +168,7 @@ def test_everybody_at_once_is_a_roll_out_without_gates() -> None:
     ("devices", "previous", "stages"),
     [(20, 6, (0.05, 0.25, 1.0)), (19, 6, (1.0,)), (1000, 0, (1.0,))],
 )
-def test_left_to_itself_a_roll_out_is_careful_where_there_is_a_fleet_and_a_way_back(
+def test_auto_stages_are_careful_in_a_large_fleet_with_a_previous_release(
     devices: int, previous: int, stages: tuple[float, ...]
 ) -> None:
     assert resolved(RolloutConfig(success=0.5), devices, previous) == RolloutConfig(stages, success=0.5)
@@ -187,13 +187,13 @@ def test_an_outcome_is_read_from_a_report() -> None:
     "lies",
     [{"test_samples": 1e300}, {"test_samples": 1.0, "test_samples.lost": 1e18}, {"latency_ms.after": -1.0}],
 )
-def test_a_device_that_lies_is_no_more_than_one_voice(lies) -> None:
+def test_false_reports_of_one_device_add_bounded_evidence(lies) -> None:
     liar = outcome_of("", lies)
     assert not objection([liar, *[Outcome("", 100, 2, 2, 1.0)] * 20])
 
 
 @pytest.mark.parametrize("stages", ["[]", "[0.5]", "[0.5, 0.5, 1.0]", "[0.5, 0.2, 1.0]", "[0.0, 1.0]"])
-def test_stages_grow_and_end_with_everybody(stages: str) -> None:
+def test_stages_grow_and_end_with_the_whole_fleet(stages: str) -> None:
     with pytest.raises(ConfigError):
         config.parse(f"[release.rollout]\nstages = {stages}")
     with pytest.raises(ConfigError, match=r"\[release.rollout\] stages = 'careful': unknown name.*auto"):
@@ -201,5 +201,5 @@ def test_stages_grow_and_end_with_everybody(stages: str) -> None:
     assert config.parse("[release.rollout]\nstages = [0.05, 1]").release.rollout.stages == (0.05, 1.0)
 
 
-def test_the_plan_is_what_the_registry_keeps() -> None:
+def test_the_plan_survives_the_registry() -> None:
     assert msgspec.convert(msgspec.to_builtins(PLAN), RolloutConfig) == PLAN

@@ -1,4 +1,4 @@
-"""Keys that are taken out, rotated and multiplied: what a server without them can still do, and what devices make of it."""
+"""Keys that are taken out, rotated and added: what a server can do without them, and which metadata devices trust."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_without_the_root_key_a_server_releases_and_cannot_rotate(
     assert Repository(folder).key_rows()[0].place == ""
 
 
-def test_with_the_root_key_at_hand_keys_rotate_and_a_new_root_key_stays_out(
+def test_with_the_root_key_available_keys_rotate_and_a_new_root_key_stays_outside(
     tmp_path, folder, usb, make_release
 ) -> None:
     repository = Repository(folder)
@@ -57,7 +57,7 @@ def test_with_the_root_key_at_hand_keys_rotate_and_a_new_root_key_stays_out(
     assert len(list(usb.iterdir())) == 2
 
 
-def test_a_server_without_the_targets_key_keeps_what_is_released_alive_and_releases_nothing(
+def test_a_server_without_the_targets_key_keeps_releases_valid_but_cannot_release(
     tmp_path, folder, usb, make_release
 ) -> None:
     repository = Repository(folder)
@@ -86,7 +86,7 @@ def test_one_of_two_root_keys_is_not_enough(tmp_path, folder, usb, make_release)
     assert believed(tmp_path, both, first) == []
 
 
-def test_a_role_of_two_keys_is_signed_by_both_and_a_device_refuses_one_signature(
+def test_a_role_of_two_keys_is_signed_by_both_and_a_device_rejects_one_signature(
     tmp_path, folder, usb
 ) -> None:
     repository = Repository(folder)

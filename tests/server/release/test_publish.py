@@ -49,7 +49,7 @@ def release(number: int) -> tuple[Manifest, dict[str, bytes]]:
 
 
 class Recording(InMemoryTransport):
-    """Remembers what was asked of it, in order; fails once when it is to publish `fail_at`."""
+    """Records its calls in order; fails once when `fail_at` is published."""
 
     def __init__(self, broker: InMemoryBroker) -> None:
         super().__init__(broker, "server", None, lambda event: None)
@@ -91,7 +91,7 @@ def publisher(transport: Recording, repository: Repository) -> Publisher:
 
 
 def retained(broker: InMemoryBroker, below: str = "#") -> dict[str, bytes]:
-    """What the broker keeps, by topic without the fleet's root."""
+    """The broker's retained messages, by topic without the fleet's root."""
     found: dict[str, bytes] = {}
 
     def take(event: object) -> None:
@@ -114,7 +114,7 @@ def stripped(call: Packet | str) -> str:
     return call if isinstance(call, str) else call.topic.removeprefix(TOPICS.root + "/")
 
 
-def test_chunks_come_first_and_the_timestamp_last_when_the_broker_has_the_rest(publisher, transport):
+def test_chunks_are_published_first_and_the_timestamp_last(publisher, transport):
     publisher.publish(*release(1))
     calls = [stripped(call) for call in transport.calls]
     sent = [call for call in calls if call != "drain"]
@@ -127,7 +127,7 @@ def test_chunks_come_first_and_the_timestamp_last_when_the_broker_has_the_rest(p
     assert all(call.retain and call.qos == 1 for call in transport.calls if isinstance(call, Packet))
 
 
-def test_a_release_on_its_way_is_counted_in_the_bytes_that_the_broker_has_taken(transport, repository):
+def test_progress_of_a_release_counts_the_bytes_acknowledged_by_the_broker(transport, repository):
     counts = []
     watched = Publisher(
         transport, TOPICS, repository, ChunkLimits(outstanding_bytes=2048), watch=counts.append
@@ -140,7 +140,7 @@ def test_a_release_on_its_way_is_counted_in_the_bytes_that_the_broker_has_taken(
     assert done[0] == 0 and done[-1] == total and done == sorted(set(done)) and len(done) > 2
 
 
-def test_what_is_on_its_way_is_bounded(publisher, transport):
+def test_outstanding_bytes_are_bounded(publisher, transport):
     publisher.publish(*release(1))
     outstanding = worst = 0
     for call in transport.calls:
@@ -149,7 +149,7 @@ def test_what_is_on_its_way_is_bounded(publisher, transport):
     assert worst == 2048
 
 
-def test_a_device_believes_fetches_and_installs_what_was_published(tmp_path, publisher, broker, repository):
+def test_a_device_trusts_fetches_and_installs_a_published_release(tmp_path, publisher, broker, repository):
     manifest, payloads = release(1)
     publisher.publish(manifest, payloads)
     assert believed(tmp_path / "trust", broker, repository) == [1]
@@ -163,7 +163,7 @@ def test_a_device_believes_fetches_and_installs_what_was_published(tmp_path, pub
 
 
 @pytest.mark.parametrize("wrong", [b"", b"x" * 5000, b"short"])
-def test_bytes_that_are_not_the_manifests_are_not_published(publisher, transport, repository, wrong):
+def test_bytes_that_do_not_match_the_manifest_are_not_published(publisher, transport, repository, wrong):
     manifest, payloads = release(1)
     with pytest.raises(ArtefactError, match="nothing was published"):
         publisher.publish(manifest, payloads | {manifest.extractor.sha256: wrong})
@@ -172,7 +172,7 @@ def test_bytes_that_are_not_the_manifests_are_not_published(publisher, transport
     assert repository.releases() == []
 
 
-def test_a_release_that_the_servers_disk_does_not_take_is_not_published(publisher, broker, repository):
+def test_a_release_that_cannot_be_stored_is_not_published(publisher, broker, repository):
     publisher.publish(*release(1))
     before, (manifest, payloads) = retained(broker), release(2)
     (repository.artefacts / manifest.extractor.sha256).mkdir()
@@ -183,7 +183,7 @@ def test_a_release_that_the_servers_disk_does_not_take_is_not_published(publishe
 
 
 @pytest.mark.parametrize("fail_at", ["/0/3", "targets.json", "snapshot.json", "timestamp.json"])
-def test_a_server_that_dies_before_the_timestamp_leaves_the_old_release_and_a_second_try_finishes(
+def test_a_crash_before_the_timestamp_leaves_the_old_release_and_a_second_try_succeeds(
     tmp_path, publisher, transport, broker, repository, fail_at
 ):
     publisher.publish(*release(1))
@@ -221,7 +221,7 @@ def test_superseded_metadata_is_cleared_but_for_one_version(publisher, broker):
     }
 
 
-def test_everything_comes_back_after_the_broker_lost_its_data(tmp_path, publisher, broker):
+def test_everything_is_published_again_after_the_broker_lost_its_data(tmp_path, publisher, broker):
     for number in (1, 2):
         publisher.publish(*release(number))
     before = retained(broker)
@@ -237,7 +237,7 @@ def test_everything_comes_back_after_the_broker_lost_its_data(tmp_path, publishe
     empty.close()
 
 
-def test_metadata_alone_can_be_reasserted(publisher, transport):
+def test_metadata_alone_can_be_published_again(publisher, transport):
     publisher.publish(*release(1))
     transport.calls.clear()
     publisher.republish_all(chunks=False)
@@ -263,7 +263,7 @@ def test_a_release_that_is_not_kept_cannot_be_published_again(publisher):
         publisher.republish(7)
 
 
-def test_the_chunks_that_a_device_misses_are_retained_again(publisher, transport, broker):
+def test_chunks_that_a_device_is_missing_are_published_again(publisher, transport, broker):
     manifest, payloads = release(1)
     publisher.publish(manifest, payloads)
     clear_chunks(transport, TOPICS, manifest.extractor)
@@ -274,7 +274,7 @@ def test_the_chunks_that_a_device_misses_are_retained_again(publisher, transport
     assert found == {f"art/{sha256}/0/0": payload[:1024], f"art/{sha256}/0/4": payload[4096:]}
 
 
-def test_what_was_never_released_is_not_sent(publisher, transport):
+def test_an_unreleased_blob_is_not_sent(publisher, transport):
     publisher.publish(*release(1))
     transport.calls.clear()
     assert not publisher.repair("0" * 64, [0])

@@ -1,4 +1,4 @@
-"""int8 beside fp32: smaller, nearly as good, judged before it is published; the table of docs/releases.md comes from here."""
+"""int8 compared with fp32: smaller, nearly as accurate, evaluated before publication; source of the table in docs/releases.md."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_int8_is_smaller_and_nearly_as_good(tiny: Any) -> None:
     assert "instead of" in str(figures)
 
 
-def test_what_misses_the_gate_is_not_published(tiny: Any) -> None:
+def test_a_variant_that_misses_the_gate_is_not_published(tiny: Any) -> None:
     _, _, onnx = tiny
     said: list[str] = []
     strict = QuantiseConfig(int8=True, images=16, min_cosine=1.0)
@@ -82,7 +82,7 @@ def test_what_misses_the_gate_is_not_published(tiny: Any) -> None:
         (Figures(0.999, 0.9, 0.9, 4, 1, 1, 1), ""),
     ],
 )
-def test_the_gate_says_what_is_missing(figures: Figures, words: str) -> None:
+def test_the_gate_names_the_failed_condition(figures: Figures, words: str) -> None:
     assert words in objection(figures, GATE) if words else objection(figures, GATE) == ""
 
 
@@ -103,15 +103,15 @@ def test_a_release_with_both_carries_a_canary_for_each(tiny: Any) -> None:
     assert manifest.variants["int8"].cosine > 0.98
 
 
-def test_bytes_that_are_no_model_and_clients_without_images_are_named(tiny: Any) -> None:
+def test_invalid_models_and_clients_without_images_are_reported(tiny: Any) -> None:
     _, _, onnx = tiny
     with pytest.raises(ArtefactError, match=r"int8: .*; not released"):
         quantise.quantise(b"no model", clients(GREY, 1)[0].train.x)
-    nobody = [
+    without_images = [
         ClientData(*(samples.take(np.empty(0, np.int64)) for samples in 3 * [clients(GREY, 1)[0].train]))
     ]
     with pytest.raises(ArtefactError, match="no client has held-out images"):
-        compare(onnx, onnx, nobody, 10, False)
+        compare(onnx, onnx, without_images, 10, False)
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_one_number_names_one_release(repository, make_release):
     assert repository.releases() == [make_release(1)[0]]
 
 
-def test_a_number_is_never_given_twice(tmp_path, repository, make_release):
+def test_a_release_number_is_never_used_twice(tmp_path, repository, make_release):
     assert repository.next_release() == 1
     for number in (1, 2, 9, 2, 1, 3):
         repository.publish(make_release(number)[0])
@@ -108,7 +108,7 @@ def test_a_crash_before_the_timestamp_leaves_the_old_release_and_publishing_agai
     assert [m.release for m in trust.refresh(dict(restarted.files()).__getitem__)] == [1, 2]
 
 
-def test_a_crash_in_a_key_rotation_is_healed_by_the_next_refresh(
+def test_a_crash_in_a_key_rotation_is_repaired_by_the_next_refresh(
     tmp_path, repository, make_release, monkeypatch
 ):
     repository.publish(make_release(1)[0])
@@ -162,7 +162,7 @@ def test_metadata_fits_one_message_by_keeping_fewer_releases(repository, make_re
     assert max(len(payload) for _, payload in repository.files()) < 256 * 1024
 
 
-def test_a_release_too_large_for_one_message_is_refused_and_changes_nothing(repository, make_release):
+def test_a_release_too_large_for_one_message_is_rejected_and_changes_nothing(repository, make_release):
     manifest, _ = make_release(1)
     huge = describe(bytes(5_000_000), 1024)
     before = repository.files()
@@ -190,5 +190,5 @@ def test_a_missing_private_key_is_named(tmp_path, repository, make_release):
         ("timestamp.json", []),
     ],
 )
-def test_two_versions_back_nobody_needs_a_file(name, gone):
+def test_a_file_two_versions_old_is_superseded(name, gone):
     assert superseded(name) == gone
