@@ -101,8 +101,8 @@ def dependencies(apt_cache: str) -> list[str]:
 
 
 def _installed() -> Iterator[Path]:
-    if path := shutil.which("mosquitto"):
-        yield Path(path)
+    if program := shutil.which("mosquitto"):
+        yield Path(program)
     for folder in FOLDERS:
         if (path := Path(folder, "mosquitto")).is_file():
             yield path
