@@ -56,11 +56,8 @@ def of_comparison(cells: Sequence[Cell], measured: Mapping[str, CellResult], fol
     """Draw the figures of a comparison by dataset and partition; features and labels are those of the first seed."""
     paths = []
     for block, inside in blocks(cells):
-        runs = [
-            (cell, measured[cell.key])
-            for cell in inside
-            if cell.key in measured and not measured[cell.key].failure
-        ]
+        chosen = [cell for cell in inside if cell.key in measured]
+        runs = [(cell, measured[cell.key]) for cell in chosen if not measured[cell.key].failure]
         name = re.sub(r"[^a-z0-9.]+", "-", " ".join(block))
         for what, picture in _of_block(runs, folder):
             paths += style.save(picture, folder / "plots", f"{name}-{what}")
@@ -85,11 +82,10 @@ def _of_trained(run: TrainedRun) -> dict[str, Figure]:
     drawn["separation"] = plots.separation(by_client, "client")
     images = np.concatenate([data[id].test.x for id in sorted(data)])
     some = images[np.linspace(0, len(images) - 1, min(COMMON_IMAGES, len(images))).astype(int)]
-    representations = features.representations(run.method, run.shared, own, torch.from_numpy(some))
-    if len(representations) > 1:
-        drawn["cka-similarity"] = plots.similarity(
-            _similarity(list(representations.values())), list(representations), "client"
-        )
+    seen_by = features.representations(run.method, run.shared, own, torch.from_numpy(some))
+    if len(seen_by) > 1:
+        matrix = _similarity(list(seen_by.values()))
+        drawn["cka-similarity"] = plots.similarity(matrix, list(seen_by), "client")
     return drawn
 
 
