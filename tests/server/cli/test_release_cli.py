@@ -1,4 +1,4 @@
-"""`edge-fl release ...`: what a person sees and steers, with a server that runs and without one."""
+"""`edge-fl release ...`, with a running server and without one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, t
     assert stage.eventually(lambda: [head.served[-1] for head in heads] == [1] * 4)
 
 
-def test_what_devices_told_one_command_the_next_one_knows(releases, stage, tmp_path) -> None:
+def test_a_command_uses_reports_received_by_an_earlier_one(releases, stage, tmp_path) -> None:
     heads = [stage.head(f"h{number}", tmp_path) for number in range(4)]
     number = releases.roll_out(2, STAGED)
     assert releases.carry_out(number, lambda line: None, 30).state == "completed"
@@ -72,7 +72,7 @@ def test_what_devices_told_one_command_the_next_one_knows(releases, stage, tmp_p
     assert releases.roll_out(None, STAGED) == number
     begun_s = time.monotonic()
     assert releases.carry_out(number, lambda line: None, 30).reason == "4 of 4 devices succeeded"
-    assert time.monotonic() - begun_s < 15, "nobody is waited for who has answered"
+    assert time.monotonic() - begun_s < 15, "waited for devices that had responded"
 
 
 def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
@@ -99,7 +99,7 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
     assert export() == 0 and is_up_to_date()
 
 
-def test_a_running_server_does_as_it_is_told(releases, bench: Bench, tmp_path) -> None:
+def test_a_running_server_carries_out_commands(releases, bench: Bench, tmp_path) -> None:
     server = replace(bench.server, journal=Journal(releases.db))
     rollout = RolloutCoordinator(server, releases.repository)
     said: list[str] = []
@@ -112,7 +112,7 @@ def test_a_running_server_does_as_it_is_told(releases, bench: Bench, tmp_path) -
     rollout.close()
 
 
-def test_what_cannot_be_done_is_said(releases) -> None:
+def test_impossible_commands_are_errors(releases) -> None:
     with pytest.raises(InputError, match=r"release 7: not kept, only \[1, 2\]"):
         releases.roll_out(7, STAGED)
     with pytest.raises(InputError, match="no roll-out is under way"):
@@ -121,7 +121,7 @@ def test_what_cannot_be_done_is_said(releases) -> None:
         releases.roll_back(None)
 
 
-def test_an_abort_leaves_word_for_devices_that_come_later(releases, stage, tmp_path) -> None:
+def test_an_abort_also_reaches_devices_that_connect_later(releases, stage, tmp_path) -> None:
     number = releases.roll_out(2, STAGED)
     releases.steer("aborted")
     assert releases.carry_out(number, lambda line: None, 20).state == "aborted"
@@ -146,7 +146,7 @@ def test_a_folder_without_releases_is_named(tmp_path: Path, capsys) -> None:
     assert "expected growing shares" in capsys.readouterr().err
 
 
-def test_without_a_broker_it_is_said_that_the_wish_stays(releases) -> None:
+def test_without_a_broker_the_error_says_that_the_roll_out_stays_requested(releases) -> None:
     def refused(*_: object, **__: object) -> InMemoryTransport:
         raise ConnectError("broker: Connection refused")
 

@@ -1,4 +1,4 @@
-"""The server's commands as somebody types them: one line and an exit code for whatever is wrong, and an orderly end on a signal."""
+"""The server's commands: invalid input gives one line and an exit code; a signal ends a run in order."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys
         (["--resume", str(tmp_path / "norun")], "not a run's folder"),
     ):
         assert main(["server", "run", *arguments, "--runs", str(tmp_path / "runs")]) == 4
-        said_so = capsys.readouterr().err
-        assert said in said_so
-        assert said_so.count("\n") == 1
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -46,7 +46,9 @@ def test_no_broker_is_one_line_and_exit_code_2(capsys):
 
 
 @pytest.mark.broker
-def test_fleet_list_says_that_no_server_listens_and_when_one_last_did(own_mosquitto, tmp_path, capsys):
+def test_fleet_list_shows_that_no_server_is_online_and_when_one_last_received_a_message(
+    own_mosquitto, tmp_path, capsys
+):
     topics, endpoint = Topics("main"), own_mosquitto.endpoint
     device = MqttTransport(endpoint, "pi-1", None, lambda event: None)
     device.publish(Packet(topics.state("pi-1"), encode(DeviceState("ready", "b1")), retain=True))
@@ -78,7 +80,7 @@ def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp
     assert Results.open(path).state().state == "stopped"
 
 
-def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
+def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     stage.head("h1", tmp_path)
     going, quick, rows = stage.device("d1"), LeaseLimits(settle_s=0.2), []
     assert stage.eventually(lambda: "d/d1/up/meta" in stage.retained())  # it has to be born before it goes
@@ -99,7 +101,7 @@ def test_the_list_shows_what_each_device_said_last(stage, tmp_path):
     assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
 
 
-def test_the_list_shows_what_a_device_measured_and_whether_somebody_listens(bench):
+def test_the_list_shows_a_devices_measurements_and_whether_a_server_is_online(bench):
     able = Capability("head", "aarch64", "3.11", notes=["no torch", "512 MB"])
     transport = bench.connect("d1", None, lambda event: None)
     transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
@@ -124,7 +126,7 @@ def report(kind="head", **fields):
     return Report("id", kind, "b1", 6, seconds=1.5, bytes_down=10, bytes_up=1, **fields)
 
 
-def test_the_ledger_adds_bytes_and_seconds_and_keeps_the_last_measurement():
+def test_run_totals_add_bytes_and_seconds_and_keep_the_last_measurement():
     ledger = RunTotals()
     devices = {"d1": device("d1", "full"), "h1": device("h1", "head"), "h2": device("h2", "head")}
     ledger.note("h1", report(metrics={"personal.test_acc.after": 0.5}, release=1))
@@ -153,7 +155,7 @@ def test_the_ledger_adds_bytes_and_seconds_and_keeps_the_last_measurement():
     assert json.dumps({name: summary.mean for name, summary in summaries.items()})
 
 
-def test_a_device_is_let_in_again_by_name(tmp_path):
+def test_admit_ends_a_devices_quarantine(tmp_path):
     db = Database.open(tmp_path / "registry.sqlite")
     devices.quarantine(db, "main", "pi-01", "3 reports refused")
     options = ["--database", str(tmp_path / "registry.sqlite")]
