@@ -46,7 +46,7 @@ def test_only_the_parts_that_the_release_names_are_sent() -> None:
 
 def test_a_part_that_the_release_does_not_name_is_held_back() -> None:
     payload = tensors.pack({"prototypes": HEAD, "features": {"z": Z}})
-    with pytest.raises(ArtefactError, match="'features', the release asks for prototypes; nothing was sent"):
+    with pytest.raises(ArtefactError, match="'features', the release requests prototypes; nothing was sent"):
         head_updates.require_named(payload, HeadPlan(uploads={"prototypes": "class_means"}))
 
 
