@@ -36,7 +36,8 @@ class Robust:
 def robust(updates: Iterable[Update], shared: Parts, how: Robust) -> Iterator[Update]:
     """The updates for the method's `aggregate`."""
     clipped = (clip(update, shared, how.clip) for update in updates) if how.clip else iter(updates)
-    centre = {"median": median, "trimmed": partial(trimmed_mean, trim=how.trim)}.get(how.centre)
+    centres: dict[str, Centre] = {"median": median, "trimmed": partial(trimmed_mean, trim=how.trim)}
+    centre = centres.get(how.centre)
     return centred(clipped, centre) if centre else clipped
 
 
