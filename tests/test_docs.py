@@ -1,22 +1,24 @@
-"""Every command in the docs is run, or says why not; whatever is run or not, it fits the command line as it is.
+"""Commands, links, paths and module names in README.md and docs/*.md.
 
-The convention, for README.md and docs/*.md; the comments stand directly above a block:
+Comments directly above a code block control how its commands are tested:
 
-    ```console            its lines that begin with "$ " are run in order in a scratch folder, one folder per page, each must succeed;
-    $ edge-fl ...         what the page shows as a block whose first line is "# NAME.py" or "# NAME.toml" lies in that folder before,
-    ```                   and photo.png does, a picture
-    <!-- read after README.md -->   anywhere: the page goes on in the other's folder, with what serves there
-    <!-- run side by side -->       all its commands at once, as in terminals of their own; the last one has to end, who serves is stopped
-    <!-- run with --set rounds=1 -->    each command with these options too, where it knows them: the same, but shorter
-    <!-- run where /media/usb is usb -->    with another word in place of a name that is not the same everywhere
-    <!-- not run: why -->           above a block whose commands need hardware, hours or somebody else's broker
+    ```console            lines that begin with "$ " are run in order in a temporary folder, one per page; each must succeed.
+    $ edge-fl ...         The folder contains photo.png and every block of the page whose first line is "# NAME.py" or "# NAME.toml".
+    ```
+    <!-- read after README.md -->   anywhere on the page: continue in the other page's folder, with its running services
+    <!-- run side by side -->       run all commands of the block concurrently; the last one has to end, services are stopped afterwards
+    <!-- run with --set rounds=1 -->    add these options to every command that has them, to shorten it
+    <!-- run where /media/usb is usb -->    replace a name that depends on the machine
+    <!-- not run: why -->           the reason why the commands of the next block are not run: hardware, hours, another broker
 
-A block that is no `console` and says nothing has only commands that some page runs. Commands run in a network of their own where this
-process may make one (root on Linux): the ports are free, and nothing outside can be reached.
+A block of another kind without a comment may only repeat commands that some page runs. As root on Linux, commands run in a separate
+network namespace: all ports are free, and no other host can be reached.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import re
 import shlex
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +37,7 @@ import pytest
 from PIL import Image
 
 from edge_fl import cli
+from tests.links import broken_links
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -42,15 +45,27 @@ BLOCK = re.compile(r"(?P<notes>(?:<!-- [^>]+ -->\n)*)^```(?P<kind>[a-z]*)\n(?P<t
 NOTE = re.compile(r"<!-- (.+?) -->")
 AFTER = re.compile(r"<!-- read after (\S+) -->")
 INLINE = re.compile(r"`(edge-fl [a-z][^`]+)`")
+OUR_PATH = re.compile(r"(?<![\w./-])((?:edge_fl|broker|devices|server|tests|docs)/[\w./+-]*[\w/])")
+OUR_MODULE = re.compile(
+    r"(?<![\w./-])((?:edge_fl|broker|devices|server|tests)(?:\.\w+)+)(?![\w/]*\()(?![\w/-])"
+)
+FILE_SUFFIXES = {
+    "toml",
+    "md",
+    "py",
+    "html",
+    "crt",
+    "json",
+}  # of names such as server.toml, which are no modules
 DEADLINE_S = 240.0
 SETTLE_S = 2.0
 NOT_RUN_AT_MOST = 36
-"""Commands that are excused, on all pages together; a new one has to be worth it."""
+"""Limit of commands that are not run, on all pages together."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block of a page, and the notes above it."""
+    """A fenced block of a page, and the comments above it."""
 
     kind: str
     text: str
@@ -62,12 +77,12 @@ class Block:
 
     @property
     def why(self) -> str:
-        """Why it is not run; empty when it does not say."""
+        """The reason why it is not run; empty without one."""
         return next((note.partition(": ")[2] for note in self.notes if note.startswith("not run: ")), "")
 
     @property
     def commands(self) -> list[str]:
-        """Its lines that are commands, each on one line and without what follows a #."""
+        """Its commands, each on one line and without comments."""
         lines = self.text.replace("\\\n", " ").splitlines()
         found = [line.removeprefix("$ ").strip() for line in lines]
         return [
@@ -84,7 +99,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def after(page: Path) -> str:
-    """The page that this one goes on from; empty for one that begins by itself."""
+    """The page that this one continues; empty for an independent page."""
     found = AFTER.search(page.read_text())
     return found[1] if found else ""
 
@@ -92,8 +107,24 @@ def after(page: Path) -> str:
 RUN = {command for page in PAGES for block in blocks(page) if block.is_run for command in block.commands}
 
 
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module of ours, or an attribute of one, or a file or host name."""
+    parent, _, attribute = name.rpartition(".")
+    if attribute in NO_MODULES:
+        return True
+    with suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(name):
+            return True
+    if not parent:
+        return False
+    try:
+        return hasattr(importlib.import_module(parent), attribute)
+    except ModuleNotFoundError:
+        return False
+
+
 def words(command: str) -> list[str]:
-    """The arguments of an `edge-fl` command; a group's alternatives ("list | show") give the first."""
+    """The arguments of an `edge-fl` command."""
     return shlex.split(command.partition(" && ")[0].partition(" & ")[0], comments=True)[1:]
 
 
@@ -114,22 +145,22 @@ def app() -> Any:
 
 
 @pytest.mark.parametrize("command", [*commands()])
-def test_every_command_in_the_docs_is_one_that_there_is(app: Any, command: str) -> None:
+def test_documented_commands_exist(app: Any, command: str) -> None:
     found, rest = _found(app, words(command))
-    asked = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)}
-    assert asked <= (known := _options(found)), f"{command}: there is no {', '.join(sorted(asked - known))}"
+    used = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)}
+    assert used <= (known := _options(found)), f"{command}: unknown {', '.join(sorted(used - known))}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_that_are_not_run_say_why(page: Path) -> None:
-    silent = [
+def test_commands_that_are_not_run_have_a_reason(page: Path) -> None:
+    unexplained = [
         command
         for block in blocks(page)
         if not block.is_run and not block.why
         for command in block.commands
         if command not in RUN
     ]
-    assert not silent
+    assert not unexplained
 
 
 def test_few_commands_are_not_run() -> None:
@@ -137,11 +168,41 @@ def test_few_commands_are_not_run() -> None:
     assert len(excused) <= NOT_RUN_AT_MOST < len(excused) + 5, sorted(excused)
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    known = {page.name for page in PAGES}
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+\.md)(?:#[^)]*)?\)", page.read_text()):
-            assert Path(target).name in known, f"{page.name}: {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve(page: Path) -> None:
+    assert not broken_links(page)
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text(
+        "# One title\n## `code`, and more: 7. (x)\n```\n# no heading\n```\n## Twice\n## Twice\n"
+    )
+    page = tmp_path / "page.md"
+    good = [
+        "other.md",
+        "other.md#one-title",
+        "other.md#code-and-more-7-x",
+        "other.md#twice-1",
+        "#here",
+        "https://example.com/#x",
+    ]
+    bad = ["missing.md", "other.md#two-titles", "other.md#no-heading", "other.md#twice-2", "#there"]
+    page.write_text("# Here\n" + "\n".join(f"[text]({target})" for target in good + bad))
+    assert broken_links(page) == bad
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_and_modules_exist(page: Path) -> None:
+    text = page.read_text()
+    paths = {path for path in OUR_PATH.findall(text) if not (ROOT / path.rstrip("/")).exists()}
+    modules = {name for name in OUR_MODULE.findall(text) if not resolves(name)}
+    assert not paths | modules
+
+
+def test_missing_paths_and_modules_are_found() -> None:
+    text = "`edge_fl/cli.py`, `edge_fl/no.py`, `docs/methods.md`, `edge_fl.cli`, `edge_fl.errors.ConfigError`, `edge_fl.no`, `server.no.x`"
+    assert [path for path in OUR_PATH.findall(text) if not (ROOT / path).exists()] == ["edge_fl/no.py"]
+    assert [name for name in OUR_MODULE.findall(text) if not resolves(name)] == ["edge_fl.no", "server.no.x"]
 
 
 @pytest.mark.slow
@@ -152,9 +213,9 @@ def test_links_between_pages_lead_somewhere() -> None:
     [page for page in PAGES if not after(page) and any(b.is_run for b in blocks(page))],
     ids=lambda page: page.name,
 )
-def test_the_commands_of_a_page_run(app: Any, page: Path, tmp_path: Path) -> None:
+def test_commands_of_a_page_run(app: Any, page: Path, tmp_path: Path) -> None:
     Image.linear_gradient("L").save(tmp_path / "photo.png")
-    with apart() as prefix, Session(app, tmp_path, prefix) as session:
+    with network_namespace() as prefix, Session(app, tmp_path, prefix) as session:
         for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
             for block in blocks(chapter):
                 if named := re.match(r"# (\w+\.(?:py|toml))\n", block.text):
@@ -166,7 +227,7 @@ def test_the_commands_of_a_page_run(app: Any, page: Path, tmp_path: Path) -> Non
 
 @dataclass
 class Session:
-    """A person who follows one page in one folder. What serves is stopped at the end, or when others take its place."""
+    """Runs the commands of a page in one folder. Services are stopped at the end, and before a block of concurrent commands."""
 
     app: Any
     folder: Path
@@ -183,7 +244,7 @@ class Session:
         self._stop()
 
     def run(self, block: Block) -> None:
-        """Raises AssertionError with what a command printed when it does not succeed."""
+        """Run a block. Raises AssertionError with the output of a failed command."""
         wanted = [self._as_run(command, block) for command in block.commands]
         if at_once := "run side by side" in block.notes:
             self._stop()
@@ -192,9 +253,9 @@ class Session:
             if not at_once or number == len(wanted) - 1:
                 self._wait()
             else:
-                time.sleep(SETTLE_S)  # no order is needed, but a broker that is there is found at once
-        for command, process, said in self._serving[:-1]:
-            assert process.poll() in (None, 0), f"$ {command}\n{said.read_text()[-2000:]}"
+                time.sleep(SETTLE_S)  # the order is free; a running broker only saves retries
+        for command, process, output in self._serving[:-1]:
+            assert process.poll() in (None, 0), f"$ {command}\n{output.read_text()[-2000:]}"
 
     def _as_run(self, command: str, block: Block) -> str:
         for note in block.notes:
@@ -207,8 +268,8 @@ class Session:
         return command
 
     def _start(self, command: str) -> None:
-        said = self.folder / f".said-{len(self._serving)}"
-        with said.open("w") as file:
+        output = self.folder / f".output-{len(self._serving)}"
+        with output.open("w") as file:
             process = subprocess.Popen(
                 [*self.prefix, *shlex.split(command)],
                 cwd=self.folder,
@@ -217,11 +278,11 @@ class Session:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-        self._serving.append((command, process, said))
+        self._serving.append((command, process, output))
 
     def _wait(self) -> None:
-        command, process, said = self._serving[-1]
-        assert process.wait(DEADLINE_S) == 0, f"$ {command}\n{said.read_text()[-2000:]}"
+        command, process, output = self._serving[-1]
+        assert process.wait(DEADLINE_S) == 0, f"$ {command}\n{output.read_text()[-2000:]}"
 
     def _stop(self) -> None:
         for _, process, _ in self._serving:
@@ -237,8 +298,8 @@ class Session:
 
 
 @contextmanager
-def apart() -> Iterator[list[str]]:
-    """What to put before a command so that it runs in a network of its own, with nothing but a loopback."""
+def network_namespace() -> Iterator[list[str]]:
+    """A command prefix for running in a new network namespace with a loopback only."""
     if os.geteuid() != 0:
         yield []
         return
@@ -254,10 +315,10 @@ def apart() -> Iterator[list[str]]:
 
 
 def _found(app: Any, words: list[str]) -> tuple[Any, list[str]]:
-    """The command that these words name, and its arguments."""
+    """The command that the words name, and its arguments."""
     found, rest = app, words
     while rest and hasattr(found, "commands") and not rest[0].startswith("-"):
-        assert rest[0] in found.commands, f"{' '.join(words)}: there is no {rest[0]!r}"
+        assert rest[0] in found.commands, f"{' '.join(words)}: unknown command {rest[0]!r}"
         found, rest = found.commands[rest[0]], rest[1:]
     return found, rest
 

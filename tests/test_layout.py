@@ -1,14 +1,17 @@
-"""The rules of the house that a linter cannot see: what a device may import, where things stand, and which words stand once."""
+"""Rules for the source tree: imports of head-only devices, layers, module sizes, and strings that are defined in one module."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -28,8 +31,16 @@ TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "devices
 ONNX_LIVES_IN = ("devices.serving.fused",)  # below the server; `edge_fl[server]` brings it
 LARGEST_FILE_LINES = 400
 LARGEST_METHOD_LINES = 150
+MOST_MODULES = 12
+LISTS = {"edge_fl/methods", "server/cli"}  # one file per method, one file per group of commands
 
-# A child that imports the modules named in its arguments, where what a Raspberry Pi lacks cannot be imported.
+CONTRACTS = {
+    "server/registry/devices.py": "import server.cli",
+    "devices/agent/step.py": "import devices.runtime",
+}
+"""A module of a low layer of each package, and an import from a higher layer."""
+
+# Imports the modules named in its arguments while packages that a Raspberry Pi lacks cannot be imported.
 HEAD_ONLY = """
 import importlib, sys
 
@@ -51,7 +62,7 @@ sys.exit(failed != 0)
 
 
 def modules(package: str) -> Iterator[str]:
-    """The package and all modules below it, found without importing any of them."""
+    """The package and all modules below it, without importing them."""
     spec = importlib.util.find_spec(package)
     assert spec is not None and spec.submodule_search_locations is not None
     yield package
@@ -77,7 +88,7 @@ def import_head_only(*names: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_head_only_path_needs_neither_torch_nor_onnx_nor_the_server() -> None:
+def test_head_only_code_needs_neither_torch_nor_onnx_nor_the_server() -> None:
     names = [
         name
         for package in ("edge_fl", "broker", "devices")
@@ -90,26 +101,60 @@ def test_the_head_only_path_needs_neither_torch_nor_onnx_nor_the_server() -> Non
 
 
 @pytest.mark.parametrize("name", ["edge_fl.learn.tree", "server"])
-def test_the_ban_works(name: str) -> None:
+def test_blocked_packages_cannot_be_imported(name: str) -> None:
     child = import_head_only("edge_fl.errors", name)
     assert child.returncode == 1
     assert child.stdout.startswith(f"{name}: ModuleNotFoundError: ")
 
 
-def test_the_four_packages_stand_side_by_side() -> None:
+def test_the_four_packages_share_one_folder() -> None:
     for package in PACKAGES:
         assert Path(str(package.__file__)) == ROOT / package.__name__ / "__init__.py"
 
 
-def test_torch_lives_where_the_import_contract_says() -> None:
-    # lint-imports checks the rule; this checks that the test above and the contract speak of the same modules.
+def test_torch_modules_are_those_of_the_import_contract() -> None:
+    # lint-imports checks the rule; this checks that the test above covers the same modules.
     contract = (ROOT / "pyproject.toml").read_text()
     homes = set(re.findall(r'"([\w.]+)(?:\.\*\*)? -> torch"', contract))
     assert homes == set(TORCH_LIVES_IN)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_upward_import_breaks_the_layers_contract(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for package in PACKAGES:
+        source = Path(str(package.__file__)).parent
+        shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    unchanged = lint_imports(tmp_path)
+    assert unchanged.returncode == 0, unchanged.stdout
+    for path, line in CONTRACTS.items():
+        file = tmp_path / path
+        text = file.read_text()
+        file.write_text(f"{text}\n{line}\n")
+        broken = lint_imports(tmp_path)
+        assert broken.returncode == 1
+        package = path.partition("/")[0]
+        assert re.search(rf"{package}: packages import downwards only\s+BROKEN", broken.stdout), broken.stdout
+        file.write_text(text)
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_folders_have_few_modules() -> None:
+    modules = Counter(
+        path.parent.relative_to(ROOT) for path in SOURCES if path.name not in ("__init__.py", "__main__.py")
+    )
+    crowded = {str(folder): count for folder, count in modules.items() if count > MOST_MODULES}
+    assert set(crowded) <= LISTS, crowded
+
+
 def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, text) of every string in the code, f-strings' pieces included, docstrings not."""
+    """(line, text) of every string in the code, including parts of f-strings, without docstrings."""
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
@@ -123,7 +168,7 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         (r"^application/", "edge_fl/wire/transport.py"),
     ],
 )
-def test_a_word_of_the_wire_is_written_in_one_module(text: str, home: str) -> None:
+def test_protocol_strings_are_defined_in_one_module(text: str, home: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {string!r}"
         for path in SOURCES
@@ -134,15 +179,15 @@ def test_a_word_of_the_wire_is_written_in_one_module(text: str, home: str) -> No
     assert not found, "\n".join(found)
 
 
-def test_the_search_for_words_finds_the_topics() -> None:
+def test_the_search_for_strings_finds_the_topics() -> None:
     topics = ast.parse((ROOT / "edge_fl/wire/topics.py").read_text())
     assert any(re.search(r"/dn/|/up/", text) for _, text in strings(topics))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_is_short_and_says_what_it_is(path: Path) -> None:
+def test_module_is_short_and_has_a_docstring(path: Path) -> None:
     text = path.read_text()
-    assert ast.get_docstring(ast.parse(text)), "no docstring that a newcomer could quote"
+    assert ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) <= LARGEST_FILE_LINES
 
 
@@ -150,18 +195,18 @@ METHOD_FILES = sorted({Path(str(sys.modules[method.__module__].__file__)) for me
 
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
-def test_a_method_is_short_and_stands_alone(path: Path) -> None:
+def test_method_is_short_and_imports_no_other_method(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= LARGEST_METHOD_LINES
     others = {f"edge_fl.methods.{other.stem}" for other in METHOD_FILES} - {f"edge_fl.methods.{path.stem}"}
     nodes = ast.walk(ast.parse(path.read_text()))
     assert not others & {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
-def test_the_one_batch_loop_is_in_fit() -> None:
+def test_the_only_batch_loop_is_in_fit() -> None:
     looping = {
         str(path.relative_to(ROOT))
         for path in SOURCES
-        if "bench" not in str(path)  # the plain loop that the engines are measured against
+        if "bench" not in str(path)  # the plain loop of the benchmark
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.For | ast.comprehension)
         and re.search(r"\.batches\(\w*stage", ast.unparse(node.iter))

@@ -1,4 +1,4 @@
-"""What the README tells people to write works as it stands there: its Python goes into an installed package, its commands run."""
+"""README's examples work as printed, in an installed package with the printed entry points, and its source tree names existing files."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as pip would leave it: the README's modules, and the entry points that its pyproject.toml declares."""
-    folder = tmp_path_factory.mktemp("theirs")
+    """An installed package: README's modules and the entry points of its pyproject.toml."""
+    folder = tmp_path_factory.mktemp("package")
     for code in blocks("python"):
         (folder / code.split()[1]).write_text(code)  # "# gentle.py"
-    (told,) = blocks("toml")
-    groups = tomllib.loads(told)["project"]["entry-points"]
+    (pyproject,) = blocks("toml")
+    groups = tomllib.loads(pyproject)["project"]["entry-points"]
     lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items()]
-    info = folder / "theirs-1.0.dist-info"
+    info = folder / "example-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("\n".join(lines))
     return folder
 
@@ -48,18 +48,39 @@ def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=package, env=environment, capture_output=True, text=True, timeout=120)
 
 
+def tree() -> list[tuple[str, str]]:
+    """(folder, name) of every file and folder in the source tree."""
+    block = README.partition("## The source tree\n\n```\n")[2].partition("```")[0]
+    found, folder, column = [], "", 0
+    for line in block.splitlines():
+        if entry := re.match(r"(  )?(\w+/)", line):
+            folder = (folder.partition("/")[0] + "/" if entry[1] else "") + entry[2]
+            found.append((".", folder))
+        where = folder.partition("/")[0] if re.match(r"  \w+\.py", line) else folder
+        nested = re.sub(r"(\w+)/ \(.*?\)", r"\1/", line)
+        found += [(where, name) for name in re.findall(r"\b[\w.]+\.(?:py|sh|toml|md|j2)\b", nested)]
+        column += 1
+    return found
+
+
+def test_source_tree_names_existing_files() -> None:
+    entries = tree()
+    assert len(entries) > 150 and ("edge_fl/methods/contract/", "hyper.py") not in entries[:5]
+    assert not [entry for entry in entries if not (ROOT / entry[0] / entry[1]).exists()]
+
+
 @pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split()[1])
 def test_every_example_is_shorter_than_20_lines(code: str) -> None:
     assert sum(bool(line.strip()) for line in code.splitlines()) < 20
 
 
-def test_an_extractor_of_ones_own_trains(package: Path) -> None:
+def test_user_extractor_trains(package: Path) -> None:
     model = ["--model", "mine:Wide", "--set", "model.options.width=8"]
     done = run(package, *EDGE_FL, "simulate", "--method", "fedrep", *SMALL, *model)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_method_of_ones_own_trains_and_its_hyper_parameters_are_checked(package: Path) -> None:
+def test_user_method_trains_and_its_hyper_parameters_are_checked(package: Path) -> None:
     done = run(package, *EDGE_FL, "simulate", "--method", "gentle", *SMALL)
     assert done.returncode == 0, done.stderr
     wrong = [*EDGE_FL, "simulate", "--method", "gentle", *SMALL, "--set", "method.options.step=2"]
@@ -68,7 +89,7 @@ def test_a_method_of_ones_own_trains_and_its_hyper_parameters_are_checked(packag
     assert "step = 2, expected 0 to 1" in done.stderr
 
 
-def test_imagenet_weights_that_are_not_there_are_named_with_their_place(package: Path) -> None:
+def test_missing_imagenet_weights_are_named_with_their_folder(package: Path) -> None:
     spec = "from edge_fl.config import InputSpec; from edge_fl.models.resnet import resnet18"
     done = run(package, sys.executable, "-c", f"{spec}; resnet18(InputSpec(3, 64, 64), weights='imagenet')")
     assert done.returncode == 1
@@ -91,7 +112,7 @@ print(type(again).__name__, (again.predict(z[600:]) == digits.y[600:]).mean())
 """
 
 
-def test_a_head_of_ones_own_is_found_by_a_device_and_survives_the_disk(package: Path) -> None:
+def test_user_head_is_found_by_a_device_and_survives_storage(package: Path) -> None:
     done = run(package, sys.executable, "-c", HEAD)
     assert done.returncode == 0, done.stderr
     name, accuracy = done.stdout.split()
