@@ -48,8 +48,11 @@ def median(values: Tensor) -> Tensor:
 
 
 def trimmed_mean(values: Tensor, trim: float) -> Tensor:
-    """Mean over clients per coordinate without the floor(trim * K) smallest and largest values, [K, ...] -> [...]."""
-    cut = min(int(trim * len(values)), (len(values) - 1) // 2)
+    """Mean over clients per coordinate without the max(floor(trim * K), 1) smallest and largest values, [K, ...] -> [...].
+
+    A part that only one or two clients sent cannot be trimmed: their mean.
+    """
+    cut = min(max(int(trim * len(values)), 1), (len(values) - 1) // 2)
     return values.sort(0).values[cut : len(values) - cut].mean(0)
 
 

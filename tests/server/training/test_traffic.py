@@ -1,4 +1,4 @@
-"""Bytes of a round are those of the tensors that travel, as METHODS.md 6.3 lists them for every method."""
+"""Bytes of a round are those of the tensors that travel, as docs/methods.md lists them for every method."""
 
 from __future__ import annotations
 
