@@ -1,6 +1,6 @@
 """45 MB to ten devices over mutual TLS, compared with mosquitto's client; a device killed at any chunk resumes its download.
 
-The figures of B1 in PERFORMANCE.md are printed: the same chunks, the same broker, the same certificates, ten mosquitto_sub processes
+The figures of B1 in docs/performance.md are printed: the same chunks, the same broker, the same certificates, ten mosquitto_sub processes
 that throw away what they get, against ten agents that verify every chunk, write it, hash the whole and install it.
 """
 
