@@ -49,14 +49,7 @@ OUR_PATH = re.compile(r"(?<![\w./-])((?:edge_fl|broker|devices|server|tests|docs
 OUR_MODULE = re.compile(
     r"(?<![\w./-])((?:edge_fl|broker|devices|server|tests)(?:\.\w+)+)(?![\w/]*\()(?![\w/-])"
 )
-FILE_SUFFIXES = {
-    "toml",
-    "md",
-    "py",
-    "html",
-    "crt",
-    "json",
-}  # of names such as server.toml, which are no modules
+NO_MODULES = {"toml", "md", "py", "csv", "crt", "json", "local", "example"}  # suffixes of file and host names
 DEADLINE_S = 240.0
 SETTLE_S = 2.0
 NOT_RUN_AT_MOST = 36
