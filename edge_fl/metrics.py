@@ -45,12 +45,28 @@ USED_ENERGY = "used_today.kilojoules_estimated"
 COUNTS = frozenset({TEST_SAMPLES, VALIDATION_SAMPLES, TEST_LOST, TEST_GAINED})
 """Counts of samples, which are not summarised over the fleet."""
 
+ACCURACY = "_acc"
+"""Accuracies, and no other metrics, have this in their name."""
+
+MAX_COUNT = 1e9
+MAX_MAGNITUDE = 1e15
+"""Limits of a metric in a report."""
+
 LAST = "last"
 BEST_BY_VALIDATION = "best_by_validation"
 """The round of a reported number: the last one, or the best by validation accuracy (never by test accuracy)."""
 
 PARTICIPANTS = "participants"
 """Suffix: mean over clients that took part at least once; without it over all clients."""
+
+
+def is_plausible(name: str, value: float) -> bool:
+    """Whether a report may carry this value: accuracies in [0, 1], counts in [0, MAX_COUNT], others in [-MAX_MAGNITUDE, MAX_MAGNITUDE]."""
+    if ACCURACY in name:
+        return 0 <= value <= 1
+    if name in COUNTS:
+        return 0 <= value <= MAX_COUNT
+    return abs(value) <= MAX_MAGNITUDE
 
 
 class Summary(Struct, frozen=True, forbid_unknown_fields=True):

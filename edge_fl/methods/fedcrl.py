@@ -52,6 +52,7 @@ class FedCRL(Method):
     past: ClassVar = history(trained=0.0, misfit=-1.0)
     parts: ClassVar = {"extractor": shared(), "prototypes": shared(), **own, "history": past}
     head_tier: ClassVar = HeadTier("adapted", "head", (PROTOTYPES,), {PROTOTYPES: "class_means"}, PROTOTYPES)
+    measures: ClassVar = ("fedcrl.tau_mix",)
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
     deviations: ClassVar = "weights are not clipped into [0, 1] (Alg. 1, l. 22), which would destroy them"
 

@@ -32,7 +32,7 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import fedrir_networks as networks
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
-from edge_fl.methods.fedrir_measures import separation
+from edge_fl.methods.fedrir_measures import MEASURES, separation
 from edge_fl.methods.fedrir_networks import halves, specific_feature
 from edge_fl.models.normalise import constant, normalised
 
@@ -72,6 +72,7 @@ class FedRIR(Method):
     }
     batch_norm: ClassVar = BatchNorm.LOCAL_STATS
     head_tier: ClassVar = HeadTier("adapted", "head on the shared extractor alone")
+    measures: ClassVar = MEASURES
     usual_optimiser: ClassVar = OptimiserConfig("adam", 5e-4)
     deviations: ClassVar = "q is fitted by likelihood (paper: with L_id); a negative bound counts as 0"
 

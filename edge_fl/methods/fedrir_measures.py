@@ -11,6 +11,8 @@ from edge_fl.learn.network.part import Net
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.fedrir_networks import halves, specific_feature
 
+MEASURES = ("fedrir.vclub", "fedrir.feature_std", "fedrir.r_squared")
+
 
 def separation(net: Net, parts: Parts, data: Batches) -> dict[str, Tensor]:
     """vCLUB per batch as in training but never clamped; std of the shared feature; and with more than 2d images the share R² of its

@@ -29,6 +29,7 @@ DECLARED = (
     "unit_norm",
     "has_global",
     "trains_everyone",
+    "measures",
 )
 
 

@@ -111,6 +111,7 @@ class Method(ABC):
     fixed_head: ClassVar[bool] = False  # server and clients draw the head from the seed, so it is not sent
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
     vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap
+    measures: ClassVar[tuple[str, ...]] = ()  # names of the metrics that `measure` may return
     usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's; used when a recipe names none
     deviations: ClassVar[str] = ""  # from the paper, for `methods show`
 
@@ -197,7 +198,8 @@ class Method(ABC):
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
         """The method's own numbers from all parts of a client and its training data; by default none.
 
-        Names begin with the method's name ("fedcrl.tau_mix"), which distinguishes them from accuracies.
+        Only names in `measures` may leave a device. They begin with the method's name ("fedcrl.tau_mix"), which distinguishes them from
+        accuracies.
         """
         return {}
 

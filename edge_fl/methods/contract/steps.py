@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from edge_fl import metrics
 from edge_fl.errors import MethodError, RunError
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches
@@ -100,12 +101,19 @@ def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:
 
 
 def measure(method: Method, down: Parts, own: Parts, data: Batches) -> dict[str, float]:
-    """The method's own finite numbers for a client; none under privacy, because its budget does not cover them."""
+    """The method's own numbers for a client, without those that no report may carry; none under privacy, because its budget does not
+    cover them. Raises MethodError for a number that the method does not declare.
+    """
     if method.privacy.noise_multiplier:
         return {}
     with torch.no_grad():
         numbers = method.measure(merge(norm.restored(down, own), own), data)
-    return {name: float(value) for name, value in numbers.items() if value.isfinite()}
+    if undeclared := sorted(numbers.keys() - set(method.measures)):
+        raise MethodError(
+            f"{method.title} measures {undeclared[0]!r}, expected a name that it declares in `measures`"
+            f" ({', '.join(method.measures) or 'none'})"
+        )
+    return {name: float(value) for name, value in numbers.items() if metrics.is_plausible(name, float(value))}
 
 
 def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:

@@ -18,17 +18,18 @@ import torch
 from torch import Tensor
 
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.errors import MethodError, RunError
+from edge_fl.errors import ArtefactError, MethodError, RunError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import pixels
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import METHODS, names
-from edge_fl.methods.contract import norm, steps
+from edge_fl.methods.contract import egress, norm, steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
+from edge_fl.wire.messages import Report
 from server.mqtt.updates import validation
 from server.release import export
 from server.release.onnx_session import Session
@@ -336,6 +337,35 @@ def test_a_class_without_samples_does_no_harm(name: str) -> None:
     shared, metrics = rounds.final_personalisation(method, fleet, results[-1].shared, 2)
     assert tree.first_not_finite(shared) is None
     assert all("personal.test_acc.after" in report for report in metrics.values())
+
+
+@every_method
+def test_what_a_method_measures_is_declared_and_may_leave_a_device(name: str) -> None:
+    method, run = toy.method(name), ran(name)
+    down = steps.broadcast(method, run.shared, "c0")
+    measured = steps.measure(method, down, run.own["c0"], toy.batches(round=2))
+    assert measured.keys() <= set(method.measures)
+    allowed = egress.of_full(method)
+    numbers = {
+        **dict.fromkeys(method.measures, 0.5),
+        **measured,
+        **run.clients["c0"].evaluate(method, down, run.own["c0"]),
+    }
+    allowed.require(Report("r1", "evaluation", "b1", 10, numbers), None)
+    with pytest.raises(ArtefactError, match="number 'undeclared' may not leave this device"):
+        allowed.require(Report("r1", "evaluation", "b1", 10, {"undeclared": 0.5}), None)
+
+
+def test_a_measured_number_that_is_not_declared_is_refused_in_simulation_too() -> None:
+    class Undeclared(METHODS["fedavg"]):  # type: ignore[misc, name-defined]
+        def measure(self, parts: Parts, data: Any) -> dict[str, Tensor]:
+            return {"fedavg.extra": torch.tensor(0.5)}
+
+    method, run = Undeclared(toy.net()), ran("fedavg")
+    with pytest.raises(
+        MethodError, match=r"FedAvg measures 'fedavg\.extra', expected a name that it declares"
+    ):
+        steps.measure(method, steps.broadcast(method, run.shared, "c0"), run.own["c0"], toy.batches(round=2))
 
 
 @every_method
