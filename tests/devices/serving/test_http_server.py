@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 from devices.serving.http_server import Service
-from devices.serving.predict import MAX_PICTURE_BYTES
+from devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 from edge_fl.cli import main
 from edge_fl.errors import InputError
 from tests.devices.images import X, Y
@@ -69,6 +70,71 @@ def test_invalid_or_too_large_pictures_are_rejected_and_the_service_continues(se
     assert ask(service, "POST", "/predict", **large)[0] == 413
     assert ask(service, "POST", "/predict", **{"Content-Length": "-1"})[0] == 411
     assert ask(service, "GET", "/health")[0] == 200
+
+
+def raw(service: Service, request: bytes) -> tuple[bytes, dict]:
+    """Status line and JSON body of the answer to a request as sent."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+        client.sendall(request)
+        client.shutdown(socket.SHUT_WR)
+        head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    return head.splitlines()[0], json.loads(body)
+
+
+def test_a_slow_client_does_not_delay_others(service: Service) -> None:
+    with socket.create_connection(("127.0.0.1", service.port)) as slow:
+        slow.sendall(b"POST /predict HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+        connection = HTTPConnection("127.0.0.1", service.port, timeout=2)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_a_form_with_a_file_is_accepted(service: Service) -> None:
+    file = b'Content-Disposition: form-data; name="file"; filename="x.png"\r\nContent-Type: image/png\r\n\r\n'
+    field = b'Content-Disposition: form-data; name="note"\r\n\r\nhello'
+    kind = {"Content-Type": 'multipart/form-data; boundary="b1"'}
+    form = b"--b1\r\n" + field + b"\r\n--b1\r\n" + file + png(1) + b"\r\n--b1--\r\n"
+    status, answer = ask(service, "POST", "/predict", form, **kind)
+    assert (status, answer["label"]) == (200, "ab"[Y[1]])
+    status, answer = ask(service, "POST", "/predict", b"--b1\r\n" + field + b"\r\n--b1--\r\n", **kind)
+    assert status == 422 and "without a file" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"PUT /predict HTTP/1.1\r\n\r\n", b"501"),
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"GET /health HTTP/9.9\r\n\r\n", b"505"),
+        (b"GET /" + bytes(70_000) + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"POST /predict HTTP/1.1\r\nContent-Length: 9\r\n\r\ncut", b"400"),
+        (b"GET /nowhere HTTP/1.1\r\n\r\n", b"404"),
+    ],
+)
+def test_every_error_is_answered_as_json(service: Service, request_: bytes, status: bytes) -> None:
+    line, answer = raw(service, request_)
+    assert status in line and answer["error"]
+
+
+def test_an_unexpected_failure_is_answered_as_json(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(Predictor, "read_picture", fail)
+    status, answer = ask(service, "POST", "/predict", png(0))
+    assert status == 500 and "MemoryError" in answer["error"]
+
+
+def test_a_client_that_stops_sending_gets_a_timeout(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service._server.RequestHandlerClass, "timeout", 0.2)  # type: ignore[attr-defined]
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+        client.sendall(b"POST /predict HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert b" 408 " in answer.splitlines()[0] and b'{"error"' in answer
 
 
 def test_a_port_in_use_is_bad_input(service: Service, folder: Path) -> None:
