@@ -92,7 +92,7 @@ def up(
     from devices.simulated.chaos import profile
     from devices.simulated.fleet import run_fleet
     from devices.simulated.fleet_config import FleetConfig, tier_counts
-    from devices.simulated.fleet_status import DeviceResult
+    from devices.simulated.fleet_status import DeviceResult, unmeasured
     from devices.simulated.live_table import LiveTable
     from devices.storage.store import Store
     from edge_fl.config import DataConfig, checked
@@ -140,6 +140,8 @@ def up(
         results = run_fleet(config, connect, full_worker=worker, show=show, on_start=stop_on_signal)
     columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__}
     show_table([asdict(result) for result in results], columns, format)
+    if reason := unmeasured(results):
+        print_status(reason)
 
 
 class _ProgressLine:

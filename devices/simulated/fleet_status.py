@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from devices.runtime.device import Device
 from edge_fl import metrics
+from edge_fl.capability import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,13 @@ class DeviceResult:
     bytes_up: int
     seconds: float
     why: str
+
+    @property
+    def accuracy(self) -> float | None:
+        """An accuracy that it reported; None if it reported none."""
+        return next(
+            (value for value in (self.after, self.before, self.global_test) if value is not None), None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +95,15 @@ def device_result(device: Device) -> DeviceResult:
         bytes_down=device.totals["bytes_down"],
         bytes_up=device.totals["bytes_up"],
         seconds=device.totals["milliseconds"] / 1000,
-        why=device.state.why,
+        why=device.state.why or next((report.error for report in reports.values() if report.error), ""),
+    )
+
+
+def unmeasured(results: Sequence[DeviceResult]) -> str:
+    """Why no full device could evaluate or personalise; "" where one could, or where not all that reported have failed."""
+    full = [result for result in results if result.tier == Tier.FULL.value and result.reports]
+    if not full or not all(result.why and result.accuracy is None for result in full):
+        return ""
+    return (
+        f"no full device could evaluate or personalise: {', '.join(sorted({result.why for result in full}))}"
     )

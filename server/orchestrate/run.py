@@ -26,7 +26,7 @@ from server.orchestrate import setup as setups
 from server.orchestrate.deployment import Deployment, registered
 from server.orchestrate.execute import RunResult, execute, simulated_fleet
 from server.orchestrate.setup import RunRequest, RunSetup
-from server.registry import Database, reports
+from server.registry import Database, reports, runs
 from server.runs import checkpoint
 from server.runs.checkpoint import Checkpoint
 from server.runs.recorder import Recorder
@@ -64,8 +64,11 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
                 progress.print(f"resumed after round {saved.round}")
             shown = CombinedHooks(_RoundLines(setup.recipe.rounds, progress), hooks or RunHooks())
             outcome = _execute(setup, server, results, progress, saved, request.home, shown)
-            if outcome.exhausted:
-                results.finish("budget_exhausted", str(outcome.exhausted))
+            unmeasured = runs.unmeasured(server.journal.db, results.id) if server else ""
+            if unmeasured:
+                progress.print(unmeasured)
+            reasons = [reason for reason in (str(outcome.exhausted or ""), unmeasured) if reason]
+            results.finish("budget_exhausted" if outcome.exhausted else "completed", "; ".join(reasons))
     return results, outcome
 
 

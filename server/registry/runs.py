@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 import msgspec
 from sqlalchemy import select, update
@@ -11,6 +12,10 @@ from server.registry.database import Database, now
 from server.registry.records import RequestRecord, RequestState, RoundRecord, RunEnd, RunRecord
 from server.registry.tables import requests, rounds, runs
 
+MEASURING = ("evaluate", "personalise")
+"""Modes of requests whose reports hold accuracies."""
+
+MAX_NAMES = 8  # devices named per reason
 ABANDONED = "its server ended without stopping the run"
 
 
@@ -100,3 +105,24 @@ def requests_of(db: Database, run: str, round: int | None = None) -> list[Reques
         .order_by(requests.c.round, requests.c.requested_at, requests.c.device)
     )
     return db.find(query if round is None else query.where(requests.c.round == round), RequestRecord)
+
+
+def unmeasured(db: Database, run: str) -> str:
+    """Why no device could evaluate or personalise in a run, with the devices' reasons; "" where one could, or none was requested to."""
+    requests = [request for request in requests_of(db, run) if request.mode in MEASURING]
+    failures = []
+    for mode in MEASURING:
+        ended = [request for request in requests if request.mode == mode]
+        if ended and not any(request.state == "succeeded" for request in ended):
+            failures.append(f"no full device could {mode}: {_reasons(ended)}")
+    return "; ".join(failures)
+
+
+def _reasons(failed: Iterable[RequestRecord]) -> str:
+    """Each reason with the devices that gave it."""
+    pairs = sorted({(request.reason or request.state, request.device) for request in failed})
+    parts = []
+    for reason, group in groupby(pairs, key=lambda pair: pair[0]):
+        names = [device for _, device in group]
+        parts.append(f"{reason} ({', '.join(names[:MAX_NAMES])}{', ...' if len(names) > MAX_NAMES else ''})")
+    return ", ".join(parts)

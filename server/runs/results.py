@@ -45,7 +45,7 @@ Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]
 
 
 class RunState(Struct, frozen=True, forbid_unknown_fields=True):
-    """State of a run. `reason` is empty while it runs and when it completed."""
+    """State of a run. `reason` is empty while it runs; of a completed run it says what could not be measured."""
 
     state: Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
     reason: str = ""

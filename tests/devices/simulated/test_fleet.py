@@ -13,10 +13,18 @@ import pytest
 
 from devices.agent.state import AgentLimits
 from devices.runtime.device import Device
+from devices.simulated.device_factory import DeviceFactory
 from devices.simulated.fleet import run_fleet
 from devices.simulated.fleet_config import FleetConfig, full_devices, names, tier_counts
-from devices.simulated.fleet_status import DeviceResult, FleetProgress, fleet_progress
+from devices.simulated.fleet_status import (
+    DeviceResult,
+    FleetProgress,
+    device_result,
+    fleet_progress,
+    unmeasured,
+)
 from devices.workers.full import FullWorker
+from devices.workers.head_fitting import ChildFitter
 from edge_fl.cli import main
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ConfigError
@@ -24,7 +32,7 @@ from edge_fl.learn import tree
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.release.manifest import Canary, Manifest, canary_images
-from edge_fl.wire.messages import Round
+from edge_fl.wire.messages import Report, Round
 from edge_fl.wire.tensors import pack
 from server.release.repository import Repository
 from tests.devices import graphs
@@ -217,3 +225,25 @@ def test_bad_input_is_one_line_and_an_exit_code(
     assert main(["--quiet", "fleet", "up", "--dir", str(tmp_path), *arguments]) == code
     output = capsys.readouterr()
     assert words in output.err and output.err.count("\n") == 1 and not output.out
+
+
+def test_a_fleet_whose_full_devices_reported_no_accuracy_says_why(
+    broker: InMemoryBroker, tmp_path: Path
+) -> None:
+    def result(device: str, tier: str = "full", why: str = "", after: float | None = None) -> DeviceResult:
+        return DeviceResult(device, tier, "", 9, 0, 2, 2, None, after, None, 0, 0, 0.0, why)
+
+    failed, head = result("d1", why="rejected"), result("h1", "head", after=0.5)
+    expected = "no full device could evaluate or personalise: rejected"
+    assert unmeasured([failed, result("d2", why="rejected"), head]) == expected
+    assert not unmeasured([failed, result("d2", after=0.5), head])
+    assert not unmeasured([result("d1"), head]) and not unmeasured([head])
+
+
+def test_the_result_of_a_device_keeps_the_reason_of_its_last_failed_report(
+    broker: InMemoryBroker, tmp_path: Path
+) -> None:
+    device = DeviceFactory(config(tmp_path), ChildFitter(), FullWorker)(names(6)[0])
+    assert device_result(device).why == ""
+    device.reports["personal"] = Report("r1", "personal", "b1", 9, error="rejected")
+    assert device_result(device).why == "rejected"

@@ -36,7 +36,7 @@ from server.registry import Database, devices, releases, reports, rollouts, runs
 from server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from server.report import page as report
 from server.runs import checkpoint, round_metrics
-from server.runs.results import Results
+from server.runs.results import Results, list_runs
 
 
 def finished(request: RunRequest) -> Path:
@@ -61,6 +61,15 @@ def run_request(stage, tmp_path):
         release=ReleaseConfig(wait_s=20.0),
     )
     return RunRequest(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")
+
+
+def refusing(*modes):
+    """A device that cannot do its work in these modes."""
+    return lambda mode, report, payload: (
+        [(replace(report, metrics={}, blob=None, compression="none", error="rejected"), b"")]
+        if mode in modes
+        else [(report, payload)]
+    )
 
 
 def with_recipe(run_request, **fields):
@@ -277,9 +286,7 @@ def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(r
     finished(changed(run_request, resume=path))
     assert last.read_bytes() == tensors
     assert Results.open(path).summary() == summary
-    with pytest.raises(
-        ConfigError, match="completed, with all its 3 rounds; expected an interrupted run"
-    ):
+    with pytest.raises(ConfigError, match="completed, with all its 3 rounds; expected an interrupted run"):
         finished(changed(run_request, resume=path))
     assert Results.open(path).summary() == summary
 
@@ -367,3 +374,26 @@ def test_a_second_run_is_refused_while_one_is_online(stage, run_request):
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])
 def test_releases_come_after_the_first_round_and_every_so_often(every, due):
     assert [round for round in range(1, 6) if deployment.is_due(round, every)] == due
+
+
+def test_a_run_without_any_accuracy_of_a_full_device_gives_the_devices_reason(stage, run_request):
+    for id in ("d1", "d2"):
+        stage.device(id, tamper=refusing("evaluate", "personalise"))
+    path = finished(with_recipe(run_request, evaluate_every=1))
+    state = Results.open(path).state()
+    assert state.state == "completed"
+    assert state.reason == (
+        "no full device could evaluate: rejected (d1, d2); no full device could personalise: rejected (d1, d2)"
+    )
+    (listed,) = list_runs(run_request.runs)
+    assert listed.reason == state.reason
+    report.write(Results.open(path))
+    assert state.reason in (path / "report.html").read_text()
+    (known,) = runs.listed(Database.open(run_request.registry), "main")
+    assert known.reason == state.reason
+
+
+def test_a_run_in_which_one_full_device_could_measure_has_no_such_reason(stage, run_request):
+    stage.device("d1"), stage.device("d2", tamper=refusing("evaluate", "personalise"))
+    state = Results.open(finished(run_request)).state()
+    assert (state.state, state.reason) == ("completed", "")
