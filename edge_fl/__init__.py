@@ -1,3 +1,3 @@
-"""edge-fl: personalised federated learning that reaches real devices. This package is the floor: it imports none of its siblings."""
+"""edge-fl: personalised federated learning for real devices. This package imports none of broker, devices and server."""
 
 __version__ = "0.1.0"

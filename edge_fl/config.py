@@ -142,11 +142,13 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Validation of updates, and robust aggregation.
 
     An update is rejected if the L2 norm of one of its parts exceeds `max_growth` times that of the broadcast part plus 1 (0: no limit).
-    After `quarantine_after` rejected updates (0: never) a device is quarantined. `centre`, `trim` and `clip` are those of
+    An update of a device weighs at most `max_weight` times the cohort's median number of announced samples (0: no limit), because a device
+    could claim any number. After `quarantine_after` rejected updates (0: never) a device is quarantined. `centre`, `trim` and `clip` are those of
     `edge_fl.learn.aggregation.robust`.
     """
 
-    max_growth: Annotated[float, Meta(ge=0)] = 1000.0
+    max_growth: Annotated[float, Meta(ge=0)] = 10.0
+    max_weight: Annotated[float, Meta(ge=0)] = 10.0
     quarantine_after: Annotated[int, Meta(ge=0)] = 3
     centre: Literal["mean", "median", "trimmed"] = "mean"
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1

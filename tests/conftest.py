@@ -32,16 +32,15 @@ ADDRESSES = "127.0.0.1", "10.0.2.2"  # this machine, and this machine as one tha
 
 Issue = Callable[[str], tuple[Path, Path, Path]]
 
-# The same examples on every machine and every run: a red test stays red until someone mends it. `make nightly` draws new ones each
-# time, many more, and prints how to draw a bad one again.
+# The same examples in every run, so that a failure is reproducible. `make nightly` draws many new ones and prints how to reproduce a failure.
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, print_blob=True)
 settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)
-def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that gave `--quiet` leaves the next one its progress lines."""
+def not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reset `--quiet` after tests that set it."""
     monkeypatch.delenv(QUIET, raising=False)
 
 

@@ -44,9 +44,9 @@ def plots(run: RunArgument, runs: RunsOption = RUNS) -> None:
 
 def newtask(
     run: RunArgument,
-    to: Annotated[str, typer.Option(help="Dataset of the new task.")],
+    to: Annotated[str, typer.Option(help="The new dataset.")],
     clients: Annotated[
-        int, typer.Option(min=1, help="Number of clients that the new task's data are split over.")
+        int, typer.Option(min=1, help="Number of clients that the new dataset is split over.")
     ] = 20,
     beta: Annotated[float, typer.Option(help=options.BETA_HELP)] = 1.0,
     head: Annotated[str, typer.Option(help="Head to fit: mlp or linear.")] = "mlp",
@@ -55,7 +55,7 @@ def newtask(
     runs: RunsOption = RUNS,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Fit heads for a new task on a run's frozen extractor (RepPer, Figure 6); prints the accuracy over clients by iteration."""
+    """Fit heads for a new dataset on a run's frozen extractor (RepPer, Figure 6); prints the accuracy over clients by iteration."""
     from edge_fl import config, metrics
     from edge_fl.console.progress import Progress
     from server.runs import trained

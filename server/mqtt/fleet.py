@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
+from statistics import median
 
 from edge_fl.config import MethodSpec
 from edge_fl.learn.aggregation.mean import Update
@@ -40,13 +41,14 @@ MAX_DEADLINE_S = 86400.0  # largest value of a message
 class FleetLimits:
     """Limits of round requests.
 
-    `lost_s`: how long to wait for a member that has left, in case it returns. `max_growth`: as in `ValidationConfig`. `max_staleness`:
-    for how many rounds an update still counts after its own round; None: late updates do not count and late devices get a "rest".
+    `lost_s`: how long to wait for a member that has left, in case it returns. `max_growth`, `max_weight`: as in
+    `ValidationConfig`. `max_staleness`: for how many rounds an update still counts after its own round; None: late updates do not count and late devices get a "rest".
     """
 
     deadline_s: float = 120.0
     lost_s: float = 5.0
-    max_growth: float = 1000.0
+    max_growth: float = 10.0
+    max_weight: float = 10.0
     max_staleness: int | None = None
 
 
@@ -55,12 +57,16 @@ LIMITS = FleetLimits()
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """A round request while responses to it count: its broadcasts, and the members that have not responded."""
+    """A round request while responses to it count: its broadcasts, and the members that have not responded.
+
+    An update weighs as at most `max_samples` samples (0: no limit).
+    """
 
     request: RoundRequest
     broadcasts: SharedBlobs
     downs: Downs
     deadline_s: float
+    max_samples: int
     waiting: set[ClientId]
 
 
@@ -160,7 +166,12 @@ class MqttFleet(Fleet):
             request.responses = self._responses
             deadline_s = min(deadline_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
         opened = OpenRequest(
-            request, SharedBlobs(self._connection, deadline_s), downs, deadline_s, waiting=set(downs)
+            request,
+            SharedBlobs(self._connection, deadline_s),
+            downs,
+            deadline_s,
+            self._max_samples(downs),
+            waiting=set(downs),
         )
         self._open[id] = opened
         self._inbox.open(request, terms)
@@ -245,14 +256,29 @@ class MqttFleet(Fleet):
 
     def _update(self, origin: OpenRequest, response: Response, round: int) -> Update:
         staleness = round - origin.request.round
+        samples = response.report.samples
+        if origin.max_samples and samples > origin.max_samples:
+            log.warning(
+                "%s: update of %d samples counts as %d, validation.max_weight times the cohort's median",
+                response.device,
+                samples,
+                origin.max_samples,
+                extra={"device": response.device},
+            )
+            samples = origin.max_samples
         return Update(
             response.device,
-            response.report.samples,
+            samples,
             to_device(response.parts, self._torch_device),
             dict(response.report.metrics),
             start=origin.downs[response.device] if staleness else None,
             staleness=staleness,
         )
+
+    def _max_samples(self, cohort: Collection[ClientId]) -> int:
+        """The largest weight of one update: a multiple of the cohort's median of announced samples."""
+        announced = [samples for client in cohort if (samples := self._roster.samples(client))]
+        return round(self._limits.max_weight * median(announced)) if announced else 0
 
     def _waiting(self, request: RoundRequest) -> set[ClientId]:
         """Members whose responses go to the queue of `request` and are still missing."""

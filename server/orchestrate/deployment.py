@@ -199,7 +199,12 @@ class Deployment(RunHooks):
     def _make_devices(self) -> MqttFleet:
         cohort, validation = self._setup.recipe.cohort, self._setup.recipe.validation
         staleness = cohort.max_staleness if cohort.buffer_size else None
-        limits = FleetLimits(cohort.deadline_s, max_growth=validation.max_growth, max_staleness=staleness)
+        limits = FleetLimits(
+            cohort.deadline_s,
+            max_growth=validation.max_growth,
+            max_weight=validation.max_weight,
+            max_staleness=staleness,
+        )
         return MqttFleet(
             self._server,
             self._results.id,

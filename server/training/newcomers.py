@@ -154,7 +154,7 @@ def learn_new_task(
 
 def _new_head(method: Method, classes: int, training: HeadTraining) -> Part:
     if not method.exports:
-        raise MethodError(f"{method.title}: shares no extractor, so no new task can use it")
+        raise MethodError(f"{method.title}: shares no extractor, so no new head can use it")
     if training.head not in HEADS:
         raise MethodError(f"head {training.head!r}: unknown{nearest(training.head, HEADS)}")
     build = partial(HEADS[training.head], method.net.feature_dim, classes)
@@ -164,7 +164,7 @@ def _new_head(method: Method, classes: int, training: HeadTraining) -> Part:
 def _features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
     if samples.shape != method.net.input.shape:
         raise DataError(
-            f"the new task's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}"
+            f"the new dataset's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}"
         )
     x = torch.from_numpy(samples.x).to(device)
     return in_batches(lambda batch: steps.exported_features(method, shared, batch), x)

@@ -97,6 +97,7 @@ class ScriptedDevice:
     boot: str = "b1"
     chunk_bytes: int = 1024
     chunks_first: bool = True
+    samples: int = 20  # announced in the capability
     acks: list[Ack] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
@@ -120,7 +121,7 @@ class ScriptedDevice:
         """After every connection: subscribe, publish capability and state, send unacknowledged reports again."""
         for pattern in (self.topics.round("+"), self.topics.down(self.id), *self._fetching):
             self._transport.subscribe(pattern)
-        capability = Capability(self.tier, "test", "3", samples=20)  # type: ignore[arg-type]
+        capability = Capability(self.tier, "test", "3", samples=self.samples)  # type: ignore[arg-type]
         self.send(self.topics.meta(self.id), encode(capability), retain=True)
         self.send(self.topics.state(self.id), encode(DeviceState("ready", self.boot)), retain=True)
         for unsent in list(self._unacknowledged.values()):

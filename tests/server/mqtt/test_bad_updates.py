@@ -53,6 +53,7 @@ BAD_PAYLOADS = {
     "pickle": lambda payload: b"\x80\x04\x95" + payload,
     "cut": lambda payload: payload[:-1],
     "huge": lambda payload: changed(payload, lambda array: array * np.float32(1e8)),
+    "scaled by -900": lambda payload: changed(payload, lambda array: array * np.float32(-900)),
 }
 
 
@@ -75,6 +76,26 @@ def test_a_rejected_update_leaves_the_aggregate_as_without_its_device(bench, bad
     assert (kept.id, kept.round, kept.reason) == (wrong.acks[0].id, 1, wrong.acks[0].reason)
     assert kept.detail
     assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
+
+
+def test_a_claimed_number_of_samples_does_not_decide_the_aggregate(bench):
+    """One device announces and reports 2**30 samples; its update weighs as at most ten times the cohort's median."""
+    for id in ("d1", "d2", "d3"):
+        bench.device(id)
+    claim = 2**30
+    bench.device(
+        "liar",
+        samples=claim,
+        tamper=lambda mode, report, payload: [(msgspec.structs.replace(report, samples=claim), payload)],
+    )
+    bench.wait_for(full=4)
+    method = build_method(bench.spec("fedavg"))
+    broadcasts = rounds.Broadcasts(method, steps.start(method), ["d1", "d2", "d3", "liar"])
+    received = {u.client: u.samples for u in bench.fleet(bench.spec("fedavg")).train(1, method, broadcasts)}
+    capped = received.pop("liar")
+    assert set(received) == {"d1", "d2", "d3"} and capped == 10 * 20
+    unlimited = bench.fleet(bench.spec("fedavg"), max_weight=0).train(2, method, broadcasts)
+    assert {update.samples for update in unlimited if update.client == "liar"} == {claim}
 
 
 BAD_REPORTS = {
@@ -200,7 +221,8 @@ def test_the_median_over_devices_is_not_moved_by_one_of_them(bench):
 
     bench.device("d1"), bench.device("d2", tamper=tamper), bench.device("d3")
     bench.wait_for(full=3)
-    method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
+    method = build_method(bench.spec("fedavg"))
+    fleet = bench.fleet(bench.spec("fedavg"), max_growth=0)
     result = next(rounds.run(method, fleet, Plan(1, seed=1, robust=Robust("median"))))
     assert result.responded == ("d1", "d2", "d3")
     longest = max(float(t.abs().max()) for t in result.shared["extractor"].values() if t.is_floating_point())
