@@ -32,7 +32,8 @@ ADDRESSES = "127.0.0.1", "10.0.2.2"  # this machine, and this machine as one tha
 
 Issue = Callable[[str], tuple[Path, Path, Path]]
 
-# The same examples in every run, so that a failure is reproducible. `make nightly` draws many new ones and prints how to reproduce a failure.
+# The same examples in every run, so that a failure is reproducible. `make nightly` draws many new ones and prints how to
+# reproduce a failure.
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, print_blob=True)
 settings.load_profile("ci")

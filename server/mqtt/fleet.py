@@ -42,7 +42,8 @@ class FleetLimits:
     """Limits of round requests.
 
     `lost_s`: how long to wait for a member that has left, in case it returns. `max_growth`, `max_weight`: as in
-    `ValidationConfig`. `max_staleness`: for how many rounds an update still counts after its own round; None: late updates do not count and late devices get a "rest".
+    `ValidationConfig`. `max_staleness`: for how many rounds an update still counts after its own round; None: late updates do not count
+    and late devices get a "rest".
     """
 
     deadline_s: float = 120.0
