@@ -142,8 +142,8 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Validation of updates, and robust aggregation.
 
     An update is rejected if the L2 norm of one of its parts exceeds `max_growth` times that of the broadcast part plus 1 (0: no limit).
-    An update of a device weighs at most `max_weight` times the cohort's median number of announced samples (0: no limit), because a device
-    could claim any number. After `quarantine_after` rejected updates (0: never) a device is quarantined. `centre`, `trim` and `clip` are those of
+    A device's update weighs at most `max_weight` times the cohort's median of announced samples (0: no limit): a device can claim any number.
+    After `quarantine_after` rejected updates (0: never) a device is quarantined. `centre`, `trim` and `clip` are those of
     `edge_fl.learn.aggregation.robust`.
     """
 

@@ -40,7 +40,9 @@ def documents() -> Iterator[tuple[str, int, str]]:
     """(file, line number, line) of the documentation, the pages' templates and the recipes' comments."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     for package in PACKAGES:
-        paths += [p for p in sorted((ROOT / package).rglob("*")) if p.suffix in {".j2", ".js", ".toml", ".sh"}]
+        paths += [
+            p for p in sorted((ROOT / package).rglob("*")) if p.suffix in {".j2", ".js", ".toml", ".sh"}
+        ]
     for path in paths:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             yield str(path.relative_to(ROOT)), number, line

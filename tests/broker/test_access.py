@@ -319,7 +319,9 @@ def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> 
     Ear(site.at("pi-1")).transport.close()
 
 
-def test_a_client_offline_during_a_register_change_reconnects_and_stays_connected(site: Site, tmp_path: Path) -> None:
+def test_a_client_offline_during_a_register_change_reconnects_and_stays_connected(
+    site: Site, tmp_path: Path
+) -> None:
     names = [f"away-{number}" for number in range(8)]
     places = {name: site.at(name) for name in names}
     for endpoint in places.values():

@@ -78,9 +78,7 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(
 
 
 @pytest.mark.parametrize("foreground", [False, True])
-def test_up_serves_until_sigterm(
-    tmp_path: Path, mosquitto_program: Program, foreground: bool
-) -> None:
+def test_up_serves_until_sigterm(tmp_path: Path, mosquitto_program: Program, foreground: bool) -> None:
     port = free_port("127.0.0.1")
     options = [
         "--insecure",

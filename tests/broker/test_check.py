@@ -43,7 +43,9 @@ def test_a_broker_that_takes_small_packets_only_is_named(tmp_path: Path, mosquit
     settings = Settings(tmp_path, port=0, limits=MosquittoLimits(max_packet_bytes=100_000))
     with Mosquitto(settings, mosquitto_program) as broker:
         assert [
-            finding.what for finding in check(*temporary_parties(broker.endpoint), "checked") if not finding.ok
+            finding.what
+            for finding in check(*temporary_parties(broker.endpoint), "checked")
+            if not finding.ok
         ] == ["packet size"]
 
 

@@ -67,7 +67,9 @@ def test_an_unknown_name_lists_the_known_ones_and_where_a_file_was_looked_for(tm
 
 def test_a_dataset_that_is_not_there_yet_names_the_command_that_brings_it(tmp_path: Path) -> None:
     for name in datasets.DOWNLOADABLE:
-        with pytest.raises(DataError, match=rf"no file .*{name}\.npz; fetch it with .edge-fl data download {name}."):
+        with pytest.raises(
+            DataError, match=rf"no file .*{name}\.npz; fetch it with .edge-fl data download {name}."
+        ):
             datasets.load(name, tmp_path)
     with pytest.raises(DataError, match="pacs-photo"):
         datasets.load("pacs", tmp_path)

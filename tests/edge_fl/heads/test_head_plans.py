@@ -230,7 +230,9 @@ def test_sums_give_the_calibration_and_spread_gives_fedpac_s_numbers() -> None:
     z = np.array([[1, 0], [3, 0], [0, 2], [0, 2]], np.float32)
     example = heads.training_set(z, np.array([0, 0, 1, 1]), 2, False, "", 0, False, HeadPlan(), {})
     spread = head_updates.HEAD_UPDATES["spread"]("spread", example, fitted(plan()))
-    assert spread["H"].tolist() == [[1, 0], [0, 1]] and float(spread["V"]) == 0.625  # docs/methods.md section 7
+    assert (
+        spread["H"].tolist() == [[1, 0], [0, 1]] and float(spread["V"]) == 0.625
+    )  # docs/methods.md section 7
 
 
 def test_only_what_the_plan_names_is_found_and_nothing_else_may_leave() -> None:

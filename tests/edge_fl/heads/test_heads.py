@@ -179,7 +179,8 @@ def test_a_head_refuses_every_extractor_but_its_own() -> None:
     head = fit("nearest")
     head.require(EXTRACTOR)
     with pytest.raises(
-        ArtefactError, match=r"nearest head: fitted on extractor abababab, used with cdcdcdcd; a new head must be fitted"
+        ArtefactError,
+        match=r"nearest head: fitted on extractor abababab, used with cdcdcdcd; a new head must be fitted",
     ):
         head.require("cd" * 32)
 
