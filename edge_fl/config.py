@@ -30,7 +30,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A network of `edge_fl.models` by name, with its options (`feature_dim`, ...)."""
 
     name: str = "cnn-tiny"
-    options: dict[str, Option] = {}
+    options: Options = {}
 
 
 class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class MethodConfig(Struct, frozen=True, forbid_unknown_fields=True):
     epochs: Annotated[int, Meta(ge=0)] = 1
     batch_size: Annotated[int, Meta(ge=1)] = 32
     optimiser: OptimiserConfig = OptimiserConfig()
-    options: dict[str, Option] = {}
+    options: Options = {}
 
 
 class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -59,7 +59,7 @@ class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     epochs: Annotated[int, Meta(ge=0)] | None = None
     batch_size: Annotated[int, Meta(ge=1)] | None = None
     optimiser: OptimiserConfig | None = None
-    options: dict[str, Option] = {}
+    options: Options = {}
 
 
 class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,7 +142,7 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Validation of updates, and robust aggregation.
 
     An update is rejected if the L2 norm of one of its parts exceeds `max_growth` times that of the broadcast part plus 1 (0: no limit).
-    A device's update weighs at most `max_weight` times the cohort's median of announced samples (0: no limit): a device can claim any number.
+    A device's update weighs at most `max_weight` times the cohort's median of announced samples (0: no limit): devices can claim any.
     After `quarantine_after` rejected updates (0: never) a device is quarantined. `centre`, `trim` and `clip` are those of
     `edge_fl.learn.aggregation.robust`.
     """
@@ -247,8 +247,8 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
     channels: Annotated[int, Meta(ge=1, le=16)]
     height: Annotated[int, Meta(ge=1, le=4096)]
     width: Annotated[int, Meta(ge=1, le=4096)]
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
+    mean: ChannelValues = (0.5,)
+    std: ChannelValues = (0.5,)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -261,7 +261,7 @@ class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: ModelConfig
     input: InputSpec
-    classes: list[str]
+    classes: Annotated[list[str], Meta(max_length=MAX_CLASSES)]
     method: MethodConfig
     seed: int
     compression: CompressionConfig = CompressionConfig()
