@@ -2,20 +2,24 @@
 
 Each entry point is a function `register(app: App) -> None` in a package's `cli` module, which imports nothing heavy before a command runs.
 Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline, 4 bad
-input, 130 interrupted.
+input, 130 interrupted by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -27,9 +31,12 @@ from edge_fl.errors import ConfigError, EdgeFLError, InputError
 
 ENTRY_POINTS = "edge_fl.commands"
 INTERRUPTED = 130
+REPEATED_S = 1.0
 # click's ClickException, which typer contains but does not export: raised for an invalid command line
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
+
+_interrupted_s = -REPEATED_S
 
 FormatOption = Annotated[
     Format, typer.Option("--format", help="Output format: table for reading, JSON for scripts.")
@@ -129,10 +136,21 @@ def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit code. Never raises and never prints a traceback."""
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _interrupt)
         app = load(metadata.entry_points(group=ENTRY_POINTS))
         return _run(app, list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM as Ctrl-C. Repetitions are ignored: 'timeout' sends two signals, and the second one would disturb the clean-up."""
+    global _interrupted_s
+    now_s = time.monotonic()
+    repeated, _interrupted_s = now_s - _interrupted_s < REPEATED_S, now_s
+    if not repeated:
+        raise KeyboardInterrupt
 
 
 def _run(app: App, arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from server.compare import cell as cells
 from server.compare.cell import CellResult
 from server.compare.grid import Cell
-from server.training.engines.processes import one_thread_each
+from server.training.engines.processes import Spawn, end_with_parent, one_thread_each
 
 Done = Callable[[CellResult], None]
 DIED = "process died (out of memory?); the next call runs this cell again"
@@ -95,8 +95,7 @@ def _progress_pipe(watch: Watch) -> Iterator[Connection]:
 def _pool(workers: int, pipe: Connection) -> Iterator[ProcessPoolExecutor]:
     """A pool of spawned processes, all terminated at the end of the block."""
     before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise, initargs=(pipe,))
+    pool = ProcessPoolExecutor(workers, mp_context=Spawn(), initializer=_initialise, initargs=(pipe,))
     try:
         yield pool
         pool.shutdown()
@@ -110,6 +109,7 @@ def _initialise(pipe: Connection) -> None:
     """Initialise a child."""
     global _parent
     _parent = pipe
+    end_with_parent()
 
 
 def _run_here(cell: Cell, folder: Path, commit: str) -> CellResult:

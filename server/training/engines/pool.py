@@ -7,6 +7,7 @@ memory where available.
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +28,6 @@ from server.training.fleet import Downs, Step
 
 QUEUED_PER_WORKER = 2  # clients: keeps workers busy and bounds memory
 TRIES = 3  # per client, if its worker dies
-SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # free space required to use it
 TIMEOUT_S = 3600.0  # without a finished client, after which the run stops
 
@@ -42,11 +42,21 @@ class PoolFleet(SimulatedFleet):
         store.save(self._folder)
         personal = PersonalParts(build_method(store.settings.spec), self._folder / worker.PERSONAL)
         super().__init__(store.settings.clients, personal)
+        self._unfinished: set[Future[Done]] = set()
+        weakref.finalize(self, _end_unfinished, self._unfinished, self._workers)
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Yield updates in order of completion. The number of queued clients is bounded; the work of a dead worker is repeated."""
-        with processes.threads(1):  # the workers use all cores, also while the caller processes an update
-            yield from self._updates(step, round, downs)
+        try:
+            with processes.threads(1):  # the workers use all cores, also while the caller processes an update
+                yield from self._updates(step, round, downs)
+        except GeneratorExit:  # the caller has enough updates
+            for future in list(self._unfinished):
+                future.cancel()
+            raise
+        except BaseException:  # do not let the program's end wait for running jobs
+            processes.end(self._workers)
+            raise
         for path in self._messages.glob(f"down-{step}-{round}-*"):
             path.unlink()
 
@@ -73,10 +83,13 @@ class PoolFleet(SimulatedFleet):
 
     def _submit(self, job: Job) -> Future[Done]:
         try:
-            return processes.pool(self._workers).submit(worker.work, job)
+            future = processes.pool(self._workers).submit(worker.work, job)
         except BrokenProcessPool:
-            processes.forget(self._workers)
-            return processes.pool(self._workers).submit(worker.work, job)
+            processes.end(self._workers)
+            future = processes.pool(self._workers).submit(worker.work, job)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future
 
     def _jobs(self, step: Step, round: int, downs: Downs) -> Iterator[Job]:
         """The jobs, largest first; a broadcast identical to the previous one is not written again."""
@@ -93,7 +106,14 @@ class PoolFleet(SimulatedFleet):
             yield Job(self._folder, step, round, client, path, up, own)
 
 
+def _end_unfinished(futures: set[Future[Done]], workers: int) -> None:
+    """End the workers if they still run jobs of a fleet that was deleted, for example by Ctrl-C."""
+    if futures:
+        processes.end(workers)
+
+
 def _shared_memory() -> Path | None:
     """The folder for files in memory, if it has enough space; containers often have little."""
-    enough = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= MIN_SHARED_BYTES
-    return SHARED_MEMORY if enough else None
+    shared = folders.SHARED_MEMORY
+    enough = shared.is_dir() and shutil.disk_usage(shared).free >= MIN_SHARED_BYTES
+    return shared if enough else None

@@ -1,4 +1,4 @@
-"""Worker processes: started once, reused by later runs, ended with the program.
+"""Worker processes: started once, reused by later runs, ended with the program, even if the program is killed.
 
 Importing torch takes seconds, so a fork server imports it once and forks all workers, each with one thread.
 """
@@ -8,14 +8,24 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import shutil
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker, util
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from types import ModuleType
+
+from server.training.engines import folders
 
 PRELOADED = ["server.training.engines.worker"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT_BYTES = 1 << 30
+KILL_S = 5.0
 
 _pools: dict[int, ProcessPoolExecutor] = {}
 
@@ -33,7 +43,8 @@ def running(workers: int) -> bool:
 def pool(workers: int) -> ProcessPoolExecutor:
     """Return the pool of this size, started if necessary."""
     if workers not in _pools:
-        context = multiprocessing.get_context("forkserver")
+        util.get_temp_dir()  # created before the workers, which inherit its name
+        context = ForkServer()
         context.set_forkserver_preload(PRELOADED)
         with one_thread_each():
             _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise)
@@ -43,16 +54,69 @@ def pool(workers: int) -> ProcessPoolExecutor:
     return _pools[workers]
 
 
-def forget(workers: int) -> None:
-    """Discard a broken pool; the next call of `pool` starts a new one."""
+def end(workers: int) -> None:
+    """Kill a pool's workers, with the jobs that they run; the next call of `pool` starts new ones."""
     if workers in _pools:
-        _pools.pop(workers).shutdown(wait=False, cancel_futures=True)
+        ended = _pools.pop(workers)
+        killed = list((ended._processes or {}).values())
+        for process in killed:
+            process.kill()
+        for process in killed:
+            process.join(KILL_S)
+        ended.shutdown(wait=False, cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """End this child process when its parent has ended in any way, and remove the parent's temporary folders."""
+    threading.Thread(target=_await_parent, name="edge-fl-parent", daemon=True).start()
+
+
+def _await_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    folders.remove_abandoned()
+    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)  # the parent's, with the fork server's socket
+    os._exit(1)
+
+
+class _Detached:
+    """Start a process that ignores Ctrl-C, which its parent handles, and does not run the parent's script again."""
+
+    def start(self) -> None:
+        resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # children inherit it
+        try:
+            super().start()  # type: ignore[misc]
+        finally:
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+class _ForkServerWorker(_Detached, ForkServerProcess): ...
+
+
+class _SpawnedWorker(_Detached, SpawnProcess): ...
+
+
+class ForkServer(ForkServerContext):
+    """Processes forked from a server process."""
+
+    Process = _ForkServerWorker
+
+
+class Spawn(SpawnContext):
+    """Processes that start as new interpreters."""
+
+    Process = _SpawnedWorker
 
 
 def _initialise() -> None:
     """Initialise a worker."""
     import torch
 
+    end_with_parent()
     torch.set_num_threads(1)
     _keep_memory()
 

@@ -1,0 +1,211 @@
+"""A command that is terminated, killed or interrupted leaves no process, no temporary file, no file in shared memory and no semaphore.
+
+All processes of a command are found by a variable in their environment, which they inherit even into sessions of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from broker.mosquitto import Mosquitto
+from server.training.engines import processes
+
+SHARED_MEMORY = Path("/dev/shm")
+VARIABLE = "EDGE_FL_TEST_COMMAND"
+START_S, END_S = 90.0, 10.0
+SIMULATION = ["simulate", "--set", "rounds=100000", "--set", "evaluate_every=1", "--clients", "6"]
+UNGUARDED = """
+from pathlib import Path
+from edge_fl import config
+from edge_fl.config import Recipe
+from server.orchestrate import run
+from server.orchestrate.setup import RunRequest
+
+recipe = config.with_settings(Recipe(name="x"), ["engine=pool", "rounds=1", "source=simulated", "data.clients=4"])
+print(run.run(RunRequest(recipe, runs=Path("runs")))[0].path)
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+class Command:
+    """A running `edge-fl` command with its own folder for temporary files."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.log, self.temporary = folder / "log", folder / "temporary"
+        self.temporary.mkdir()
+        variables = {VARIABLE: self.mark, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "edge_fl", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                env=os.environ | variables | {"PYTHONPATH": str(Path(__file__).parents[1])},
+                start_new_session=True,
+            )
+
+    def pids(self) -> list[int]:
+        """All its processes that run."""
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._owns(path)]
+
+    def shared(self) -> set[Path]:
+        """The files in shared memory that its processes map or have open, and the folders of these files."""
+        files = set()
+        for pid in self.pids():
+            with suppress(OSError):
+                files |= {
+                    Path(line.split()[5])
+                    for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+                    if "/dev/shm/" in line
+                }
+            for link in Path(f"/proc/{pid}/fd").glob("*"):
+                with suppress(OSError):
+                    files.add(link.readlink())
+        return {
+            SHARED_MEMORY / path.parts[3]
+            for path in files
+            if path.is_relative_to(SHARED_MEMORY) and len(path.parts) > 3
+        }
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + START_S
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.05)
+
+    def says(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def require_clean_end(self, shared: set[Path]) -> None:
+        """Within END_S all processes have ended and their files are removed."""
+        until = time.monotonic() + END_S
+        while left := self._left(shared):
+            assert time.monotonic() < until, f"{left}\n{self.log.read_text()}"
+            self.process.poll()
+            time.sleep(0.05)
+
+    def _left(self, shared: set[Path]) -> list[str]:
+        commands = [_command(pid) for pid in self.pids()]
+        return [
+            *commands,
+            *(
+                str(path)
+                for path in [*shared, *self.temporary.glob("edge-fl-*"), *self.temporary.glob("pymp-*")]
+                if path.exists()
+            ),
+        ]
+
+    def _owns(self, process: Path) -> bool:
+        with suppress(OSError):
+            return f"{VARIABLE}={self.mark}".encode() in (process / "environ").read_bytes()
+        return False
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return f"{pid} " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+    return str(pid)
+
+
+@contextmanager
+def running(arguments: list[str], folder: Path) -> Iterator[Command]:
+    command = Command(arguments, folder)
+    try:
+        yield command
+    finally:
+        for pid in command.pids():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        command.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_simulation_with_the_pool_engine_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    with running([*SIMULATION, "--engine", "pool"], tmp_path) as command:
+        command.wait_for(lambda: command.says("round 3/"))
+        shared = command.shared()
+        assert len(command.pids()) >= 2 + processes.cores() and shared
+        os.kill(command.process.pid, number)
+        command.require_clean_end(shared)
+        assert command.process.wait() == (-number if number == signal.SIGKILL else 130)
+        assert not command.says("Traceback")
+
+
+def test_an_interrupt_of_all_processes_prints_one_line(tmp_path: Path) -> None:
+    with running([*SIMULATION, "--engine", "pool"], tmp_path) as command:
+        command.wait_for(lambda: command.says("round 3/"))
+        os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does
+        command.require_clean_end(set())
+        assert command.says("edge-fl: interrupted") and not command.says("Traceback")
+
+
+@pytest.mark.parametrize("after_s", [0.2, 0.6, 1.2, 2.5])
+def test_an_early_interrupt_gives_no_traceback(after_s: float, tmp_path: Path) -> None:
+    with running([*SIMULATION, "--engine", "pool"], tmp_path) as command:
+        time.sleep(after_s)
+        os.killpg(command.process.pid, signal.SIGINT)
+        command.require_clean_end(set())
+        assert command.process.wait() == 130
+        assert command.log.read_text().splitlines()[-1] == "edge-fl: interrupted"
+        assert not command.says("Traceback")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_comparison_in_parallel_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    grid = ["compare", "--methods", "fedavg,fedprox", "--seeds", "2", "--jobs", "2", "--set", "rounds=100000"]
+    with running(grid, tmp_path) as command:
+        command.wait_for(lambda: len(command.pids()) >= 3)
+        time.sleep(5)
+        os.kill(command.process.pid, number)
+        command.require_clean_end(command.shared())
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_simulated_fleet_leaves_nothing(
+    number: signal.Signals, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    fleet = ["fleet", "up", "--head", "2", "--full", "1", "--fleet", f"end-{number.name.lower()}", "--watch"]
+    with running([*fleet, "--port", str(mosquitto.endpoint.port)], tmp_path) as command:
+        command.wait_for(lambda: command.says("3/3 connected"))
+        os.kill(command.process.pid, number)
+        command.require_clean_end(command.shared())
+        assert not command.says("Traceback")
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGTERM])
+def test_a_server_with_a_dashboard_leaves_nothing(
+    number: signal.Signals, mosquitto: Mosquitto, tmp_path: Path
+) -> None:
+    server = ["server", "run", "demo", "--fleet", f"server-{number.name.lower()}", "--dashboard", "0"]
+    with running([*server, "--port", str(mosquitto.endpoint.port)], tmp_path) as command:
+        command.wait_for(lambda: command.says("waiting for 4 full devices") and command.says("dashboard:"))
+        os.kill(command.process.pid, number)
+        command.require_clean_end(command.shared())
+        assert not command.says("Traceback")
+
+
+def test_a_script_without_a_main_guard_can_use_the_pool(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert [
+        str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").iterdir()
+    ] == done.stdout.splitlines()[-1:]
