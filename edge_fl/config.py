@@ -23,7 +23,10 @@ Source = Literal["simulated", "fleet", "hybrid"]
 Engine = Literal["auto", "sequential", "pool", "vector", "ray"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
-Option = bool | int | float | str | list[bool | int | float | str]
+Option = bool | int | float | str | Annotated[list[bool | int | float | str], Meta(max_length=1024)]
+Options = Annotated[dict[str, Option], Meta(max_length=64)]
+ChannelValues = Annotated[tuple[float, ...], Meta(max_length=16)]
+MAX_CLASSES = 1024
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +43,7 @@ class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):
     lr: Annotated[float, Meta(gt=0)] = 0.05
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    lr_steps: list[tuple[int, float]] = []
+    lr_steps: Annotated[list[tuple[int, float]], Meta(max_length=1024)] = []
 
 
 class MethodConfig(Struct, frozen=True, forbid_unknown_fields=True):
