@@ -24,7 +24,7 @@ from devices.workers.head_fitting import fit_here
 from edge_fl import metrics
 from edge_fl.config import RolloutConfig
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.wire.messages import Capability
+from edge_fl.wire.messages import Capability, Report
 from edge_fl.wire.topics import Topics
 from server.mqtt import reader
 from server.mqtt.connection import ServerConnection
@@ -181,3 +181,17 @@ def test_another_process_pauses_resumes_and_rolls_back(fleet: Callable[..., Flee
     site.eventually(lambda: site.record().state == "rolled_back")
     assert site.record().reason == "by hand"
     site.eventually(lambda: site.serving() == [1])
+
+
+def test_a_report_from_outside_the_stage_is_rejected(fleet: Callable[..., Fleet]) -> None:
+    site = fleet(12)
+    site.release(GOOD)
+    site.rollout.wait(0, 60)
+    number = rollouts.begin(site.db, "main", 1, previous=1, plan={"stages": [0.3, 1.0]})
+    rollouts.steer(site.db, number, "paused")
+    site.eventually(lambda: site.record().state == "paused")
+    outsider = next(name for name in site.devices if rank(name, 1) >= 0.3)
+    report = Report(id=f"rel-1-again-{number}", kind="head", boot="b", samples=1, release=1, error="canary_failed")
+    verdict = site.rollout._take_report(outsider, report)
+    assert verdict and (verdict.status, verdict.reason) == ("rejected", "not_assigned")
+    assert outsider not in site.rollout.stages.outcomes

@@ -20,12 +20,14 @@ from edge_fl.errors import EdgeFLError
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
+from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
 from server.mqtt.connection import Received
 from server.mqtt.devices.roster import Device
 from server.mqtt.session import Server
 from server.mqtt.updates.head_updates import HeadUpdates
 from server.mqtt.updates.round_request import Verdict
+from server.mqtt.updates.validation import RejectedError, require_numbers
 from server.release import export
 from server.release.export import Quantiser, ReleaseOrigin
 from server.release.publish import Publisher
@@ -137,7 +139,7 @@ class RolloutCoordinator:
             self._publisher.publish(manifest, payloads)
         with self._change:
             self._known[manifest.release] = manifest
-            self._rollout.begin(manifest.release, self._options.plan, len(self._roster.head_devices()))
+            self._rollout.begin(manifest.release, self._options.plan, self._roster.head_devices())
         self._assign_all()
 
     def wait(self, heads: int, deadline_s: float) -> list[str]:
@@ -242,8 +244,15 @@ class RolloutCoordinator:
         manifest = self._known.get(report.release)
         if manifest is None:
             return Verdict(report.id, "rejected", "unknown_release")
+        known = self._roster.get(device)
+        if (known and known.tier is Tier.FULL) or not self._rollout.expects(device, report.id):
+            return Verdict(report.id, "rejected", "not_assigned")
         if not report.error and report.extractor not in manifest.extractors:
             return Verdict(report.id, "rejected", "extractor")
+        try:
+            require_numbers(report, HEAD_NUMBERS)
+        except RejectedError as error:
+            return Verdict(report.id, "rejected", error.reason, detail=error.message)
         if report.blob and not report.error:
             return self.head_updates.take_report(device, report)
         self._count(device, report)

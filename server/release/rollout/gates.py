@@ -5,10 +5,13 @@ report is under a certain harm, over how likely it is when nothing is wrong. Whi
 supermartingale that starts at 1, so the probability that it *ever* reaches 1/a is at most a (Ville's inequality), for any stages, any
 order of reports and any number of looks. `false_abort` is divided among the gates (Bonferroni).
 
-    mean      every device loses `mean_loss` of its accuracy
+    mean      half of the devices lose `mean_loss` of their accuracy each
     decile    10 % of the devices lose `decile_loss` each, the others nothing: the fleet's bottom decile falls
-    latency   every device needs `slower` times as long for an image
+    latency   half of the devices need `slower` times as long for an image
     failures  `FAILURE_RATE` of the devices cannot run the release, compared with `NORMAL_FAILURE_RATE`
+
+`HALF` and `DECILE` are the shares of harmed devices, so a report adds the mixture 1 - share + share * ratio. It stays a supermartingale and
+bounds what one device can say against harm; `MAX_SHARE` bounds what it can say for harm.
 
 Accuracy is compared on the same test images of the same device, image by image (McNemar): of the `lost` + `gained` images with another
 prediction than before, each is equally likely lost or gained when nothing is wrong, so the standard error of their difference is at most
@@ -24,11 +27,12 @@ from dataclasses import dataclass
 from edge_fl import metrics
 from edge_fl.config import GateConfig
 
+HALF = 0.5
 DECILE = 0.1
 FAILURE_RATE, NORMAL_FAILURE_RATE = 0.3, 0.05
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
 MAX_LOG_RATIO = math.log(8)
-MAX_STEP = 3.0  # of a log likelihood ratio at one report: no single device can end a roll-out
+MAX_SHARE = 0.45  # of the limit, that one report adds: an abort takes reports of at least three devices
 MAX_EXPONENT = 50.0
 MAX_IMAGES = 10**6
 
@@ -62,7 +66,8 @@ def outcome_of(error: str, values: Mapping[str, float]) -> Outcome:
 
 def updated(evidence: Evidence, outcome: Outcome, gates: GateConfig) -> Evidence:
     """The evidence after one more outcome."""
-    return {name: evidence[name] + min(gate(outcome, gates), MAX_STEP) for name, gate in GATES.items()}
+    largest = MAX_SHARE * limit(gates)
+    return {name: evidence[name] + min(gate(outcome, gates), largest) for name, gate in GATES.items()}
 
 
 def limit(gates: GateConfig) -> float:
@@ -77,11 +82,16 @@ def objection(evidence: Evidence, outcomes: Iterable[Outcome], gates: GateConfig
 
 
 def _mean(outcome: Outcome, gates: GateConfig) -> float:
-    return _shifted(outcome, gates.mean_loss, gates.spread)
+    return _among(HALF, _shifted(outcome, gates.mean_loss, gates.spread))
 
 
 def _decile(outcome: Outcome, gates: GateConfig) -> float:
-    return math.log1p(DECILE * math.expm1(_shifted(outcome, gates.decile_loss, gates.spread)))
+    return _among(DECILE, _shifted(outcome, gates.decile_loss, gates.spread))
+
+
+def _among(share: float, log_ratio: float) -> float:
+    """Log likelihood ratio of "a `share` of the devices are harmed", from that of "this device is harmed"; at least log(1 - share)."""
+    return math.log1p(share * math.expm1(log_ratio))
 
 
 def _shifted(outcome: Outcome, loss: float, spread: float) -> float:
@@ -98,7 +108,7 @@ def _latency(outcome: Outcome, gates: GateConfig) -> float:
         return 0.0
     ratio = max(min(math.log(outcome.slower), MAX_LOG_RATIO), -MAX_LOG_RATIO)
     harm = math.log(gates.slower)
-    return (harm * ratio - harm**2 / 2) / LATENCY_SPREAD**2
+    return _among(HALF, (harm * ratio - harm**2 / 2) / LATENCY_SPREAD**2)
 
 
 def _failures(outcome: Outcome, gates: GateConfig) -> float:

@@ -8,6 +8,7 @@ enough have succeeded; a gate (`server.release.rollout.gates`) can abort the rol
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -22,7 +23,8 @@ State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
 OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
 ALL_AT_ONCE = (1.0,)
 CAREFUL = (0.05, 0.25, 1.0)
-CAREFUL_FROM = 20  # devices, so that the first stage has one
+CAREFUL_FROM = 20  # devices
+MIN_STAGE = 3  # devices: a gate cannot object to the reports of fewer
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,15 @@ def resolved(plan: RolloutConfig, devices: int, previous: int) -> RolloutConfig:
     return msgspec.structs.replace(plan, stages=CAREFUL if careful else ALL_AT_ONCE)
 
 
+def widened(plan: RolloutConfig, devices: Collection[str], release: int) -> RolloutConfig:
+    """Raise the shares so that every stage has at least MIN_STAGE of these devices; unchanged for fewer devices or a single stage."""
+    if isinstance(plan.stages, str) or len(plan.stages) == 1 or len(devices) < MIN_STAGE:
+        return plan
+    last = sorted(rank(device, release) for device in devices)[MIN_STAGE - 1]
+    least = math.nextafter(last, 1.0)
+    return msgspec.structs.replace(plan, stages=tuple(sorted({max(share, least) for share in plan.stages})))
+
+
 def rank(device: str, release: int) -> float:
     """The rank of a device in the order of a release, 0..1."""
     digest = hashlib.sha256(f"{release} {device}".encode()).digest()
@@ -78,8 +89,8 @@ def rank(device: str, release: int) -> float:
 
 
 def with_outcome(stages: Stages, device: str, outcome: Outcome) -> Stages:
-    """Add the first outcome of a device; abort if a gate objects."""
-    if stages.over or device in stages.outcomes:
+    """Add the first outcome of a device whose stage has begun; abort if a gate objects."""
+    if stages.over or device in stages.outcomes or not stages.admits(device):
         return stages
     outcomes = {**stages.outcomes, device: outcome}
     evidence = gates.updated(stages.evidence, outcome, stages.plan.gates)

@@ -24,6 +24,7 @@ from server.release.rollout.stages import (
     advanced,
     resolved,
     steered,
+    widened,
     with_outcome,
 )
 
@@ -71,17 +72,23 @@ class StoredRollout:
         """Whether a roll-out in stages is running."""
         return self.stages is not None and self.stages.gated and self.stages.state == "running"
 
-    def begin(self, release: int, plan: RolloutConfig, devices: int) -> None:
-        """Start the roll-out of a new release to a fleet of `devices`; a running one is aborted."""
+    def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
+        """Start the roll-out of a new release to a fleet of these devices; a running one is aborted."""
         with self._lock:
             if self.stages and not self.stages.over:
                 self._store(self._number, "aborted", self.stages.stage, REPLACED.format(release))
             elif self.stages and self.stages.state == "completed":
                 self.previous = self.stages.release
-            plan = resolved(plan, devices, self.previous)
+            plan = widened(resolved(plan, len(devices), self.previous), devices, release)
             fields = msgspec.to_builtins(plan)
             self._number = rollouts.begin(self._db, self._fleet, release, previous=self.previous, plan=fields)
             self._set(Stages(release, plan), assignment_id(release))
+
+    def expects(self, device: str, assignment: str) -> bool:
+        """Whether a report on this assignment can be true: False before the stage of the device has begun."""
+        return (
+            not self.stages or assignment != self.assignment or self.stages.over or self.stages.admits(device)
+        )
 
     def add_outcome(self, device: str, assignment: str, outcome: Outcome) -> None:
         """Add the outcome of a device's assignment with this id."""
