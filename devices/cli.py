@@ -41,6 +41,7 @@ DataOption = Annotated[
 FolderOption = Annotated[Path | None, typer.Option("--dir", help="Folder of the device [device].")]
 ExistingFolder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="Folder of the device.")]
 DEVICE_FOLDER = Path("device")
+MAX_NAMED = 10
 
 
 def register(app: App) -> None:
@@ -125,13 +126,14 @@ def predict(
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Predict with the extractor and personal head of this device; needs no broker."""
+    """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
     from devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 
     if not (source or export):
         raise InputError(
             "device predict: expected a picture, a folder of pictures, an .npz, - for standard input, or --export"
         )
+    skipped: list[str] = []
     predictor = Predictor(folder, remember=True)
     if export:
         from devices.serving import fused
@@ -142,10 +144,18 @@ def predict(
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         rows = [asdict(predictor.read_picture("-", picture))]
     elif source:
-        rows = [asdict(prediction) for prediction in predictor.read(Path(source))]
+        found = predictor.read(Path(source), lambda path, reason: skipped.append(f"{path} ({reason})"))
+        rows = [asdict(prediction) for prediction in found]
     else:
         return
     show_table(rows, {"name": "image", "label": "class", "probability": "probability"}, format)
+    if skipped:
+        sys.stdout.flush()
+        more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
+        raise RunError(
+            f"{len(skipped)} skipped: {', '.join(skipped[:MAX_NAMED])}{more}",
+            consequence="all other pictures were predicted",
+        )
 
 
 def serve(

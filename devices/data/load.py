@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from devices.config import DeviceConfig
+from devices.data import record, sources
 from devices.data import report as reports
-from devices.data import sources
 from devices.data.report import DataReport
 from devices.data.selection import select
 from devices.data.spec import UNKNOWN, DataSpec
@@ -55,16 +57,44 @@ def loader(config: DeviceConfig) -> LoadData:
     return data
 
 
+def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
+    """Summarise the data that these settings name; pictures are decoded only if `spec.input` is known. Raises DataError as `load`."""
+    with _recording(config):
+        kind, location = sources.parsed(config.data)
+        if spec.input or kind != "folder":
+            return load_for(config, spec)[1]
+        spec = _with_settings(spec, config)
+        report = reports.count_report(config.data, sources.count(location, spec))
+        return record.remember(Path(config.folder), report, spec)
+
+
 def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
     """Load the data that these settings name. Raises DataError as `load`."""
-    return load(
-        config.data,
-        replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy),
-        seed=config.seed,
-        client=config.id,
-        test_fraction=config.test_fraction,
-        validation_fraction=config.validation_fraction,
-    )
+    with _recording(config):
+        spec = _with_settings(spec, config)
+        data, report = load(
+            config.data,
+            spec,
+            seed=config.seed,
+            client=config.id,
+            test_fraction=config.test_fraction,
+            validation_fraction=config.validation_fraction,
+        )
+        return data, record.remember(Path(config.folder), report, spec)
+
+
+@contextmanager
+def _recording(config: DeviceConfig) -> Iterator[None]:
+    """Store the message of a DataError for `device status`."""
+    try:
+        yield
+    except DataError as error:
+        record.remember_problem(Path(config.folder), "no_data", error.message)
+        raise
+
+
+def _with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:
+    return replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy)
 
 
 def _require_shape(samples: Samples, expected: InputSpec, source: str) -> None:

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from devices.data.spec import SourceData
+from devices.data.spec import SourceCount, SourceData
 from edge_fl.data.samples import ClientData
+from edge_fl.errors import DataError
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """Samples per class over all three sets, sizes of the sets, and skipped files by reason with a few `examples`."""
+    """Samples per class over all three sets, sizes of the sets, and skipped files by reason with a few `examples`.
+
+    `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count. Images that are only
+    counted are all in `train`, and have no fingerprint.
+    """
 
     source: str
     classes: tuple[str, ...]
@@ -23,7 +28,9 @@ class DataReport:
     test: int
     skipped: Mapping[str, int]
     examples: tuple[str, ...]
-    fingerprint: str
+    fingerprint: str = ""
+    hints: tuple[str, ...] = ()
+    disappeared: tuple[str, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -36,9 +43,19 @@ class DataReport:
         return sum(count > 0 for count in self.samples_per_class) == 1
 
     @property
+    def local_notes(self) -> list[str]:
+        """Remarks for this device only, because they contain names of folders."""
+        return [
+            *self.hints,
+            *(f"class {name!r} had images before and has none now" for name in self.disappeared),
+        ]
+
+    @property
     def notes(self) -> list[str]:
         """Remarks for the fleet's operator; they are sent, so they contain no file names."""
         notes = [f"{count} files skipped: {reason}" for reason, count in sorted(self.skipped.items())]
+        if self.disappeared:
+            notes.append(f"{len(self.disappeared)} classes had images before and have none now")
         return [*notes, "one_class"] if self.one_class else notes
 
 
@@ -55,4 +72,23 @@ def report(source: str, content: SourceData, data: ClientData) -> DataReport:
         skipped=content.skipped,
         examples=content.examples,
         fingerprint=data.fingerprint(),
+        hints=content.hints,
+    )
+
+
+def count_report(source: str, count: SourceCount) -> DataReport:
+    """Summarise images that were counted, not read. Raises DataError for fewer than a split needs."""
+    total = sum(count.samples_per_class)
+    if total < 2:
+        raise DataError(f"{total} usable image, expected 2 or more (one to train, one to test)")
+    return DataReport(
+        source,
+        count.classes,
+        count.samples_per_class,
+        train=total,
+        validation=0,
+        test=0,
+        skipped=count.skipped,
+        examples=count.examples,
+        hints=count.hints,
     )

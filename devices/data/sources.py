@@ -5,19 +5,22 @@ To add a source: one function (location, spec -> SourceData) and one line in SOU
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.data.pictures import SUFFIXES, decode
+from devices.data.files import unusable, walk
+from devices.data.pictures import SUFFIXES, PictureError, check, decode
 from devices.data.selection import LEFT_OUT, select_files
-from devices.data.spec import DataSpec, SourceData
+from devices.data.spec import DataSpec, SourceCount, SourceData
 from edge_fl.data import arrays, npz
 from edge_fl.data.samples import Array, Samples
 from edge_fl.errors import DataError, nearest
@@ -27,67 +30,117 @@ EXAMPLES = 5
 
 def read(source: str, spec: DataSpec) -> SourceData:
     """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder or an .npz. Raises DataError."""
-    kind, location = _parsed(source)
+    kind, location = parsed(source)
     return SOURCES[kind](location, spec)
 
 
 def stamp(source: str) -> str:
     """Return a value that changes when a folder or an .npz may have changed; "" for a function. Raises DataError."""
-    kind, location = _parsed(source)
+    kind, location = parsed(source)
     if kind == "python":
         return ""
     root, total = Path(location), hashlib.blake2b(digest_size=16)
-    for path in [root] if kind == "npz" else _files(root):
+    for path in [root] if kind == "npz" else walk(root).files:
         with suppress(OSError):
             stat = path.stat()
             total.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return total.hexdigest()
 
 
-def folder(location: str, spec: DataSpec) -> SourceData:
-    """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted."""
+@dataclass
+class _Folder:
+    """Labelled picture files of a folder, and what was skipped; `hints` name folders that are probably a misspelt class."""
+
+    root: Path
+    classes: tuple[str, ...]
+    files: list[tuple[Path, int]] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    hints: tuple[str, ...] = ()
+
+    def skip(self, path: Path, reason: str) -> None:
+        self.skipped[reason] += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(str(path.relative_to(self.root)))
+
+    def require(self, usable: int, spec: DataSpec) -> None:
+        """Raise DataError for no usable picture or too many."""
+        if usable > spec.limits.max_images:
+            raise DataError(f"{self.root}: more than {spec.limits.max_images} images; at most {spec.limits}")
+        if not usable:
+            why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
+            where = arrays.shortened(self.classes) or "a folder per class"
+            hints = "".join(f"; {hint}" for hint in self.hints)
+            raise DataError(f"{self.root}: no usable image ({why}); expected pictures in {where}{hints}")
+
+
+def _scan(location: str, spec: DataSpec) -> _Folder:
     root = Path(location)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected one folder per class in it")
-    classes = spec.classes or tuple(
-        sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    )
-    skipped: Counter[str] = Counter()
-    examples: list[str] = []
+    listing = walk(root)
+    classes = spec.classes or tuple(listing.folders)
+    found = _Folder(root, classes, hints=tuple(_hints(listing.folders, classes)))
+    for path, reason in listing.skipped:
+        found.skip(path, reason)
+    for path in select_files(listing.files, spec):
+        if reason := _skip_reason(path, root, classes, spec.only):
+            found.skip(path, reason)
+        else:
+            found.files.append((path, classes.index(path.parent.name)))
+    return found
+
+
+def count(location: str, spec: DataSpec) -> SourceCount:
+    """Count the pictures of a folder by their headers, in little memory; they may differ in size. Raises DataError."""
+    found = _scan(location, spec)
+    counts = [0] * len(found.classes)
+    for path, label in found.files:
+        try:
+            check(path, spec.limits)
+        except PictureError as error:
+            found.skip(path, error.reason)
+        else:
+            counts[label] += 1
+    found.require(sum(counts), spec)
+    return SourceCount(found.classes, tuple(counts), found.skipped, tuple(found.examples), found.hints)
+
+
+def folder(location: str, spec: DataSpec) -> SourceData:
+    """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted."""
+    found = _scan(location, spec)
     pictures: list[NDArray[np.uint8]] = []
     labels: list[int] = []
-    for path in select_files(_files(root), spec):
-        reason = _skip_reason(path, root, classes, spec.only)
-        picture = None if reason else decode(path, spec.input, resize=spec.resize, limits=spec.limits)
-        if picture is None:
-            skipped[reason or "unreadable"] += 1
-            examples.append(str(path.relative_to(root)))
+    for path, label in found.files:
+        try:
+            picture = decode(path, spec.input, resize=spec.resize, limits=spec.limits)
+        except PictureError as error:
+            found.skip(path, error.reason)
             continue
         if pictures and picture.shape != pictures[0].shape:
             raise DataError(
                 f"{path}: {list(picture.shape)}, but the first image is {list(pictures[0].shape)}; expected one shape"
             )
         if len(pictures) >= spec.limits.max_images or len(pictures) * picture.size >= spec.limits.max_bytes:
-            raise DataError(f"{root}: more than {len(pictures)} images; at most {spec.limits}")
+            raise DataError(f"{found.root}: more than {len(pictures)} images; at most {spec.limits}")
         pictures.append(picture)
-        labels.append(classes.index(path.parent.name))
-    if not pictures:
-        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "no files"
-        raise DataError(
-            f"{root}: no usable image ({why}); expected pictures in {arrays.shortened(classes) or 'a folder per class'}"
-        )
+        labels.append(label)
+    found.require(len(pictures), spec)
     return SourceData(
-        classes,
+        found.classes,
         Samples(np.stack(pictures), np.array(labels, np.int64)),
         None,
         None,
-        skipped,
-        tuple(examples[:EXAMPLES]),
+        found.skipped,
+        tuple(found.examples),
+        found.hints,
     )
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:
     """Read an .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation), whose split is kept."""
+    if Path(location).exists() and (reason := unusable(Path(location))):
+        raise DataError(f"{location}: {reason}; expected an .npz")
     content = npz.read(Path(location))
 
     def keys(part: str) -> tuple[str, str]:
@@ -136,7 +189,8 @@ SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = {
 }
 
 
-def _parsed(source: str) -> tuple[str, str]:
+def parsed(source: str) -> tuple[str, str]:
+    """Return kind and location of a source. Raises DataError."""
     kind, _, location = source.partition(":")
     if location and kind in SOURCES:
         return kind, location
@@ -147,9 +201,12 @@ def _parsed(source: str) -> tuple[str, str]:
     )
 
 
-def _files(root: Path) -> Iterator[Path]:
-    """Return the files below `root`, sorted, without hidden ones."""
-    return (path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith("."))
+def _hints(folders: list[str], classes: tuple[str, ...]) -> Iterator[str]:
+    """Name the class that is nearest to the name of each folder outside the class list, ignoring case."""
+    by_name = {name.lower(): name for name in classes}
+    for name in folders:
+        if name not in classes and (near := difflib.get_close_matches(name.lower(), by_name, n=1)):
+            yield f"folder {name!r} is not a class: did you mean {by_name[near[0]]!r}?"
 
 
 def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:

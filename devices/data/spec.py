@@ -17,9 +17,9 @@ Policy = Literal["newest", "reservoir"]
 class DataSpec:
     """Required form of the data: class names in the order of their ids, and the extractor's input.
 
-    Both are unknown before the first release: then the source's own classes count, and all images must have one shape. `resize` allows
-    resizing pictures. `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images (0: all), and
-    `policy` which ones: the newest, or a fair sample of all images so far (reservoir).
+    Both are unknown before the first release: then the source's own classes count, and all images that are read must have one shape.
+    `resize` allows resizing pictures. `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images
+    (0: all), and `policy` which ones: the newest, or a fair sample of all images so far (reservoir).
     """
 
     classes: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ UNKNOWN = DataSpec()
 class SourceData:
     """Content of a source: all samples, or train, validation (optional) and test samples where the source defines a split.
 
-    `skipped` counts unused files by reason; `examples` lists the first few.
+    `skipped` counts unused files by reason; `examples` lists the first few; `hints` suggest classes for folders outside the class list.
     """
 
     classes: tuple[str, ...]
@@ -48,3 +48,15 @@ class SourceData:
     test: Samples | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     examples: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SourceCount:
+    """Number of images per class of a folder; the other fields as in `SourceData`."""
+
+    classes: tuple[str, ...]
+    samples_per_class: tuple[int, ...]
+    skipped: Mapping[str, int]
+    examples: tuple[str, ...]
+    hints: tuple[str, ...]

@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from devices.board import usage
+from devices.data import record
+from devices.data.record import DataRecord
 from devices.features import drift
 from devices.serving.served_model import serving
 from devices.storage.slots import Slots
 from devices.storage.store import Store
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER
+
+REMEDIES = {
+    "no_data": "the device has no usable images: put at least two pictures into one folder per class",
+    "out_of_memory": "counting or reading the images ran out of memory: use fewer or smaller pictures, or set keep",
+}
 
 
 def read(folder: Path) -> list[dict[str, object]]:
@@ -30,6 +37,7 @@ def read(folder: Path) -> list[dict[str, object]]:
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"
     for release, why in slots.blocked.items():
         rows[f"blocked release {release}"] = why
+    rows |= _data_rows(record.read(folder))
     if moved := drift.measured(folder):
         rows["drift"] = f"features moved by {moved:.2f} standard deviations since the fit"
     if (used := usage.read(folder)).day:
@@ -39,3 +47,22 @@ def read(folder: Path) -> list[dict[str, object]]:
     rows["assignments done"] = len(memory.done)
     rows["personal parts"] = ", ".join(store.runs()) or "none"
     return [{"what": what, "value": value} for what, value in rows.items()]
+
+
+def _data_rows(data: DataRecord) -> dict[str, object]:
+    """The last count of the data, and the reason and remedy if it failed."""
+    rows: dict[str, object] = {}
+    if data.samples:
+        per_class = ", ".join(f"{name} {count}" for name, count in data.samples.items())
+        rows["images"] = f"{sum(data.samples.values())}: {per_class}"[:400]
+    if data.skipped:
+        rows["skipped files"] = ", ".join(
+            f"{count} {reason}" for reason, count in sorted(data.skipped.items())
+        )
+    if data.hints:
+        rows["folders"] = "; ".join(data.hints)
+    if data.disappeared:
+        rows["classes that lost their images"] = ", ".join(data.disappeared)
+    if data.why:
+        rows[data.why] = f"{data.problem}. {REMEDIES[data.why]}; see docs/troubleshooting.md"
+    return rows

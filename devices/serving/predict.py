@@ -8,7 +8,7 @@ A predictor keeps the model it was created with, even when a running agent insta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from devices.data import pictures
+from devices.data.files import UNREADABLE, unusable, walk
 from devices.features import drift
 from devices.features.extractor import Extractor
 from devices.serving.served_model import serving
@@ -29,6 +30,7 @@ from edge_fl.errors import DataError, InputError
 BATCH = 32
 MAX_PICTURE_BYTES = 32 * 1024 * 1024
 X_KEYS = ("x", "x_test", "x_train")
+OnSkip = Callable[[Path, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +82,20 @@ class Predictor:
         """Return the most likely class name and its probability for each of the images uint8 [N, C, H, W]."""
         return [(best.label, best.probability) for best in self._named(images, [""] * len(images))]
 
-    def read(self, source: Path) -> Iterator[Prediction]:
-        """Predict a picture, all pictures below a folder, or the images in an .npz. Raises DataError."""
-        for names, images in _batches(source, self.manifest.input):
+    def read(self, source: Path, on_skip: OnSkip = lambda path, reason: None) -> Iterator[Prediction]:
+        """Predict a picture, all pictures below a folder, or the images in an .npz. Raises DataError.
+
+        on_skip: called for each picture or folder below a folder that cannot be read. Files without the suffix of a picture are ignored.
+        """
+        for names, images in _batches(source, self.manifest.input, on_skip):
             yield from self._named(images, names)
 
     def read_picture(self, name: str, payload: bytes) -> Prediction:
         """Predict from the bytes of a picture file. Raises DataError when they cannot be decoded."""
-        image = pictures.decode(BytesIO(payload), self.manifest.input)
-        if image is None:
-            raise DataError(f"{name}: {len(payload)} bytes, not a picture that can be read")
+        try:
+            image = pictures.decode(BytesIO(payload), self.manifest.input)
+        except pictures.PictureError as error:
+            raise DataError(_not_a_picture(f"{name}: {len(payload)} bytes", error)) from error
         return next(self._named(image[None], [name]))
 
     def _named(self, images: NDArray[np.uint8], names: list[str]) -> Iterator[Prediction]:
@@ -98,29 +104,43 @@ class Predictor:
             yield Prediction(name, best, self.manifest.classes[best], float(row[best]))
 
 
-def _batches(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
+def _not_a_picture(where: str, error: pictures.PictureError) -> str:
+    reason = "" if error.reason == UNREADABLE else f" ({error.reason})"
+    return f"{where}, not a picture that can be read{reason}"
+
+
+def _batches(
+    source: Path, input: InputSpec, on_skip: OnSkip
+) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
     """Yield (names, images) in batches."""
-    if source.suffix == ".npz":
-        yield from _from_archive(source)
-        return
     if not source.exists():
         raise DataError(
             f"{source}: no such file or folder; expected a picture, a folder of pictures, or an .npz"
         )
     files, is_folder = [source], source.is_dir()
     if is_folder:
-        files = sorted(path for path in source.rglob("*") if path.suffix.lower() in pictures.SUFFIXES)
-    if not files:
-        raise DataError(f"{source}: no picture in it")
+        listing = walk(source)
+        for path, reason in listing.skipped:
+            on_skip(path, reason)
+        files = [path for path in listing.files if path.suffix.lower() in pictures.SUFFIXES]
+        if not files:
+            raise DataError(f"{source}: no picture in it")
+    elif reason := unusable(source):
+        raise DataError(f"{source}: {reason}; expected a picture, a folder of pictures, or an .npz")
+    elif source.suffix == ".npz":
+        yield from _from_archive(source)
+        return
     for start in range(0, len(files), BATCH):
         names, images = [], []
         for file in files[start : start + BATCH]:
-            image = pictures.decode(file, input)
-            if image is None and not is_folder:
-                raise DataError(f"{file}: not a picture that can be read")
-            if image is not None:
+            try:
+                images.append(pictures.decode(file, input))
+            except pictures.PictureError as error:
+                if not is_folder:
+                    raise DataError(_not_a_picture(str(file), error)) from error
+                on_skip(file, error.reason)
+            else:
                 names.append(str(file))
-                images.append(image)
         if images:
             yield names, np.stack(images)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
-from devices.data import load
-from devices.data.pictures import PictureLimits
-from devices.data.spec import DataSpec
+from devices.config import DeviceConfig
+from devices.data import load, pictures, record
+from devices.data.pictures import PictureError, PictureLimits
+from devices.data.spec import UNKNOWN, DataSpec
 from edge_fl.config import InputSpec
 from edge_fl.data import datasets, npz
 from edge_fl.data.samples import ClientData, Samples
@@ -115,6 +119,142 @@ def test_before_the_first_release_the_folder_itself_says_what_there_is(tmp_path:
     picture(tmp_path / "dog" / "wide.png", 0, size=(9, 8))
     with pytest.raises(DataError, match=r"wide\.png: .*expected one shape"):
         load.load(str(tmp_path))
+
+
+def test_before_the_first_release_pictures_of_any_size_are_counted_without_their_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pets(tmp_path)
+    picture(tmp_path / "dog" / "wide.png", 0, size=(9, 8))
+    (tmp_path / "cat" / "broken.png").write_bytes(b"half")
+    monkeypatch.setattr(Image.Image, "load", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
+    report = load.count_for(DeviceConfig("pi-1", str(tmp_path)), UNKNOWN)
+    assert (report.classes, report.samples_per_class, report.samples) == (PETS, (4, 5), 9)
+    assert report.skipped == {"unreadable": 1}
+
+
+def test_a_count_needs_two_pictures_too(tmp_path: Path) -> None:
+    config = DeviceConfig("pi-1", str(tmp_path))
+    with pytest.raises(DataError, match="no usable image"):
+        load.count_for(config, UNKNOWN)
+    picture(tmp_path / "dog" / "0.png", 0)
+    with pytest.raises(DataError, match="1 usable image, expected 2 or more"):
+        load.count_for(config, UNKNOWN)
+
+
+@pytest.mark.timeout(60)
+def test_fifos_and_devices_are_skipped_and_counted(tmp_path: Path) -> None:
+    pets(tmp_path)
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    (tmp_path / "dog" / "zero.png").symlink_to("/dev/zero")
+    (tmp_path / "dog" / "gone.png").symlink_to("nowhere.png")
+    skipped = {"not a regular file": 2, "unreadable": 1}
+    assert load.load(str(tmp_path), DataSpec(PETS, GREY))[1].skipped == skipped
+    assert load.count_for(DeviceConfig("pi-1", str(tmp_path)), UNKNOWN).skipped == skipped
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(DataError, match=r"pipe\.npz: not a regular file"):
+        load.load(str(tmp_path / "pipe.npz"))
+
+
+def test_a_folder_that_cannot_be_listed_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pets(tmp_path)
+    list_folder = os.scandir
+
+    def scandir(path: str | Path) -> object:
+        if Path(path).name == "dog":
+            raise PermissionError(13, "Permission denied", str(path))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    assert report.skipped == {"unreadable folder": 1} and report.samples_per_class == (4, 0)
+    assert "1 files skipped: unreadable folder" in report.notes
+
+
+def test_a_misspelt_folder_names_the_nearest_class(tmp_path: Path) -> None:
+    picture(tmp_path / "DOG" / "0.png", 0)
+    picture(tmp_path / "cats" / "0.png", 0)
+    picture(tmp_path / "zebra" / "0.png", 0)
+    with pytest.raises(DataError, match="folder 'DOG' is not a class: did you mean 'dog'"):
+        load.load(str(tmp_path), DataSpec(PETS, GREY))
+    pets(tmp_path)
+    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    assert report.hints == tuple(
+        f"folder {name!r} is not a class: did you mean {near!r}?"
+        for name, near in (("DOG", "dog"), ("cats", "cat"))
+    )
+    assert not any("cats" in note for note in report.notes)
+
+
+def test_a_class_that_lost_its_images_is_reported_until_it_has_some(tmp_path: Path) -> None:
+    source = pets(tmp_path / "images")
+    config = DeviceConfig("pi-1", str(source), folder=str(tmp_path))
+    spec = DataSpec(PETS, GREY)
+    assert load.count_for(config, UNKNOWN).disappeared == ()
+    (source / "dog").rename(source / "cow")
+    for _ in range(2):
+        report = load.load_for(config, spec)[1]
+        assert report.disappeared == ("dog",)
+        assert "1 classes had images before and have none now" in report.notes
+    assert load.count_for(replace(config, classes=["cat"]), spec).disappeared == ()
+    (source / "cow").rename(source / "dog")
+    assert load.count_for(config, spec).disappeared == ()
+
+
+def test_a_failed_count_is_recorded_until_the_next_one_succeeds(tmp_path: Path) -> None:
+    source = tmp_path / "images"
+    config = DeviceConfig("pi-1", str(source), folder=str(tmp_path))
+    with pytest.raises(DataError):
+        load.count_for(config, UNKNOWN)
+    assert record.read(tmp_path).why == "no_data" and "expected a folder" in record.read(tmp_path).problem
+    pets(source)
+    load.count_for(config, UNKNOWN)
+    assert record.read(tmp_path) == record.DataRecord({"cat": 4, "dog": 4})
+
+
+def test_jfif_and_mpo_pictures_are_read(tmp_path: Path) -> None:
+    for name in ("a.jfif", "b.JFIF", "c.mpo"):
+        picture(tmp_path / "cat" / "x.jpg", 80)
+        (tmp_path / "cat" / "x.jpg").rename(tmp_path / "cat" / name)
+    frames = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (200, 10)]
+    frames[0].save(tmp_path / "cat" / "c.mpo", "MPO", save_all=True, append_images=frames[1:])
+    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    assert report.samples == 3 and not report.skipped
+    assert pictures.decode(tmp_path / "cat" / "c.mpo", InputSpec(3, 8, 8))[0, 0, 0] > 190
+
+
+def test_float_pictures_are_scaled_or_rejected_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for name, level in (("a", 0.5), ("b", 1.0), ("high", 200.0), ("nan", np.nan)):
+        Image.fromarray(np.full((8, 8), level, np.float32)).save(tmp_path / "cat" / f"{name}.tif")
+    found, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    assert everything(found) == [128, 255]
+    assert report.skipped == {"floating-point pixels outside 0..1: store them as 8 or 16 bits": 2}
+
+
+HEIC_START = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
+
+
+def test_heic_without_its_decoder_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    pets(tmp_path)
+    for name in ("phone.heic", "renamed.jpg"):
+        (tmp_path / "cat" / name).write_bytes(HEIC_START)
+    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    assert report.skipped == {"HEIC needs pip install 'edge-fl[heic]'": 2}
+    with pytest.raises(PictureError, match=r"edge-fl\[heic\]"):
+        pictures.decode(BytesIO(HEIC_START), GREY)
+
+
+def test_heic_is_read_with_its_decoder(tmp_path: Path) -> None:
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(Image.new("RGB", (64, 48), (200, 0, 0))).save(tmp_path / "x.heic")
+    assert pictures.decode(tmp_path / "x.heic", InputSpec(3, 8, 8)).shape == (3, 8, 8)
+    assert pictures.decode(tmp_path / "x.heic", None)[0].mean() > 180
+    (tmp_path / "x.heic").write_bytes(HEIC_START)
+    with pytest.raises(PictureError, match="unreadable"):
+        pictures.check(tmp_path / "x.heic")
 
 
 def test_an_empty_source_says_what_was_expected(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +16,9 @@ import pytest
 from PIL import Image
 
 from broker.mosquitto import Mosquitto
+from devices.config import DeviceConfig
+from devices.data import load
+from devices.data.spec import UNKNOWN
 from devices.serving.predict import Predictor
 from devices.storage.store import Store, StoredHead
 from edge_fl import heads
@@ -68,17 +72,55 @@ def test_the_command_predicts_a_picture_a_folder_and_an_archive(
         (album, [str(album / f"{number}.png") for number in range(3)], Y[:3]),
         (tmp_path / "some.npz", [f"some.npz[{row}]" for row in range(12)], Y),
     ):
-        assert main(["device", "predict", str(source), "--dir", str(folder), "--format", "json"]) == 0
-        rows = json.loads(capsys.readouterr().out)
+        code = main(["device", "predict", str(source), "--dir", str(folder), "--format", "json"])
+        output = capsys.readouterr()
+        rows = json.loads(output.out)
+        assert code == (source == album)
+        assert ("1 skipped: " in output.err and "broken.png (unreadable)" in output.err) == (source == album)
         assert [row["name"] for row in rows] == names and [row["label"] for row in rows] == [
             "ab"[y] for y in expected
         ]
+
+
+@pytest.mark.timeout(60)
+def test_fifos_sockets_and_devices_are_not_opened(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    album = pictures(tmp_path / "album")
+    (album / "broken.png").unlink()
+    for name in ("pipe.png", "pipe.npz"):
+        os.mkfifo(album / name)
+    (album / "zero.png").symlink_to("/dev/zero")
+    command = ["device", "predict", "--dir", str(folder), "--format", "json"]
+    assert main([*command, str(album)]) == 1
+    output = capsys.readouterr()
+    assert len(json.loads(output.out)) == 3
+    assert "3 skipped: " in output.err and "pipe.png (not a regular file)" in output.err
+    for name in ("pipe.png", "pipe.npz", "zero.png"):
+        assert main([*command, str(album / name)]) == 4
+        assert "not a regular file" in capsys.readouterr().err
 
 
 def test_the_command_shows_how_the_device_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["device", "status", "--dir", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "release 1" in shown and "logistic" in shown and "1.000" in shown
+
+
+def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "images" / "cat").mkdir(parents=True)
+    config = DeviceConfig("pi-1", str(folder / "images"), folder=str(folder))
+    with pytest.raises(DataError):
+        load.count_for(config, UNKNOWN)
+    assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
+    rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert "no usable image (no files)" in rows["no_data"] and "two pictures" in rows["no_data"]
+    pictures(folder / "images" / "dog")
+    load.count_for(config, UNKNOWN)
+    assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
+    rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["images"] == "3: cat 0, dog 3" and "no_data" not in rows
+    assert rows["skipped files"] == "1 not a picture file, 1 unreadable"
 
 
 @pytest.mark.parametrize(
