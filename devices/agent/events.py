@@ -74,9 +74,10 @@ class Failed(AgentEvent, frozen=True):
 
 
 class DataChanged(AgentEvent, frozen=True):
-    """The device's own data changed; `capability` is measured again."""
+    """The device's own data changed; `capability` is measured again. `why`: the failure word if they could not be read."""
 
     capability: Capability
+    why: str = ""
 
 
 class TierChanged(AgentEvent, frozen=True):

@@ -72,7 +72,7 @@ class AgentState:
     release: the release that the device serves. why: the current failure. published: what the last status message contained.
     settled_s, echo: settling ends at this time or with this echo, whichever comes first.
     assignment_due_s, tries, not_before_s: of the current assignment. refit: the data changed since the head was fitted.
-    demoted, over_budget: like drift, conditions of the device that its own work cannot end.
+    demoted, over_budget, data_problem: like drift, conditions of the device that its own work cannot end.
     """
 
     device: str
@@ -99,6 +99,7 @@ class AgentState:
     refit: bool = False
     demoted: str = ""
     over_budget: str = ""
+    data_problem: str = ""
     work: Work | None = None
 
     @property
@@ -119,12 +120,13 @@ class AgentState:
             return "disconnected"
         if self.phase is not Phase.UP:
             return "init"
-        return "alert" if self.why else "ready"
+        return "alert" if self.why or self.data_problem else "ready"
 
     @property
     def reason(self) -> str:
         """`why` of the status message: the condition that causes all else, or the current failure."""
-        return self.demoted or self.over_budget or self.why or ("drift" if self.capability.drift else "")
+        conditions = self.demoted or self.over_budget or self.data_problem
+        return conditions or self.why or ("drift" if self.capability.drift else "")
 
     @property
     def activity(self) -> Activity:

@@ -101,7 +101,8 @@ def _end_settling(context: StepContext) -> None:
 
 
 def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
-    context.update(capability=event.capability, refit=True)
+    refit = context.state.refit or not event.why
+    context.update(capability=event.capability, refit=refit, data_problem=event.why)
     if context.state.connected:
         _publish_birth(context)
 

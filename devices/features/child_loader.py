@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from devices.board.benchmark import Speed
 from devices.child import Children, metadata
 from devices.config import DeviceConfig
+from devices.data import record
 from devices.data.report import DataReport
 from devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from devices.features.onnx_runtime import Runtime
@@ -25,21 +28,27 @@ DEADLINE_S = 1800.0  # ResNet-18 at 224 pixels on a slow board: 5 images a secon
 
 
 class FeatureRequest(Struct, frozen=True):
-    """Request to the child: compute features for these releases, given as (extractor, manifest); without any, return an `Inspection`."""
+    """Request to the child: compute features for these releases, given as (extractor, manifest); without any, return an `Inspection`.
+
+    Without `count` the inspection leaves out the data.
+    """
 
     config: DeviceConfig
     releases: list[tuple[str, str]] = []
+    count: bool = True
 
 
 class Inspection(Struct, frozen=True):
     """The device's runtime, data and speed. `report` is None when the data cannot be read; `trouble` says why.
 
+    `out_of_memory`: the child that counted the data ran out of memory.
     `reach_ms` is the round-trip time to the broker, 0 if it did not answer.
     """
 
     runtime: Runtime
     report: DataReport | None = None
     trouble: str = ""
+    out_of_memory: bool = False
     speed: Speed = Speed()
     reach_ms: float = 0.0
 
@@ -61,8 +70,17 @@ class ChildFeatureLoader:
         return unpack(self._request(FeatureRequest(self._config, paths)))
 
     def inspect(self) -> Inspection:
-        """Count the data and measure the board. Raises DataError only for settings that can never work."""
-        return msgspec.json.decode(self._request(FeatureRequest(self._config)), type=Inspection)
+        """Count the data and measure the board. Raises DataError only for settings that can never work.
+
+        Raises MemoryError only if a child runs out of memory even without the data.
+        """
+        try:
+            return msgspec.json.decode(self._request(FeatureRequest(self._config)), type=Inspection)
+        except MemoryError as error:
+            record.remember_problem(Path(self._config.folder), "out_of_memory", str(error))
+            payload = self._request(FeatureRequest(self._config, count=False))
+            inspection = msgspec.json.decode(payload, type=Inspection)
+            return replace(inspection, trouble=str(error), out_of_memory=True)
 
     def _request(self, request: FeatureRequest) -> bytes:
         return self._children.request(msgspec.json.encode(request), DEADLINE_S)

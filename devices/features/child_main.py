@@ -40,8 +40,10 @@ def inspect(request: FeatureRequest) -> Inspection:
         speed=benchmark.speed(folder, setup, installed, _extract_black, training=training),
         reach_ms=benchmark.reach_ms(config.broker.address),
     )
+    if not request.count:
+        return inspection
     try:
-        return replace(inspection, report=load.load_for(config, _data_spec(installed))[1])
+        return replace(inspection, report=load.count_for(config, _data_spec(installed)))
     except DataError as error:
         return replace(inspection, trouble=str(error))
 

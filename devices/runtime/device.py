@@ -334,8 +334,12 @@ def start(
     *,
     limits: AgentLimits = state.LIMITS,
     fetching: FetchLimits = fetch.LIMITS,
+    data_problem: str = "",
 ) -> Device:
-    """Create a device with a new boot id and the memory, reports and release of its store."""
+    """Create a device with a new boot id and the memory, reports and release of its store.
+
+    data_problem: the failure word if its data could not be read.
+    """
     release, now_s = worker.boot(), time.monotonic()
     waiting: Outbox = ()
     for parcel in worker.store.outbox():
@@ -349,6 +353,7 @@ def start(
         memory=worker.store.memory(),
         outbox=waiting,
         release=release,
+        data_problem=data_problem,
     )
     return Device(initial, worker, fetching)
 

@@ -24,6 +24,7 @@ from devices.data import sources
 from devices.features import drift
 from devices.features.child_loader import ChildFeatureLoader
 from devices.runtime.device import Device
+from edge_fl.config import MAX_CLASSES
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.messages import Capability
 
@@ -49,6 +50,8 @@ class DeviceMonitor:
 
     def __post_init__(self) -> None:
         self._last_stamp = self._used_stamp = self._stamp()
+        if self.device.state.data_problem:
+            self._used_stamp = ""  # count again
 
     def run(self, stopped: threading.Event) -> None:
         """Check every `watch_s` until `stopped`."""
@@ -73,8 +76,13 @@ class DeviceMonitor:
         if stamp == self._used_stamp or not stable or now_s < self._refit_at_s:
             return
         self._used_stamp, self._refit_at_s = stamp, now_s + self.config.refit_every_s
-        if capability := self.inspect():
-            self.deliver(DataChanged(replace(capability, tier=self.device.state.capability.tier)))
+        try:
+            if capability := self.inspect():
+                self.deliver(DataChanged(replace(capability, tier=self.device.state.capability.tier)))
+        except MemoryError as error:
+            log.warning("%s: %s", self.config.id, error)
+            self._used_stamp = ""  # count again after `refit_every_s`
+            self.deliver(DataChanged(self.device.state.capability, "out_of_memory"))
 
     def _check_health(self) -> None:
         capability = self.device.state.capability
@@ -105,15 +113,20 @@ class DeviceMonitor:
 def inspector(
     config: DeviceConfig, device: Device, loader: ChildFeatureLoader
 ) -> Callable[[], Capability | None]:
-    """Return a function that counts the data in a child and updates the capability; None if they cannot be read."""
+    """Return a function that counts the data in a child and updates the capability; None if they cannot be read.
+
+    The function raises MemoryError if the child runs out of memory.
+    """
 
     def inspect() -> Capability | None:
         inspection, capability = loader.inspect(), device.state.capability
+        if inspection.out_of_memory:
+            raise MemoryError(inspection.trouble)
         if inspection.report is None:
             log.warning("%s: %s", config.id, inspection.trouble)
             return None
         counts = list(inspection.report.samples_per_class)
         notes = [*capability.notes[:1], *inspection.notes]
-        return replace(capability, samples=sum(counts), samples_per_class=counts, notes=notes)
+        return replace(capability, samples=sum(counts), samples_per_class=counts[:MAX_CLASSES], notes=notes)
 
     return inspect

@@ -57,13 +57,14 @@ def run_device(
     store = Store(Path(config.folder))
     with store.owned():
         loader = ChildFeatureLoader(config, children)
-        capability = measure(config, loader, progress.print)
+        capability, data_problem = measure(config, loader, progress.print)
         worker = _make_head_worker(config, capability, store, loader, children)
         if capability.tier == "full":
             load_data = lru_cache(1)(data_loader(config))  # a full device trains on its images repeatedly
             full = full_worker()(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
             worker = HeadAndFullWorker(full, worker)
-        agent = device.start(config.id, Topics(config.broker.fleet), capability, worker)
+        topics = Topics(config.broker.fleet)
+        agent = device.start(config.id, topics, capability, worker, data_problem=data_problem)
         progress.print(
             f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
         )
@@ -97,11 +98,18 @@ def run_device(
         )
 
 
-def measure(config: DeviceConfig, loader: ChildFeatureLoader, show: Callable[[str], None]) -> Capability:
-    """Measure what this machine can do and count its data. Raises DataError if the source cannot be read at all."""
+def measure(
+    config: DeviceConfig, loader: ChildFeatureLoader, show: Callable[[str], None]
+) -> tuple[Capability, str]:
+    """Measure what this machine can do and count its data; the second value is "out_of_memory" if that ran out of memory.
+
+    Raises DataError if the source cannot be read at all.
+    """
     inspection = loader.inspect()
-    if inspection.trouble:
-        show(f"{config.id}: {inspection.trouble}")
+    for line in filter(
+        None, [inspection.trouble, *(inspection.report.local_notes if inspection.report else [])]
+    ):
+        show(f"{config.id}: {line}")
     capability = capabilities.measure(
         folder=Path(config.folder),
         samples_per_class=inspection.report.samples_per_class if inspection.report else (),
@@ -116,7 +124,8 @@ def measure(config: DeviceConfig, loader: ChildFeatureLoader, show: Callable[[st
         raise ConfigError(
             f"tier full: not on this machine ({capability.notes[0]}); expected torch and enough memory"
         )
-    return replace(capability, notes=[*capability.notes, *inspection.notes])
+    capability = replace(capability, notes=[*capability.notes, *inspection.notes])
+    return capability, "out_of_memory" if inspection.out_of_memory else ""
 
 
 def _make_head_worker(

@@ -42,3 +42,17 @@ def test_over_budget_no_wake_up_is_scheduled_for_pending_work() -> None:
     assert wake_at(device.state) < math.inf
     device.on(events.BudgetChanged("budget: bytes"))
     assert wake_at(device.state) == math.inf
+
+
+def test_data_that_could_not_be_counted_is_an_alert_until_they_are() -> None:
+    device = Agent().up()
+    can = device.state.capability
+    device.on(events.DataChanged(can, "out_of_memory"))
+    device.receive(device.echo())
+    assert (device.state.status, device.state.reason) == ("alert", "out_of_memory")
+    device.receive(Assignment(1, "serve", "t", 1, "rel-1", release=3))
+    assert any(isinstance(effect, effects.Refresh) for effect in device.done)  # it continues to work
+    assert device.state.reason == "out_of_memory"
+    device.on(events.DataChanged(can))
+    device.receive(device.echo())
+    assert (device.state.status, device.state.reason) == ("ready", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -132,3 +132,30 @@ def test_what_is_predicted_shows_drift_and_a_new_fit_ends_it(folder: Path) -> No
     assert board.device.state.reason == "drift" and board.device.state.capability.drift == drifted.score
     drift.remember_fit(folder, drift.moments(sha, z + 1))
     assert board.look() == [events.Drifted(0.0)] and board.device.state.reason == ""
+
+
+def test_images_that_need_too_much_memory_are_reported_and_counted_again_later(board: Board) -> None:
+    counted = board.monitor.inspect
+
+    def fail() -> Capability | None:
+        raise MemoryError("data: out of memory")
+
+    board.monitor.inspect = fail
+    picture(board.home / "images" / "a" / "1.png")
+    board.look()
+    found = [event for event in board.look() if isinstance(event, events.DataChanged)]
+    assert [event.why for event in found] == [
+        "out_of_memory"
+    ] and board.device.state.reason == "out_of_memory"
+    board.monitor.inspect = counted
+    assert board.look(after_s=10) == []
+    found = [event for event in board.look(after_s=100) if isinstance(event, events.DataChanged)]
+    assert [event.why for event in found] == [""] and not board.device.state.reason
+
+
+def test_a_device_that_started_without_memory_for_its_images_counts_them_again(board: Board) -> None:
+    assert not any(isinstance(event, events.DataChanged) for event in board.look())
+    board.device.state = replace(board.device.state, data_problem="out_of_memory")
+    board.monitor = replace(board.monitor)
+    found = [event for event in board.look() if isinstance(event, events.DataChanged)]
+    assert len(found) == 1 and not board.device.state.reason

@@ -1,0 +1,89 @@
+"""The child that counts the data needs little memory; without enough of it the agent continues and reports that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from PIL import Image
+
+from devices.child import Children, feature_children
+from devices.config import DeviceConfig
+from devices.data import record
+from devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
+from devices.features.onnx_runtime import Runtime
+from devices.runtime import run_device
+
+PHOTOS, PHOTO_SIZE, MAX_MB = 40, (4000, 3000), 120
+PEAK = """
+import sys
+from devices.features.child_main import answer
+print(answer(sys.argv[1].encode()).decode())
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DeviceConfig:
+    return DeviceConfig("pi-1", str(tmp_path / "images"), folder=str(tmp_path), tier="head")
+
+
+def test_photos_of_a_phone_are_counted_in_little_memory(config: DeviceConfig) -> None:
+    kinds = [Path(config.data) / name for name in ("cat", "dog")]
+    for folder in kinds:
+        folder.mkdir(parents=True)
+    for number in range(PHOTOS):
+        size = PHOTO_SIZE if number % 4 else PHOTO_SIZE[::-1]
+        if number < 4:
+            Image.new("RGB", size, (number, 100, 100)).save(kinds[number % 2] / f"{number}.jpg")
+        else:
+            (kinds[number % 2] / f"{number}.jpg").write_bytes(
+                (kinds[number % 2] / f"{number % 4}.jpg").read_bytes()
+            )
+    request = msgspec.json.encode(FeatureRequest(config)).decode()
+    command = [sys.executable, "-c", PEAK, request]
+    answer, peak_kb = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[
+        :2
+    ]
+    report = msgspec.json.decode(answer, type=Inspection).report
+    assert report and report.samples_per_class == (PHOTOS // 2, PHOTOS // 2)
+    sys.stdout.write(f"peak of the whole child: {int(peak_kb) // 1024} MB\n")
+    assert int(peak_kb) < MAX_MB * 1024
+
+
+class LimitedChildren(Children):
+    """Runs out of memory whenever the data is counted."""
+
+    def request(self, payload: bytes, deadline_s: float) -> bytes:
+        request = msgspec.json.decode(payload, type=FeatureRequest)
+        if request.count:
+            raise MemoryError("data: out of memory, the system killed the child")
+        return super().request(payload, deadline_s)
+
+
+@pytest.fixture
+def limited() -> Iterator[LimitedChildren]:
+    with closing(LimitedChildren("devices.features.child_main", "data")) as children:
+        yield children
+
+
+def test_without_memory_for_the_data_the_agent_starts_and_has_the_reason(
+    config: DeviceConfig, limited: LimitedChildren
+) -> None:
+    lines: list[str] = []
+    capability, data_problem = run_device.measure(config, ChildFeatureLoader(config, limited), lines.append)
+    assert (capability.tier, capability.samples, data_problem) == ("head", 0, "out_of_memory")
+    assert capability.onnxruntime and "out of memory" in lines[0]
+    assert record.read(Path(config.folder)).why == "out_of_memory"
+
+
+def test_an_inspection_without_the_data_does_not_read_them(config: DeviceConfig) -> None:
+    with closing(feature_children()) as children:
+        request = FeatureRequest(config, count=False)
+        inspection = msgspec.json.decode(children.request(msgspec.json.encode(request), 60), type=Inspection)
+    assert inspection.report is None and not inspection.trouble and isinstance(inspection.runtime, Runtime)
