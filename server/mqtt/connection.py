@@ -24,6 +24,7 @@ from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolErr
 from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, decode, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
+from server.mqtt.device_text import decode_cleaned, one_line
 from server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect, is_alive, read_retained
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ class Received:
 
 
 Handler = Callable[[Received], None]
+
+
+MAX_EPOCH = 2**30  # sequence numbers (`server.mqtt.journal`) of later epochs do not fit the registry
 
 
 class ServerConnection:
@@ -189,7 +193,10 @@ class ServerConnection:
         topic = self.topics.server_state()
         payload = read_retained(self._connect, [topic], self._limits).get(topic)
         try:
-            return decode(payload, ServerState) if payload else None
+            state = decode(payload, ServerState) if payload else None
+            if state and state.epoch >= MAX_EPOCH:
+                raise ProtocolError(f"epoch {state.epoch}, expected less than {MAX_EPOCH}")
+            return state
         except ProtocolError as error:
             log.warning("retained srv/state: %s", error)
             return None
@@ -210,7 +217,7 @@ class ServerConnection:
             case Connected():
                 self._on_connection(fresh=not (event.session_present and self._connected.is_set()))
             case Disconnected(reason, final=True):
-                self._end(f"the broker ended the connection ({reason})")
+                self.end(f"the broker ended the connection ({reason})")
             case Disconnected(reason):
                 self._steady = False
                 log.warning("server: connection lost (%s); reconnecting", reason)
@@ -248,14 +255,17 @@ class ServerConnection:
         other = received.message
         if not isinstance(other, ServerState) or (other.epoch, other.boot) <= (self.epoch, self.boot):
             return
+        if other.epoch >= MAX_EPOCH:
+            log.warning("srv/state: epoch %d, expected less than %d; ignored", other.epoch, MAX_EPOCH)
+            return
         if self._steady and not other.online:
             # An earlier server's state, which arrived too late to be read before connecting.
             self.epoch = other.epoch + 1
             self.publish_packet(self._state(online=True))
         else:
-            self._end(f"another server (boot {other.boot}, epoch {other.epoch}) took over")
+            self.end(f"another server (boot {other.boot}, epoch {other.epoch}) took over")
 
-    def _end(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
         """End the connection for good, which `check` reports; the state "offline" is not published, it would replace the other server's."""
         self._lost = reason
         if self.transport:
@@ -271,9 +281,9 @@ class ServerConnection:
             kind = packet.topic.split("/")[6:7]  # after efl/1/FLEET/d/DEVICE/up
             sender = self.topics.sender(packet.topic)
             self.malformed[" ".join([sender, *kind])[:80]] += 1
-            log.warning("%s: %s", packet.topic, error)
+            log.warning("%s: %s", one_line(packet.topic), one_line(str(error)))
             for report in self._on_malformed:
-                report(sender, "".join(kind)[:32], str(error))
+                report(sender, one_line("".join(kind)[:32]), str(error))
             return
         for handler in self._handlers[address.kind]:
             handler(received)
@@ -293,4 +303,4 @@ def _content(kind: str, packet: Packet) -> Struct | bytes | None:
         return packet.payload
     if kind not in MESSAGES:
         raise ProtocolError(f"unexpected message of kind {kind!r}")
-    return decode(packet.payload, MESSAGES[kind])
+    return decode_cleaned(packet.payload, MESSAGES[kind])

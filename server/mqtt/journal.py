@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.messages import Mode, Report
+from server.mqtt.device_text import one_line
 from server.registry import Database, devices, reports, runs
 from server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
 
@@ -52,6 +53,7 @@ class Journal:
         self._first = self._sequence = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self.on_failure: Callable[[str], None] = lambda reason: None
         self._thread = threading.Thread(target=self._run, name="edge-fl-journal", daemon=True)
 
     def __enter__(self) -> Self:
@@ -74,7 +76,9 @@ class Journal:
         server and have sent nothing since become "unknown", because they may have left while no server was online.
         """
         with self._lock:
-            self._first = self._sequence = epoch * SEQUENCES_PER_EPOCH
+            # Not below those in the registry: an unreadable retained state makes the epoch start anew.
+            last = max((known.seen_sequence for known in devices.listed(self.db, self.fleet)), default=0)
+            self._first = self._sequence = max(epoch * SEQUENCES_PER_EPOCH, last + 1)
             waiting = frozenset(self._pending)
             for record in self._pending.values():
                 self._enqueue(record)
@@ -101,7 +105,7 @@ class Journal:
     def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
         """Store a rejected report; quarantine the device after too many."""
         after = 0 if reason in BENIGN else self._quarantine_after
-        rejection = Rejection(self.fleet, device, id, run, round, reason, detail[:2000])
+        rejection = Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000])
         if why := reports.reject(self.db, rejection, quarantine_after=after):
             self._blocked = {**self._blocked, device: "quarantined"}
             log.warning("%s: quarantined: %s", device, why, extra={"device": device})
@@ -139,8 +143,12 @@ class Journal:
         return {**devices.blocked(self.db, self.fleet), **dict.fromkeys(revoked, "revoked")}
 
     def _run(self) -> None:
-        while not self._closing.wait(WRITE_INTERVAL_S):
-            self._write_pending()
+        try:
+            while not self._closing.wait(WRITE_INTERVAL_S):
+                self._write_pending()
+        except Exception as error:
+            log.exception("journal: device states are no longer stored")
+            self.on_failure(f"device states cannot be stored in the registry: {error}")
 
     def _write_pending(self) -> None:
         records: dict[str, DeviceRecord] = {}

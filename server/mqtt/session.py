@@ -54,6 +54,7 @@ def connected(
     """
     connection = ServerConnection(connect, journal.fleet, takeover=takeover, workers=workers)
     server = Server.of(connection, journal, workers=workers)
+    journal.on_failure = connection.end
     try:
         connection.open()
         journal.begin(connection.epoch)

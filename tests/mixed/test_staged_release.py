@@ -191,7 +191,9 @@ def test_a_report_from_outside_the_stage_is_rejected(fleet: Callable[..., Fleet]
     rollouts.steer(site.db, number, "paused")
     site.eventually(lambda: site.record().state == "paused")
     outsider = next(name for name in site.devices if rank(name, 1) >= 0.3)
-    report = Report(id=f"rel-1-again-{number}", kind="head", boot="b", samples=1, release=1, error="canary_failed")
+    report = Report(
+        id=f"rel-1-again-{number}", kind="head", boot="b", samples=1, release=1, error="canary_failed"
+    )
     verdict = site.rollout._take_report(outsider, report)
     assert verdict and (verdict.status, verdict.reason) == ("rejected", "not_assigned")
     assert outsider not in site.rollout.stages.outcomes

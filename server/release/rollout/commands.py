@@ -13,16 +13,16 @@ from msgspec import Struct
 from edge_fl.config import RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import DeadlineError, InputError, ProtocolError
-from edge_fl.wire.messages import ServerState, decode
+from edge_fl.wire.messages import GONE, ServerState, decode
 from edge_fl.wire.topics import Topics
 from server.mqtt.journal import Journal
-from server.mqtt.reader import ServerConnect, read_retained
+from server.mqtt.reader import LIMITS, ServerConnect, is_alive, read_retained
 from server.mqtt.session import connected
-from server.registry import Database, rollouts
+from server.registry import Database, devices, rollouts
 from server.registry.records import DesiredRolloutState, RolloutRecord
 from server.release.repository import Repository
 from server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
-from server.release.rollout.stages import ALL_AT_ONCE
+from server.release.rollout.stages import ALL_AT_ONCE, widened
 from server.release.rollout.stored_rollout import served_release
 
 POLL_S = 0.2
@@ -100,6 +100,14 @@ class ReleaseCommands:
         if target not in kept:
             raise InputError(f"release {target}: not kept, only {kept} are")
         previous = served_release(self.db, self.fleet)
+        present = [
+            record.device
+            for record in devices.listed(self.db, self.fleet)
+            if (record.capability or {}).get("tier") == "head"
+            and record.status not in GONE
+            and not record.blocked
+        ]
+        plan = widened(plan, present, target)
         return rollouts.begin(self.db, self.fleet, target, previous=previous, plan=msgspec.to_builtins(plan))
 
     def steer(self, desired: DesiredRolloutState) -> int:
@@ -172,10 +180,13 @@ class ReleaseCommands:
             time.sleep(POLL_S)
 
     def _is_online(self) -> bool:
-        topic = Topics(self.fleet).server_state()
+        topics = Topics(self.fleet)
+        topic = topics.server_state()
         try:
             payload = read_retained(self.connect, [topic]).get(topic)
-            return payload is not None and decode(payload, ServerState).online
+            state = decode(payload, ServerState) if payload else None
+            # A retained "online" remains where a server and its broker ended without notice: only a beat counts.
+            return bool(state and state.online and is_alive(self.connect, topics, state.boot, LIMITS))
         except ProtocolError:
             return False
 

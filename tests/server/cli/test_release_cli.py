@@ -13,8 +13,9 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.config import RolloutConfig
 from edge_fl.errors import ConnectError, InputError
-from edge_fl.wire.messages import Assignment, decode
+from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
 from server.cli import release
 from server.mqtt.journal import Journal
 from server.registry import Database, reports, rollouts
@@ -59,6 +60,19 @@ def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, t
     back = releases.carry_out(releases.roll_back(None), said.append, 30)
     assert (back.state, back.release) == ("completed", 1)
     assert stage.eventually(lambda: [head.served[-1] for head in heads] == [1] * 4)
+
+
+def test_a_stale_retained_state_counts_as_offline(releases, stage, tmp_path) -> None:
+    early = stage.connect("early", None, lambda event: None)
+    state = ServerState(True, "dead", 7)
+    early.publish(Packet(stage.topics.server_state(), encode(state), retain=True))
+    early.drain(5)
+    heads = [stage.head(f"h{number}", tmp_path) for number in range(4)]
+    lines: list[str] = []
+    record = releases.carry_out(releases.roll_out(2, STAGED), lines.append, 30)
+    assert record.state == "completed" and [head.served[-1] for head in heads] == [2] * 4
+    assert lines[0] == "no server is online: carried out from here"
+    early.close()
 
 
 def test_a_command_uses_reports_received_by_an_earlier_one(releases, stage, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +15,7 @@ from server.mqtt.connection import ServerConnection
 from server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from server.mqtt.devices.roster import Device, Roster, fold
 from server.mqtt.journal import Journal
+from server.mqtt.session import connected
 from server.registry import Database, devices
 from server.registry.records import DeviceRecord
 from tests.server.conftest import QUICK
@@ -217,6 +219,43 @@ def test_a_retained_online_state_without_beats_does_not_block_a_new_server(stage
     assert "published no beat for 0.5 s; replacing it" in caplog.text
     connection.close()
     early.close()
+
+
+@pytest.mark.parametrize("epoch", [2**30, 2**40])
+def test_an_epoch_out_of_range_is_ignored(stage, epoch):
+    early = stage.connect("early", None, lambda event: None)
+    poison = Packet(stage.topics.server_state(), encode(ServerState(False, "old", epoch)), retain=True)
+    early.publish(poison)
+    early.drain(5)
+    connection = ServerConnection(stage.connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
+    connection.open()
+    assert connection.epoch == 1
+    early.publish(poison)
+    early.drain(5)
+    time.sleep(0.2)
+    connection.check()
+    assert connection.epoch == 1
+    connection.close()
+    early.close()
+
+
+def test_sequence_numbers_never_fall_below_those_in_the_registry():
+    db = Database.open()
+    devices.record(db, [DeviceRecord("main", "d1", status="ready", seen_sequence=9 * 2**32)])
+    with Journal(db, "main") as journal:
+        journal.begin(1)
+        journal.record_device(DeviceRecord("main", "d1", status="lost"))
+    assert devices.get(db, "main", "d1").seen_sequence > 9 * 2**32
+
+
+def test_a_dead_journal_thread_ends_the_server(stage, monkeypatch):
+    monkeypatch.setattr(devices, "record", lambda db, records: 1 // 0)
+    with Journal(Database.open(), "main") as journal, connected(stage.connect, journal) as server:
+        journal.record_device(DeviceRecord("main", "d1", status="ready"))
+        assert stage.eventually(lambda: server.connection._lost)
+        with pytest.raises(ConnectError, match="device states cannot be stored in the registry"):
+            server.connection.check()
+        monkeypatch.undo()
 
 
 def test_everything_is_published_again_after_a_reconnect(bench, broker):
