@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from edge_fl import __version__
+from edge_fl.config import MAX_CLASSES
 from edge_fl.wire.messages import Capability
 
 FULL_MIN_MEMORY_MB = 900
@@ -57,7 +58,7 @@ def measure(
         memory_mb=memory,
         disk_free_mb=free_disk_mb(folder),
         samples=sum(samples_per_class),
-        samples_per_class=list(samples_per_class),
+        samples_per_class=list(samples_per_class[:MAX_CLASSES]),
         head=head,
         agent=__version__,
         notes=[why],

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from edge_fl.errors import ArtefactError
 
 CHUNK_BYTES = 64 * 1024
+MIN_CHUNK_BYTES = 1024
 MAX_BLOB_BYTES = 512 * 1024 * 1024
 Payload = bytes | memoryview
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -23,8 +24,8 @@ class Blob(Struct, frozen=True, forbid_unknown_fields=True):
 
     sha256: Digest
     bytes: Annotated[int, Meta(ge=1, le=MAX_BLOB_BYTES)]
-    chunks: list[Digest]
-    chunk_bytes: Annotated[int, Meta(ge=1024, le=256 * 1024)] = CHUNK_BYTES
+    chunks: Annotated[list[Digest], Meta(max_length=MAX_BLOB_BYTES // MIN_CHUNK_BYTES)]
+    chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=256 * 1024)] = CHUNK_BYTES
 
     def __post_init__(self) -> None:
         expected = -(-self.bytes // self.chunk_bytes)

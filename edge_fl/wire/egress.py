@@ -39,7 +39,10 @@ NUMBERS = (
     metrics.USED_CPU,
     metrics.USED_ENERGY,
 )
-"""Numbers that a report may carry."""
+"""Numbers that a report may carry; of a full device also those that its method declares."""
+
+HEAD_NUMBERS = (*NUMBERS, *auto.NUMBERS)
+"""Numbers that the report of a fitted head may carry."""
 
 
 class Egress(Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,4 +85,4 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
 
 def of_head(uploads: Iterable[str]) -> Egress:
     """Egress of a head-only device under a release that requests these parts."""
-    return Egress("head", {"head": sorted(uploads)}, numbers=(*NUMBERS, *auto.NUMBERS))
+    return Egress("head", {"head": sorted(uploads)}, numbers=HEAD_NUMBERS)

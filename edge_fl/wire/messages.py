@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl.config import MethodSpec
+from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
 from edge_fl.wire.blob import Blob
 
@@ -30,6 +30,9 @@ Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 Text = Annotated[str, Meta(max_length=2000)]
+Version = Annotated[str, Meta(max_length=32)]
+ClassCounts = Annotated[list[Count], Meta(max_length=MAX_CLASSES)]
+Metrics = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)]
 TierName = Literal["head", "full"]
 Mode = Literal["serve", "train", "evaluate", "personalise", "rest"]
 Status = Literal["init", "ready", "sleeping", "disconnected", "lost", "alert"]
@@ -48,7 +51,7 @@ class ServerState(Struct, frozen=True):
     online: bool
     boot: Id
     epoch: Count = 0
-    protocol: str = PROTOCOL
+    protocol: Version = PROTOCOL
     return_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
 
 
@@ -133,12 +136,12 @@ class Capability(Struct, frozen=True):
     memory_mb: Count = 0
     disk_free_mb: Count = 0
     samples: Count = 0
-    samples_per_class: list[Count] = []
+    samples_per_class: ClassCounts = []
     head: Text = ""
     agent: Text = ""
-    protocol: str = PROTOCOL
-    notes: list[Text] = []
-    drift: Annotated[float, Meta(ge=0)] = 0.0
+    protocol: Version = PROTOCOL
+    notes: Annotated[list[Text], Meta(max_length=64)] = []
+    drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
 class Report(Struct, frozen=True):
@@ -152,12 +155,12 @@ class Report(Struct, frozen=True):
     kind: Literal["update", "personal", "evaluation", "head"]
     boot: Id
     samples: Count
-    metrics: dict[str, float] = {}
+    metrics: Metrics = {}
     blob: Blob | None = None
     release: Count = 0
     extractor: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     head: Text = ""
-    seconds: float = 0.0
+    seconds: Annotated[float, Meta(ge=0, le=1e7)] = 0.0
     bytes_down: Count = 0
     bytes_up: Count = 0
     error: Text = ""
@@ -169,7 +172,7 @@ class Request(Struct, frozen=True):
 
     id: Id
     kind: Literal["assignment", "chunks", "metadata"]
-    sha256: str = ""
+    sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     missing: Annotated[list[Count], Meta(max_length=1024)] = []
 
 

@@ -10,7 +10,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sqlalchemy import Connection, func, select
 
 from server.registry import Database
-from server.registry.tables import devices, rejections, releases, reports, requests, rollouts, rounds, runs
+from server.registry.tables import (
+    devices,
+    rejection_counts,
+    releases,
+    reports,
+    requests,
+    rollouts,
+    rounds,
+    runs,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
@@ -114,7 +123,8 @@ def _reports(connection: Connection, fleet: str) -> Iterable[Metric]:
     work = select(reports.c.kind, func.count(), func.sum(reports.c.seconds)).where(mine)
     took = connection.execute(work.group_by(reports.c.kind)).all()
     yield _summary("work_duration_seconds", "Time that devices worked per report.", fleet, ("kind",), took)
-    rejected = _counts(connection, rejections, fleet, rejections.c.reason)
+    counts = rejection_counts.c
+    rejected = connection.execute(select(counts.reason, counts.count).where(counts.fleet == fleet)).all()
     help = "Rejected reports by reason."
     yield _family(CounterMetricFamily, "rejected_reports", help, fleet, ("reason",), rejected)
 

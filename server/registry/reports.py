@@ -9,7 +9,7 @@ from edge_fl import metrics
 from edge_fl.wire.messages import Report
 from server.registry.database import Database, now
 from server.registry.records import DeviceRecord, Rejection, ReportRecord
-from server.registry.tables import devices, rejections, reports
+from server.registry.tables import devices, rejection_counts, rejections, reports
 
 KEPT_REJECTIONS = 200
 
@@ -89,6 +89,11 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
     unknown = msgspec.to_builtins(DeviceRecord(rejection.fleet, rejection.device, first_seen_at=now()))
     with db.writing() as connection:
         connection.execute(rejections.insert(), row)
+        counted = {"fleet": rejection.fleet, "reason": rejection.reason}
+        db.insert_new(connection, rejection_counts, {**counted, "count": 0})
+        connection.execute(
+            update(rejection_counts).filter_by(**counted).values(count=rejection_counts.c.count + 1)
+        )
         ours = (rejections.c.fleet == rejection.fleet) & (rejections.c.device == rejection.device)
         newest = select(rejections.c.number).where(ours).order_by(rejections.c.number.desc())
         if oldest := connection.execute(newest.offset(KEPT_REJECTIONS).limit(1)).scalar():

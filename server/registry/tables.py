@@ -103,6 +103,14 @@ rejections = Table(
 )
 Index("rejections_by_device", rejections.c.fleet, rejections.c.device)
 
+rejection_counts = Table(
+    "rejection_counts",
+    metadata,
+    *_texts("fleet", "reason"),
+    *_big_integers("count"),  # all rejections, also those that are no longer kept
+    PrimaryKeyConstraint("fleet", "reason"),
+)
+
 releases = Table(
     "releases",
     metadata,

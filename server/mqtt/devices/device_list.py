@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.messages import MESSAGES, ServerState, decode
+from edge_fl.wire.messages import MESSAGES, ServerState
 from edge_fl.wire.topics import Topics, checked
+from server.mqtt.device_text import decode_cleaned
 from server.mqtt.devices.roster import Device, fold
 from server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
 
@@ -49,7 +50,7 @@ def devices(
     for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
         try:
             address = topics.parse(topic)
-            message = decode(payload, MESSAGES[address.kind])
+            message = decode_cleaned(payload, MESSAGES[address.kind])
         except ProtocolError:
             continue  # a device with another protocol version
         if isinstance(message, ServerState):

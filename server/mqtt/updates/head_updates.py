@@ -17,6 +17,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Params, Parts, to_device
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
+from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report
 from server.mqtt.devices.roster import Roster
 from server.mqtt.updates.round_request import Response, RoundRequest, Verdict
@@ -114,7 +115,9 @@ def expected_head_update(manifest: Manifest, method: Method) -> Expected:
     classes, dim = len(manifest.classes), manifest.feature_dim
     numbers = dim * dim + 3 * classes * (dim + 1)  # more than any statistic has
     max_bytes = 8 * numbers + HEADER_BYTES
-    return Expected(networks, frozenset(named - networks.keys()), frozenset(), max_bytes)
+    return Expected(
+        networks, frozenset(named - networks.keys()), frozenset(), max_bytes, numbers=HEAD_NUMBERS
+    )
 
 
 def _check_statistics(manifest: Manifest, parts: Parts, report: Report) -> None:

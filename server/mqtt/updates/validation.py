@@ -8,7 +8,7 @@ aggregate to parts of the right shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -18,14 +18,16 @@ from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Params, Parts, from_arrays, to_arrays
 from edge_fl.methods.contract import steps, update_codec
+from edge_fl.methods.contract.egress import of_full
 from edge_fl.methods.contract.method import Method
-from edge_fl.metrics import EPSILON
+from edge_fl.metrics import EPSILON, is_plausible
 from edge_fl.wire import tensors
+from edge_fl.wire.egress import NUMBERS
 from edge_fl.wire.messages import Report
 from edge_fl.wire.tensors import Signature
+from server.mqtt.device_text import one_line
 
 MAX_SAMPLES = 10**9
-MAX_METRICS = 64
 HEADER_BYTES = 1024 * 1024
 STATISTICS_BYTES = 64 * 1024 * 1024
 
@@ -56,7 +58,8 @@ PartsCheck = Callable[[Parts, Report], None]
 class Expected:
     """The permitted content of an update: tensors of parts with a network, names of parts without one, and required parts.
 
-    `compression` is the requested one; a `private` report must contain the epsilon spent.
+    `compression` is the requested one; a `private` report must contain the epsilon spent. `numbers` are the metrics
+    that a report may carry.
     """
 
     networks: Mapping[str, Signature]
@@ -65,6 +68,7 @@ class Expected:
     max_bytes: int
     compression: str = "none"
     private: bool = False
+    numbers: tuple[str, ...] = NUMBERS
 
 
 class Terms(Struct, frozen=True):
@@ -79,7 +83,7 @@ class RejectedError(EdgeFLError):
     """A rejected report or update; `reason` is the word in its acknowledgement, the message holds the details."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
+        super().__init__(one_line(f"{reason}: {detail}" if detail else reason))
         self.reason = reason
 
 
@@ -96,12 +100,11 @@ class Validator:
         expected, max_samples = self.expected, self.samples(device) or MAX_SAMPLES
         if report.kind != kind:
             raise RejectedError("wrong_kind", f"{report.kind!r}, expected {kind!r}")
+        require_numbers(report, expected.numbers)
         if report.error:
             return
         if not 0 < report.samples <= max_samples:
             raise RejectedError("samples", f"{report.samples}, expected 1 to {max_samples}")
-        if len(report.metrics) > MAX_METRICS:
-            raise RejectedError("metrics", f"{len(report.metrics)} of them, at most {MAX_METRICS}")
         if report.blob is None:
             if expected.required:
                 raise RejectedError("no_parts", f"expected {', '.join(sorted(expected.required))}")
@@ -120,6 +123,15 @@ class Validator:
         return parts
 
 
+def require_numbers(report: Report, allowed: Iterable[str]) -> None:
+    """Raise RejectedError for a metric that is not declared, or whose value no correct device reports (`edge_fl.metrics.is_plausible`)."""
+    if undeclared := sorted(report.metrics.keys() - set(allowed)):
+        raise RejectedError("metrics", f"{undeclared[0]!r} is not declared")
+    for name, value in report.metrics.items():
+        if not is_plausible(name, value):
+            raise RejectedError("metrics", f"{name}: {value:g} is out of range")
+
+
 def expected_of(method: Method, *, whole: bool) -> Expected:
     """The permitted updates of a method's clients; `whole` requires every exported part, as after a local update."""
     down, up = update_codec.untrained(method)
@@ -134,6 +146,7 @@ def expected_of(method: Method, *, whole: bool) -> Expected:
         max_bytes=2 * size + HEADER_BYTES + (STATISTICS_BYTES if statistics else 0),
         compression=method.compression.kind,
         private=method.privacy.noise_multiplier > 0,
+        numbers=of_full(method).numbers,
     )
 
 

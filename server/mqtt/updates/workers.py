@@ -20,10 +20,11 @@ from edge_fl.learn.tree import from_arrays
 from edge_fl.methods import build_method
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import split
-from edge_fl.wire.messages import Ack, Report, decode, encode
+from edge_fl.wire.messages import Ack, Report, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
 from server.mqtt.connection import Received, ServerConnection
+from server.mqtt.device_text import decode_cleaned, one_line
 from server.mqtt.journal import Journal
 from server.mqtt.reader import ServerConnect
 from server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
@@ -72,14 +73,14 @@ class UpdateWorker:
             try:
                 self._on_packet(self._topics.parse(event.topic), event)
             except ProtocolError as error:
-                log.warning("%s: %s", event.topic, error)
+                log.warning("%s: %s", one_line(event.topic), one_line(str(error)))
             except EdgeFLError as error:  # not acknowledged, so the device sends it again
                 log.warning("worker: %s", error)
 
     def _on_packet(self, address: Address, packet: Packet) -> None:
         device = address.device
         if address.kind == "rpt":
-            report, (run, round) = decode(packet.payload, Report), address.path
+            report, (run, round) = decode_cleaned(packet.payload, Report), address.path
             self._on_report(device, run, int(round), report)
         elif address.kind == "blob" and packet.content_type == SAFETENSORS:
             id, index = address.path

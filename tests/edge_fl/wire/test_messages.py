@@ -297,3 +297,68 @@ def test_the_chunk_list_of_a_want_must_fit_its_length() -> None:
     tree = example(Assignment) | {"down": msgspec.to_builtins(describe(b"parts")) | {"chunks": []}}
     with pytest.raises(ProtocolError, match=r"5 bytes in 0 chunks, expected 1 - at `\$\.down`"):
         decode(json.dumps(tree).encode(), Assignment)
+
+
+def collections_of(kind: inspect.Type, where: str) -> Iterator[tuple[str, int | None]]:
+    """Every list and map in a type, with its largest length."""
+    match kind:
+        case inspect.StructType():
+            for field in kind.fields:
+                yield from collections_of(field.type, f"{where}.{field.encode_name}")
+        case inspect.UnionType():
+            for one in kind.types:
+                yield from collections_of(one, where)
+        case inspect.TupleType():
+            for one in kind.item_types:
+                yield from collections_of(one, where)
+        case inspect.ListType() | inspect.VarTupleType():
+            yield where, kind.max_length
+            yield from collections_of(kind.item_type, where)
+        case inspect.DictType():
+            yield where, kind.max_length
+            yield from collections_of(kind.value_type, where)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_list_and_map_of_a_message_has_a_largest_length(kind: type[Struct]) -> None:
+    unbounded = [where for where, most in collections_of(inspect.type_info(kind), kind.__name__) if not most]
+    assert not unbounded
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"samples_per_class": [1] * 60_000},
+        {"notes": ["a"] * 65},
+        {"drift": 1e300},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_capability_beyond_the_limits_is_rejected(fields: dict[str, Any]) -> None:
+    valid = {
+        "tier": "head",
+        "machine": "m",
+        "python": "3",
+        "samples_per_class": [1] * 1024,
+        "notes": ["a"] * 64,
+    }
+    assert decode(json.dumps(valid).encode(), Capability).notes
+    with pytest.raises(ProtocolError):
+        decode(json.dumps({**valid, **fields}).encode(), Capability)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metrics": {f"m{i}": 0.5 for i in range(65)}},
+        {"metrics": {"m" * 65: 0.5}},
+        {"seconds": -1.0},
+        {"seconds": 1e300},
+    ],
+    ids=["metrics", "name", "negative", "long"],
+)
+def test_a_report_beyond_the_limits_is_rejected(fields: dict[str, Any]) -> None:
+    valid = {"id": "r", "kind": "head", "boot": "b", "samples": 1, "metrics": {"m": 0.5}, "seconds": 1.5}
+    assert decode(json.dumps(valid).encode(), Report).metrics
+    with pytest.raises(ProtocolError):
+        decode(json.dumps({**valid, **fields}).encode(), Report)

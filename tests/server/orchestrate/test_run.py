@@ -397,3 +397,14 @@ def test_a_run_in_which_one_full_device_could_measure_has_no_such_reason(stage, 
     stage.device("d1"), stage.device("d2", tamper=refusing("evaluate", "personalise"))
     state = Results.open(finished(run_request)).state()
     assert (state.state, state.reason) == ("completed", "")
+
+
+def test_an_impossible_accuracy_of_a_head_only_device_does_not_reach_the_results(
+    stage, run_request, tmp_path
+):
+    stage.device("d1"), stage.device("d2")
+    stage.head("h1", tmp_path, after=1e308), stage.head("h2", tmp_path, after=0.5)
+    path = finished(with_recipe(run_request, release=ReleaseConfig(every=1, wait_s=1.0)))
+    assert Results.open(path).summary()["head.personal.test_acc.after"].clients == 1
+    rejected = reports.rejections_of(Database.open(run_request.registry), "main", device="h1")
+    assert {one.reason for one in rejected} == {"metrics"}

@@ -64,6 +64,12 @@ def upgrade() -> None:
     )
     op.create_index("rejections_by_device", "rejections", ["fleet", "device"])
     op.create_table(
+        "rejection_counts",
+        *_texts("fleet", "reason"),
+        *_big_integers("count"),
+        sa.PrimaryKeyConstraint("fleet", "reason"),
+    )
+    op.create_table(
         "releases",
         *_texts("fleet", "run", "method", "extractor", "published_at"),
         *_integers("round"),

@@ -1,0 +1,103 @@
+"""Numbers and texts of one device cannot spoil results, logs or tables."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import msgspec
+import pytest
+
+from edge_fl import metrics
+from edge_fl.wire.messages import Capability, DeviceState, Log, Report, encode
+from server.dashboard import prometheus
+from server.mqtt.device_text import decode_cleaned, one_line
+from server.registry import Database, reports, runs
+from server.registry.records import Rejection, RoundRecord, RunRecord
+from server.registry.reports import KEPT_REJECTIONS
+from tests.server.single_round import one_round
+
+IMPLAUSIBLE = {
+    "undeclared": {"fedcrl.tau_mix": 0.5},
+    "accuracy": {metrics.PERSONAL_AFTER: 1e308},
+    "negative accuracy": {metrics.GLOBAL_TEST: -0.01},
+    "count": {metrics.TEST_SAMPLES: -1.0},
+    "large count": {metrics.VALIDATION_SAMPLES: 1e10},
+    "magnitude": {metrics.USED_CPU: -1e300},
+}
+
+
+@pytest.mark.parametrize("bad", IMPLAUSIBLE)
+@pytest.mark.parametrize("error", ["", "out_of_memory"])
+def test_a_report_with_an_implausible_number_is_rejected(bench, bad, error):
+    bench.device("d1")
+    wrong = bench.device(
+        "d2",
+        tamper=lambda mode, report, payload: [
+            (msgspec.structs.replace(report, metrics=IMPLAUSIBLE[bad], error=error), payload)
+        ],
+    )
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.responded == ("d1",)
+    assert bench.eventually(lambda: [ack.reason for ack in wrong.acks] == ["metrics"])
+
+
+def test_a_method_s_own_number_is_taken_where_it_is_declared(bench):
+    bench.device(
+        "d1",
+        tamper=lambda mode, report, payload: [
+            (msgspec.structs.replace(report, metrics={"fedcrl.tau_mix": 0.5}), payload)
+        ],
+    )
+    bench.wait_for(full=1)
+    _, result = one_round(bench, bench.spec("fedcrl"))
+    assert result.responded == ("d1",)
+
+
+def test_device_text_has_no_control_characters_after_decoding():
+    sneaky = "a\nb\x1b[31mc\u202ed\x7f\r\t\u2028e"
+    state = decode_cleaned(encode(DeviceState("alert", "b1", why=sneaky)), DeviceState)
+    assert state.why == "a b [31mc d    e" == one_line(sneaky)
+    notes = decode_cleaned(
+        json.dumps({"tier": "full", "machine": sneaky, "python": "3", "notes": [sneaky]}).encode(), Capability
+    )
+    assert [notes.machine, *notes.notes] == [one_line(sneaky)] * 2
+    report = decode_cleaned(encode(Report("r1", "head", "b1", 9, {"m": 0.5}, error="ö\n")), Report)
+    assert (report.error, report.metrics) == ("ö ", {"m": 0.5})
+
+
+def test_lines_and_states_of_a_device_reach_log_and_registry_on_one_line(bench, caplog):
+    device = bench.device("d1")
+    bench.wait_for(full=1)
+    caplog.set_level(logging.DEBUG)
+    device.send(bench.topics.state("d1"), encode(DeviceState("alert", "b1", why="x\n\x1b[2J")), retain=True)
+    device.send(f"{bench.topics.root}/d/d1/up/log", b'{"level": "fatal\\n\\u001b[2J", "text": ""}')
+    device.send(bench.topics.log("d1"), encode(Log("warning", "first\nERROR d9: forged \x1b[31m")))
+    assert bench.eventually(lambda: bench.connection.malformed["d1 log"] == 1)
+    assert bench.eventually(lambda: (d := bench.roster.get("d1")) and d.state.why == "x  [2J")
+    assert all(char.isprintable() for record in caplog.records for char in record.getMessage())
+    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d1")
+    assert kept.reason == "malformed" and kept.detail.isprintable()
+
+
+def test_the_counter_of_rejected_reports_never_decreases():
+    db = Database.open()
+
+    def count(reason: str) -> float:
+        lines = prometheus.text(db, "main").decode().splitlines()
+        name = f'edge_fl_rejected_reports_total{{fleet="main",reason="{reason}"}}'
+        return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    reports.reject(db, Rejection("main", "d1", "r", "run", 1, "samples"))
+    for number in range(KEPT_REJECTIONS + 5):
+        reports.reject(db, Rejection("main", "d1", f"r{number}", "run", 1, "malformed"))
+    assert (count("samples"), count("malformed")) == (1, KEPT_REJECTIONS + 5)
+
+
+def test_the_time_of_a_repeated_round_adds_up():
+    db = Database.open()
+    runs.begin(db, RunRecord("r", "main", "fedavg", "digits", "fleet", 3, "runs/r"))
+    for seconds in (10.0, 3.0):
+        runs.record_round(db, RoundRecord("r", 1, 2, 2, seconds))
+    assert 'edge_fl_round_duration_seconds_sum{fleet="main"} 13.0' in prometheus.text(db, "main").decode()
