@@ -32,6 +32,8 @@ from edge_fl.errors import ConfigError, EdgeFLError, InputError
 ENTRY_POINTS = "edge_fl.commands"
 INTERRUPTED = 130
 REPEATED_S = 1.0
+PARENT = "EDGE_FL_PARENT"  # environment variable: the process that this command ends with
+PR_SET_PDEATHSIG = 1
 # click's ClickException, which typer contains but does not export: raised for an invalid command line
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -138,10 +140,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)
+            if parent := os.environ.pop(PARENT, ""):
+                _end_with(int(parent))
         app = load(metadata.entry_points(group=ENTRY_POINTS))
         return _run(app, list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+
+
+def _end_with(parent: int) -> None:
+    """Receive SIGTERM when the process `parent`, which started this command, ends in any way (on Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before
+        raise KeyboardInterrupt
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

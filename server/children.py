@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import IO, Self
 
+from edge_fl.cli import PARENT
 from edge_fl.errors import DeadlineError, RunError
 
 GOODBYE_S = 20.0
@@ -39,7 +40,7 @@ class Child:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, **variables},
+            env={**os.environ, **variables, PARENT: str(os.getpid())},  # also ends if this process is killed
             start_new_session=True,  # Ctrl-C reaches only the parent, which then ends its children in order
         )
         outputs = ((self._process.stderr, on_line), (self._process.stdout, self._printed.append))

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.find import Program
 from broker.mosquitto import Mosquitto
 from server.training.engines import processes
 
@@ -188,7 +189,17 @@ def test_a_simulated_fleet_leaves_nothing(
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("number", [signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_leaves_nothing(number: signal.Signals, mosquitto_program: Program, tmp_path: Path) -> None:
+    with running(["demo", "--rounds", "100"], tmp_path) as command:
+        command.wait_for(lambda: command.says("fleet  |") and command.says("round 1/"))
+        os.kill(command.process.pid, number)
+        command.require_clean_end(command.shared())
+        assert not command.says("Traceback")
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_with_a_dashboard_leaves_nothing(
     number: signal.Signals, mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
