@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from edge_fl.console.output import show_table
-from server.cli.connection import interrupt_on_sigterm
 from server.cli.options import RUNS, RunsOption
 
 
@@ -42,7 +41,6 @@ def demo(
 
     from server import demo as demos
 
-    interrupt_on_sigterm()
     options = demos.DemoOptions(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
     plaintext_s = demos.run(replace(options, secure=False)).seconds if compare_plaintext else None
     result = demos.run(options)

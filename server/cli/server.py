@@ -14,7 +14,7 @@ from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.logs import LogFormat
 from server.cli import options, user_imports
-from server.cli.connection import connect_to, interrupt_on_sigterm
+from server.cli.connection import connect_to
 from server.cli.options import (
     HOME,
     RUNS,
@@ -93,7 +93,6 @@ def run(
 
     user_imports.allow()
     logs.configure(log_format)
-    interrupt_on_sigterm()
     request = setup.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
     with child.dashboard(dashboard, request.registry, chosen.broker.fleet, home):
         results, outcome = orchestrator.run(request)
@@ -118,7 +117,6 @@ def worker(
     from server.mqtt.updates.workers import UpdateWorker
     from server.registry import Database
 
-    interrupt_on_sigterm()
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
     with journal, UpdateWorker(connect_to(host, port, identity), journal) as worker:
         print_status(f"worker of fleet {fleet}: receiving reports")
