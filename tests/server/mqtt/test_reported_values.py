@@ -72,13 +72,16 @@ def test_lines_and_states_of_a_device_reach_log_and_registry_on_one_line(bench, 
     bench.wait_for(full=1)
     caplog.set_level(logging.DEBUG)
     device.send(bench.topics.state("d1"), encode(DeviceState("alert", "b1", why="x\n\x1b[2J")), retain=True)
-    device.send(f"{bench.topics.root}/d/d1/up/log", b'{"level": "fatal\\n\\u001b[2J", "text": ""}')
+    device.send(f"{bench.topics.root}/d/d1/up/non\x1b[2Jsense", b"{}")
     device.send(bench.topics.log("d1"), encode(Log("warning", "first\nERROR d9: forged \x1b[31m")))
-    assert bench.eventually(lambda: bench.connection.malformed["d1 log"] == 1)
+    assert bench.eventually(lambda: bench.connection.malformed.total() == 1)
     assert bench.eventually(lambda: (d := bench.roster.get("d1")) and d.state.why == "x  [2J")
     assert all(char.isprintable() for record in caplog.records for char in record.getMessage())
     (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d1")
-    assert kept.reason == "malformed" and kept.detail.isprintable()
+    assert kept.reason == "malformed" and (kept.id + kept.detail).isprintable()
+    bench.inbox.journal.reject("d2", "", 0, "r", "parts", "name\n\x1b[2J")
+    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d2")
+    assert kept.detail == "name  [2J"
 
 
 def test_the_counter_of_rejected_reports_never_decreases():
