@@ -137,8 +137,10 @@ def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit code. Never raises and never prints a traceback."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        if threading.current_thread() is threading.main_thread():
+        if is_main_thread:
             signal.signal(signal.SIGTERM, _interrupt)
             if parent := os.environ.pop(PARENT, ""):
                 _end_with(int(parent))
@@ -146,6 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(app, list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
+    finally:
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _end_with(parent: int) -> None:
