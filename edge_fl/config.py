@@ -150,7 +150,7 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `edge_fl.learn.aggregation.robust`.
     """
 
-    max_growth: Annotated[float, Meta(ge=0)] = 10.0
+    max_growth: Annotated[float, Meta(ge=0)] = 100.0
     max_weight: Annotated[float, Meta(ge=0)] = 10.0
     quarantine_after: Annotated[int, Meta(ge=0)] = 3
     centre: Literal["mean", "median", "trimmed"] = "mean"

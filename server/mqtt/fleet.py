@@ -48,7 +48,7 @@ class FleetLimits:
 
     deadline_s: float = 120.0
     lost_s: float = 5.0
-    max_growth: float = 10.0
+    max_growth: float = 100.0
     max_weight: float = 10.0
     max_staleness: int | None = None
 
