@@ -178,7 +178,7 @@ class Deployment(RunHooks):
             )
 
     def _make_rollout(self, home: Path) -> RolloutCoordinator | None:
-        """None for a method without an extractor to release; head-only devices are told so."""
+        """None for a method without an extractor to release; head-only devices get a rest assignment."""
         recipe, server, method = self._setup.recipe, self._server, self._setup.method
         if not method.exports:
             self._progress.print(

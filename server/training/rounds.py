@@ -373,7 +373,7 @@ def in_order(updates: Iterable[Update], members: Iterable[ClientId]) -> Iterator
 
 
 def _first(updates: Iterator[Update], goal: int) -> Iterator[Update]:
-    """The first `goal` updates to arrive; then the fleet is told to stop."""
+    """The first `goal` updates to arrive; then the round request is closed."""
     for count, update in enumerate(updates, 1):
         yield update
         if count == goal:
