@@ -102,7 +102,7 @@ class Transport(ABC):
 
     @abstractmethod
     def drain(self, deadline_s: float) -> None:
-        """Wait until the broker has acknowledged everything published so far. Raises DeadlineError."""
+        """Wait until the broker has acknowledged everything published and subscribed so far. Raises DeadlineError."""
 
     @abstractmethod
     def close(self, *, clean: bool = True) -> None:

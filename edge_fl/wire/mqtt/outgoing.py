@@ -6,6 +6,7 @@ number of reconnects. Any thread may add items; methods with a message id belong
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -108,9 +109,10 @@ class Outgoing:
 
     def acknowledged(self, message_id: int) -> Publication | Filter | None:
         """Remove and return the item that the acknowledgement of `message_id` completes, if any."""
-        if item := self._unconfirmed.pop(message_id, None):
-            return item
         with self._changed:
+            if subscription := self._unconfirmed.pop(message_id, None):
+                self._notify()
+                return subscription
             if publication := self._sent.pop(message_id, None):
                 self._bytes -= len(publication.packet.payload)
                 self._notify()
@@ -125,9 +127,13 @@ class Outgoing:
             if session_present:
                 self._waiting.extendleft(reversed(self._unconfirmed.values()))
             self._unconfirmed.clear()
+            self._notify()
 
     def drain(self, deadline_s: float, over: Callable[[], bool] = lambda: False) -> int:
-        """Wait until everything queued now is acknowledged or `over()`; return the number of publications that are not."""
+        """Wait until everything queued now, subscriptions included, is acknowledged or `over()`.
+
+        Returns the number of publications that are not acknowledged.
+        """
         with self._changed:
             last = self._last
             self._awaited.append(last)
@@ -142,5 +148,7 @@ class Outgoing:
             self._changed.notify_all()
 
     def _oldest(self) -> float:
-        waiting = self._waiting[0].number if self._waiting else math.inf
-        return min(waiting, next((publication.number for publication in self._sent.values()), math.inf))
+        first = [self._waiting[0]] if self._waiting else []
+        for sent in (self._sent, self._unconfirmed):
+            first.extend(itertools.islice(sent.values(), 1))
+        return min((item.number for item in first), default=math.inf)

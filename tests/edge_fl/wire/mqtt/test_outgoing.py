@@ -92,6 +92,18 @@ def test_drain_waits_for_what_was_there_and_for_no_more(outgoing: Outgoing) -> N
     assert outgoing.drain(0) == 1
 
 
+def test_drain_waits_for_the_confirmation_of_a_subscription(outgoing: Outgoing) -> None:
+    outgoing.filter("b/#", wanted=True)
+    outgoing.send(1, Wire())
+    drained = threading.Thread(target=lambda: outgoing.drain(10))
+    drained.start()
+    time.sleep(0.05)
+    assert drained.is_alive()
+    outgoing.acknowledged(1)
+    drained.join(5)
+    assert not drained.is_alive()
+
+
 def test_drain_waits_for_nothing_when_it_is_over(outgoing: Outgoing) -> None:
     outgoing.publish(Packet("a", b""))
     began_s = time.monotonic()
