@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -102,13 +102,17 @@ class Journal:
         reports.accept(self.db, reports.record_of(self.fleet, device, run, round, report))
         self.settle(report.id, "failed" if report.error else "succeeded", report.error, device=device)
 
+    def record_screening(
+        self, run: str, round: int, scores: Mapping[str, float], outliers: Mapping[str, str]
+    ) -> None:
+        """Store the outlier scores of a round's updates, and each outlier's reason as a rejection that leads to quarantine."""
+        devices.score(self.db, self.fleet, scores)
+        for device, why in outliers.items():
+            self._reject(Rejection(self.fleet, device, "", run, round, "outlier", why))
+
     def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
         """Store a rejected report; quarantine the device after too many."""
-        after = 0 if reason in BENIGN else self._quarantine_after
-        rejection = Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000])
-        if why := reports.reject(self.db, rejection, quarantine_after=after):
-            self._blocked = {**self._blocked, device: "quarantined"}
-            log.warning("%s: quarantined: %s", device, why, extra={"device": device})
+        self._reject(Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000]))
         if reason not in BENIGN:
             self.settle(id, "rejected", reason, device=device)
 
@@ -127,6 +131,13 @@ class Journal:
     def settle(self, id: str, state: RequestState, reason: str = "", *, device: str | None = None) -> None:
         """End the request `id` of one device, or of all devices where it is still open."""
         runs.settle_requests(self.db, self.fleet, id, state, reason, device=device)
+
+    def _reject(self, rejection: Rejection) -> None:
+        after = 0 if rejection.reason in BENIGN else self._quarantine_after
+        if why := reports.reject(self.db, rejection, quarantine_after=after):
+            device = rejection.device
+            self._blocked = {**self._blocked, device: "quarantined"}
+            log.warning("%s: quarantined: %s", device, why, extra={"device": device})
 
     def _enqueue(self, record: DeviceRecord) -> None:
         self._sequence += 1

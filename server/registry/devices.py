@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,10 +13,11 @@ from server.registry.database import Database, now
 from server.registry.records import DeviceRecord
 from server.registry.tables import devices
 
-KEPT_COLUMNS = ("first_seen_at", "quarantine", "revoked", "rejections")
+KEPT_COLUMNS = ("first_seen_at", "quarantine", "revoked", "rejections", "outlier_score")
 """Columns that a message of the device does not change."""
 UNKNOWN = DeviceRecord("", "").status
 ANY_SEQUENCE = range(2**63)
+MAX_SCORE = 1e6
 
 
 def record(db: Database, records: Iterable[DeviceRecord]) -> None:
@@ -78,13 +79,33 @@ def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
 
 
 def readmit(db: Database, fleet: str, device: str) -> None:
-    """End a quarantine and reset the count of rejected reports."""
-    _change(db, fleet, device, quarantine="", rejections=0)
+    """End a quarantine; reset the count of rejected reports and the outlier score."""
+    _change(db, fleet, device, quarantine="", rejections=0, outlier_score=0.0)
 
 
 def revoke(db: Database, fleet: str, device: str) -> None:
     """Block a device whose certificate was revoked, also in a session that is still open."""
     _change(db, fleet, device, revoked=True)
+
+
+def score(db: Database, fleet: str, scores: Mapping[str, float]) -> None:
+    """Store the newest outlier score of each device."""
+    at = now()
+    rows = [
+        {
+            **msgspec.to_builtins(DeviceRecord(fleet, device, first_seen_at=at)),
+            # Also NaN becomes the maximum.
+            "outlier_score": score if score < MAX_SCORE else MAX_SCORE,
+        }
+        for device, score in scores.items()
+    ]
+    with db.writing() as connection:
+        db.upsert(
+            connection,
+            devices,
+            rows,
+            *(column.name for column in devices.c if column.name != "outlier_score"),
+        )
 
 
 def _change(db: Database, fleet: str, device: str, **changes: Any) -> None:

@@ -17,7 +17,10 @@ RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back
 
 
 class DeviceRecord(Struct, frozen=True):
-    """The last known state of a device. `quarantine` is why its reports do not count, "" if they do."""
+    """The last known state of a device. `quarantine` is why its reports do not count, "" if they do.
+
+    `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier.
+    """
 
     fleet: str
     device: str
@@ -33,6 +36,7 @@ class DeviceRecord(Struct, frozen=True):
     quarantine: str = ""
     revoked: bool = False
     rejections: int = 0
+    outlier_score: float = 0.0
 
     @property
     def blocked(self) -> str:

@@ -106,6 +106,7 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
         if device.rejections < quarantine_after or device.quarantine:
             return ""
         why = f"{device.rejections} reports rejected, the last one because of {rejection.reason}"
+        why += f" ({rejection.detail})" if rejection.detail else ""
         connection.execute(update(devices).where(mine).values(quarantine=why))
         return why
 

@@ -44,6 +44,7 @@ devices = Table(
     *_texts("quarantine"),  # reason, or ""
     *_big_integers("release", "seen_sequence"),  # sequence: order of the messages received
     *_integers("rejections"),  # rejected reports since the device was last readmitted
+    Column("outlier_score", Float, nullable=False),  # of its newest screened update; 1 and above: outlier
     Column("revoked", Boolean, nullable=False),
     Column("capability", JSON),
     PrimaryKeyConstraint("fleet", "device"),

@@ -163,13 +163,27 @@ def test_rejected_reports_put_a_device_in_quarantine(db):
     assert [reports.reject(db, rejection, quarantine_after=3) for _ in range(4)] == [
         "",
         "",
-        "3 reports rejected, the last one because of tensors",
+        "3 reports rejected, the last one because of tensors (extractor.weight: NaN)",
         "",
     ]
     assert devices.blocked(db, "main") == {"d1": "quarantined"}
     found = reports.rejections_of(db, "main", device="d1", run="r1")
     assert [one.number for one in found] == [4, 3, 2, 1]
     assert found[0].detail == "extractor.weight: NaN"
+
+
+def test_outlier_scores_survive_messages_of_the_device_until_it_is_readmitted(db):
+    devices.record(db, [DeviceRecord("main", "d1", "ready", seen_sequence=3), DeviceRecord("main", "d2")])
+    devices.score(db, "main", {"d1": 0.25, "d9": 1.5})  # d9 was never seen
+    devices.score(db, "main", {"d1": float("inf"), "d2": float("nan")})
+    devices.record(db, [DeviceRecord("main", "d1", "alert", seen_sequence=4)])
+    found = {
+        one.device: (one.status, one.seen_sequence, one.outlier_score) for one in devices.listed(db, "main")
+    }
+    assert found == {"d1": ("alert", 4, 1e6), "d2": ("unknown", 0, 1e6), "d9": ("unknown", 0, 1.5)}
+    devices.readmit(db, "main", "d1")
+    assert devices.get(db, "main", "d1").outlier_score == 0
+    assert devices.get(db, "main", "d1").status == "alert"
 
 
 def test_releases_are_listed_newest_first(db):

@@ -17,6 +17,7 @@ def upgrade() -> None:
         *_texts("quarantine"),
         *_big_integers("release", "seen_sequence"),
         *_integers("rejections"),
+        sa.Column("outlier_score", sa.Float(), nullable=False),
         sa.Column("revoked", sa.Boolean(), nullable=False),
         sa.Column("capability", sa.JSON(), nullable=True),
         sa.PrimaryKeyConstraint("fleet", "device"),
