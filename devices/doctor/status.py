@@ -13,11 +13,7 @@ from devices.storage.slots import Slots
 from devices.storage.store import Store
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER
-
-REMEDIES = {
-    "no_data": "the device has no usable images: put at least two pictures into one folder per class",
-    "out_of_memory": "counting or reading the images ran out of memory: use fewer or smaller pictures, or set keep",
-}
+from edge_fl.remedies import REMEDIES
 
 
 def read(folder: Path) -> list[dict[str, object]]:

@@ -37,16 +37,19 @@ def list_devices(
     home: HomeOption = HOME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the devices known to the broker: last reported state and capability, and when a server last received a message."""
+    """List the devices known to the broker: last reported state and capability; from the registry, whether their reports count
+    ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier).
+    """
     from server.mqtt.devices import device_list
     from server.registry import Database, devices
     from server.registry.database import location
+    from server.registry.records import DeviceRecord
 
-    last_seen: dict[str, str] = {}
+    registered: dict[str, DeviceRecord] = {}
     if database or Path(location(database, home)).exists():
         with closing(Database.open(location(database, home))) as db:
-            last_seen = {record.device: record.seen_at for record in devices.listed(db, fleet)}
-    known = device_list.devices(connect_to(host, port, identity), fleet, last_seen)
+            registered = {record.device: record for record in devices.listed(db, fleet)}
+    known = device_list.devices(connect_to(host, port, identity), fleet, registered)
     show_table(known.rows, device_list.COLUMNS, format)
     if not known.online:
         print_status(f"fleet {fleet!r}: no server is online, so these states may be out of date")

@@ -76,10 +76,20 @@ def _devices(connection: Connection, fleet: str) -> Iterable[Metric]:
     yield _family(GaugeMetricFamily, "devices", "Devices by status.", fleet, ("status", "tier"), by_status)
     blocked = [
         (why, connection.execute(select(func.count()).where(devices.c.fleet == fleet, which)).scalar_one())
-        for why, which in (("quarantined", devices.c.quarantine != ""), ("revoked", devices.c.revoked))
+        for why, which in (
+            ("quarantined", ~devices.c.revoked & (devices.c.quarantine != "")),
+            ("revoked", devices.c.revoked),
+        )
     ]
     help = "Devices whose reports are rejected."
     yield _family(GaugeMetricFamily, "devices_blocked", help, fleet, ("why",), blocked)
+    mine = devices.c.fleet == fleet
+    outliers = connection.execute(select(func.count()).where(mine, devices.c.outlier_score >= 1)).all()
+    help = "Devices whose newest update was an outlier, with a score of at least 1."
+    yield _family(GaugeMetricFamily, "devices_outliers", help, fleet, (), outliers)
+    dropped = connection.execute(select(func.coalesce(func.sum(devices.c.dropped), 0)).where(mine)).all()
+    help = "Messages of devices dropped above the rate limit."
+    yield _family(CounterMetricFamily, "dropped_messages", help, fleet, (), dropped)
     by_release = (row for row in _counts(connection, devices, fleet, devices.c.release) if row[0] > 0)
     help = "Devices by the release they run."
     yield _family(GaugeMetricFamily, "devices_on_release", help, fleet, ("release",), by_release)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.messages import Mode, Report
+from edge_fl.wire.topics import role_of
 from server.mqtt.device_text import one_line
 from server.registry import Database, devices, reports, runs
 from server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
@@ -33,8 +34,8 @@ class Journal:
     """The registry of one fleet, from any thread; in memory without a database.
 
     A device is quarantined after `quarantine_after` reports that a correct device never sends (0: never); its reports do not count then.
-    `denied` is the file with the names of revoked devices next to the server's identity: sessions older than the revocation may still be
-    open, and their reports do not count either.
+    `denied` is the file with the names of revoked devices next to the server's identity, which `fleet revoke` writes; the registry repeats
+    it for lists, the dashboard and workers. Sessions older than the revocation may still be open, and their reports do not count either.
     """
 
     def __init__(
@@ -150,8 +151,13 @@ class Journal:
             log.warning("%s; the registry still shows the last known states of devices", error)
 
     def _read_blocked(self) -> dict[str, str]:
-        revoked = _read_names(self._denied) if self._denied else []
-        return {**devices.blocked(self.db, self.fleet), **dict.fromkeys(revoked, "revoked")}
+        blocked = devices.blocked(self.db, self.fleet)
+        if self._denied:
+            revoked = {name for name in _read_names(self._denied) if role_of(name) == "device"}
+            if revoked != {device for device, why in blocked.items() if why == "revoked"}:
+                devices.set_revoked(self.db, self.fleet, revoked)
+                blocked = devices.blocked(self.db, self.fleet)
+        return blocked
 
     def _run(self) -> None:
         try:

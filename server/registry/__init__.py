@@ -5,7 +5,7 @@
 
 SQLite in WAL mode by default, PostgreSQL by URL. Functions take and return frozen values (`records`); rows, sessions and tables stay inside
 this package. Several processes may use one registry at a time: another process changes a desired state (pause a roll-out, stop a run,
-revoke a device), and the running server applies it.
+end a quarantine), and the running server applies it.
 """
 
 from server.registry.database import Database

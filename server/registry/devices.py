@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, select, update
 
 from edge_fl.wire.messages import GONE
 from server.registry.database import Database, now
 from server.registry.records import DeviceRecord
 from server.registry.tables import devices
 
-KEPT_COLUMNS = ("first_seen_at", "quarantine", "revoked", "rejections", "outlier_score")
+KEPT_COLUMNS = (
+    "first_seen_at",
+    "quarantine",
+    "revoked",
+    "blocked_at",
+    "rejections",
+    "outlier_score",
+    "dropped",
+)
 """Columns that a message of the device does not change."""
 UNKNOWN = DeviceRecord("", "").status
 ANY_SEQUENCE = range(2**63)
@@ -75,7 +83,7 @@ def blocked(db: Database, fleet: str) -> dict[str, str]:
 
 def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
     """Block a device: its reports do not count from now on."""
-    _change(db, fleet, device, quarantine=why or "quarantined")
+    _change(db, fleet, device, quarantine=why or "quarantined", blocked_at=now())
 
 
 def readmit(db: Database, fleet: str, device: str) -> None:
@@ -83,9 +91,21 @@ def readmit(db: Database, fleet: str, device: str) -> None:
     _change(db, fleet, device, quarantine="", rejections=0, outlier_score=0.0)
 
 
-def revoke(db: Database, fleet: str, device: str) -> None:
-    """Block a device whose certificate was revoked, also in a session that is still open."""
-    _change(db, fleet, device, revoked=True)
+def set_revoked(db: Database, fleet: str, names: Collection[str]) -> None:
+    """Block exactly these devices as revoked, also in sessions that are still open; devices that are not known are added."""
+    at = now()
+    with db.writing() as connection:
+        mine = devices.c.fleet == fleet
+        before = set(connection.execute(select(devices.c.device).where(mine, devices.c.revoked)).scalars())
+        for device in set(names) - before:
+            _write(connection, db, fleet, device, revoked=True, blocked_at=at)
+        for device in before - set(names):
+            _write(connection, db, fleet, device, revoked=False)
+
+
+def count_dropped(db: Database, fleet: str, device: str, messages: int) -> None:
+    """Add to the messages of a device that were dropped above the rate limit."""
+    _change(db, fleet, device, dropped=devices.c.dropped + messages)
 
 
 def score(db: Database, fleet: str, scores: Mapping[str, float]) -> None:
@@ -109,10 +129,12 @@ def score(db: Database, fleet: str, scores: Mapping[str, float]) -> None:
 
 
 def _change(db: Database, fleet: str, device: str, **changes: Any) -> None:
-    """Change a device, adding it first if it is not known."""
-    row = {**msgspec.to_builtins(DeviceRecord(fleet, device)), "first_seen_at": now()}
     with db.writing() as connection:
-        db.insert_new(connection, devices, row)
-        connection.execute(
-            update(devices).where(devices.c.fleet == fleet, devices.c.device == device).values(**changes)
-        )
+        _write(connection, db, fleet, device, **changes)
+
+
+def _write(connection: Connection, db: Database, fleet: str, device: str, **changes: Any) -> None:
+    """Change a device, adding it first if it is not known."""
+    db.insert_new(connection, devices, msgspec.to_builtins(DeviceRecord(fleet, device, first_seen_at=now())))
+    mine = (devices.c.fleet == fleet) & (devices.c.device == device)
+    connection.execute(update(devices).where(mine).values(**changes))

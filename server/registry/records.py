@@ -19,7 +19,8 @@ RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back
 class DeviceRecord(Struct, frozen=True):
     """The last known state of a device. `quarantine` is why its reports do not count, "" if they do.
 
-    `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier.
+    `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier. `dropped` counts its messages above
+    the rate limit.
     """
 
     fleet: str
@@ -35,13 +36,26 @@ class DeviceRecord(Struct, frozen=True):
     first_seen_at: str = ""
     quarantine: str = ""
     revoked: bool = False
+    blocked_at: str = ""
     rejections: int = 0
     outlier_score: float = 0.0
+    dropped: int = 0
 
     @property
     def blocked(self) -> str:
         """Why its reports do not count: "quarantined", "revoked", or "" if they do."""
         return "revoked" if self.revoked else "quarantined" if self.quarantine else ""
+
+    @property
+    def blocked_why(self) -> str:
+        """Why it is blocked, and what the operator can do; "" if it is not."""
+        if self.revoked:
+            return (
+                f"its certificate was revoked; to admit it with a new one: edge-fl fleet enrol {self.device}"
+            )
+        if self.quarantine:
+            return f"{self.quarantine}; to count its reports again: edge-fl fleet admit {self.device}"
+        return ""
 
 
 class RunRecord(Struct, frozen=True):

@@ -107,7 +107,7 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
             return ""
         why = f"{device.rejections} reports rejected, the last one because of {rejection.reason}"
         why += f" ({rejection.detail})" if rejection.detail else ""
-        connection.execute(update(devices).where(mine).values(quarantine=why))
+        connection.execute(update(devices).where(mine).values(quarantine=why, blocked_at=now()))
         return why
 
 

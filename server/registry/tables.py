@@ -41,8 +41,9 @@ devices = Table(
     "devices",
     metadata,
     *_texts("fleet", "device", "status", "activity", "why", "boot", "seen_at", "first_seen_at"),
-    *_texts("quarantine"),  # reason, or ""
+    *_texts("quarantine", "blocked_at"),  # reason, or ""; when the last quarantine or revocation began
     *_big_integers("release", "seen_sequence"),  # sequence: order of the messages received
+    *_big_integers("dropped"),  # messages above the rate limit
     *_integers("rejections"),  # rejected reports since the device was last readmitted
     Column("outlier_score", Float, nullable=False),  # of its newest screened update; 1 and above: outlier
     Column("revoked", Boolean, nullable=False),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from edge_fl.metrics import by_labels
+from edge_fl.remedies import REMEDIES
 from server.dashboard.live import Address, Board
 from server.dashboard.pages import charts
 from server.dashboard.pages.charts import Chart, Curve
-from server.dashboard.pages.parts import Column, empty, facts, heading, word
+from server.dashboard.pages.parts import Column, empty, facts, heading, outlier, word
 from server.dashboard.queries import device
 from server.dashboard.queries.device import DevicePage, capability
 from server.report.formatting import clock, escape, number, positive, seconds, share, since, size
@@ -54,13 +55,20 @@ REJECTIONS = (
 
 
 def title(page: DevicePage) -> str:
-    """The device's name and status, and why it needs attention."""
+    """The device's name and status, why it needs attention, and the remedy."""
     record = page.record
     blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
-    why = escape(" ".join(filter(None, (record.why, record.quarantine))))
-    return heading(record.device, word(record.status) + blocked) + (
-        f'<p class="alarm">{why}</p>' if why else ""
-    )
+    remedy = REMEDIES.get(record.why)
+    alarms = [
+        f"{record.why}: {remedy}. More: edge-fl device status on the device, docs/troubleshooting.md"
+        if remedy
+        else record.why,
+        f"{record.blocked} since {clock(record.blocked_at)} UTC: {record.blocked_why}"
+        if record.blocked
+        else "",
+    ]
+    shown = "".join(f'<p class="alarm">{escape(alarm)}</p>' for alarm in alarms if alarm)
+    return heading(record.device, word(record.status) + blocked) + shown
 
 
 def absent(id: str) -> str:
@@ -80,6 +88,7 @@ def summary(page: DevicePage) -> str:
             "Tier": escape(able.get("tier", "")),
             "Head": escape(able.get("head", "")),
             "Samples": number(able.get("samples", 0)),
+            "Outlier score": outlier(page.record.outlier_score),
             "Last seen": since(page.record.seen_at),
         },
         big=True,
@@ -91,7 +100,12 @@ def description(page: DevicePage) -> str:
     able = capability(page.record)
     values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
     shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
-    shown |= {"Boot": escape(page.record.boot), "First seen, UTC": clock(page.record.first_seen_at)}
+    shown |= {
+        "Boot": escape(page.record.boot),
+        "First seen, UTC": clock(page.record.first_seen_at),
+        "Rejected reports": number(page.record.rejections),
+        "Dropped messages": number(page.record.dropped),
+    }
     notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
     return f"<h2>Description</h2>{facts(shown)}" + (f'<ul class="notes">{notes}</ul>' if notes else "")
 

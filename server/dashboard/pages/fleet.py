@@ -18,6 +18,7 @@ from server.dashboard.pages.parts import (
     device_link,
     empty,
     heading,
+    outlier,
     sigmas,
     word,
 )
@@ -51,6 +52,7 @@ COLUMNS = (
     Column("Last seen", "seen_at", ago, True),
     Column("Bytes today", "bytes_today", size, True, lambda row: size(row.bytes_today or None)),
     Column("Drift", "drift", sigmas, True),
+    Column("Outlier score", "outlier_score", outlier, True),
     Column("Epsilon", "epsilon", decimal, True),
 )
 DEFAULT = FleetQuery()

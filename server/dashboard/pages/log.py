@@ -12,7 +12,7 @@ from server.dashboard.queries import log
 from server.dashboard.queries.log import LEVELS, Event
 from server.report.formatting import clock, escape
 
-DEVICES = frozenset({"rejected", "request", "quarantine"})
+DEVICES = frozenset({"rejected", "request", "quarantine", "revoked"})
 RUNS = frozenset({"run", "round"})
 """Kinds of events whose subject is a device or a run; of all others it is a release."""
 

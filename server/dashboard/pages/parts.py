@@ -30,7 +30,13 @@ def decimal(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.3g}"
 
 
-NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal})
+def outlier(score: float) -> str:
+    """Outlier score of a device; a dash for 0, coloured from 1 on."""
+    text = decimal(score or None)
+    return f'<span class="text-bad">{text}</span>' if score >= 1 else text
+
+
+NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal, outlier})
 """Formats of columns that are aligned right."""
 TOGGLE = "toggle-color=chosen toggle-text-color=chosen"
 """Properties of toggles whose look comes from the style sheet."""

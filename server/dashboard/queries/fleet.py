@@ -17,6 +17,7 @@ from server.registry import Database
 from server.registry.tables import devices, reports, runs
 
 PER_PAGE = 50
+STANDING = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
 
 
 class FleetQuery(Struct, frozen=True):
@@ -33,7 +34,8 @@ class FleetQuery(Struct, frozen=True):
 class FleetRow(Struct, frozen=True):
     """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none.
 
-    `epsilon` is the privacy budget it has spent, None if it sends no updates with noise.
+    `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
+    `outlier_score` 1 and above for an outlier.
     """
 
     device: str
@@ -54,6 +56,7 @@ class FleetRow(Struct, frozen=True):
     bytes_today: int
     drift: float
     epsilon: float | None
+    outlier_score: float
 
 
 class FleetPage(Struct, frozen=True):
@@ -114,9 +117,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
     return {
         "device": devices.c.device,
         "status": devices.c.status,
-        "standing": case(
-            (devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_=""
-        ),
+        "standing": STANDING,
         "activity": devices.c.activity,
         "why": devices.c.why,
         "tier": func.coalesce(able["tier"].as_string(), ""),
@@ -134,6 +135,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "bytes_today": total(sent, reports.c.received_at >= midnight),
         "drift": func.coalesce(able["drift"].as_float(), 0.0),
         "epsilon": total(func.max(reports.c.metrics[EPSILON].as_float())),
+        "outlier_score": devices.c.outlier_score,
     }
 
 
@@ -148,7 +150,7 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
     if query.search:
         text = query.search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        columns = (devices.c.device, devices.c.status, devices.c.activity, devices.c.why)
+        columns = (devices.c.device, devices.c.status, STANDING, devices.c.activity, devices.c.why)
         filters.append(or_(*(column.ilike(f"%{text}%", escape="\\") for column in columns)))
     if query.status:
         filters.append(devices.c.status == query.status)

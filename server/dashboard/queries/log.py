@@ -44,7 +44,8 @@ def _parts(fleet: str) -> list[Select[Any]]:
     failed = started & (run.state == "failed")
     ended = started & (run.ended_at != "") & (run.state != "failed")
     unsuccessful = (request.fleet == fleet) & request.state.in_(("failed", "timed_out"))
-    blocked = (device.fleet == fleet) & (device.quarantine != "")
+    quarantined = (device.fleet == fleet) & (device.quarantine != "")
+    revoked = (device.fleet == fleet) & device.revoked
     responses = _text("round ", round.round, ": ", round.responded, " of ", round.selected, " responded")
     published = _text("published, from round ", release.round, " of ", release.run)
     outcome = _text(rollout.state, ": ", rollout.reason)
@@ -61,7 +62,8 @@ def _parts(fleet: str) -> list[Select[Any]]:
             "warning", "rejected", rejection.received_at, rejection.device, rejected, rejection.fleet == fleet
         ),
         _part("warning", "request", request.ended_at, request.device, failure, unsuccessful),
-        _part("error", "quarantine", device.seen_at, device.device, device.quarantine, blocked),
+        _part("error", "quarantine", device.blocked_at, device.device, device.quarantine, quarantined),
+        _part("info", "revoked", device.blocked_at, device.device, literal("certificate revoked"), revoked),
     ]
 
 

@@ -1,7 +1,8 @@
 """The devices of a fleet according to the broker: their retained states and capabilities, read without a server.
 
 A restarted broker may retain the state of a device that has left since; only an online server detects this. The list therefore includes
-whether a server is online, and from the local registry, if there is one, when a server last received a message of each device.
+whether a server is online, and from the local registry, if there is one, when a server last received a message of each device, its
+outlier score, and whether its reports count.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from edge_fl.wire.topics import Topics, checked
 from server.mqtt.device_text import decode_cleaned
 from server.mqtt.devices.roster import Device, fold
 from server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
+from server.registry.records import DeviceRecord
 
 LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
 COLUMNS = {
     "device": "device",
     "status": "status",
+    "standing": "standing",
+    "score": "outlier score",
     "tier": "tier",
     "head": "head",
     "samples": "samples",
@@ -29,6 +33,7 @@ COLUMNS = {
     "why": "why",
     "last_seen": "last seen, UTC",
     "measured": "measured",
+    "blocked": "blocked because",
 }
 
 
@@ -40,11 +45,14 @@ class DeviceList(NamedTuple):
 
 
 def devices(
-    connect: ServerConnect, fleet: str, last_seen: Mapping[str, str] = {}, limits: LeaseLimits = LIMITS
+    connect: ServerConnect,
+    fleet: str,
+    registered: Mapping[str, DeviceRecord] = {},
+    limits: LeaseLimits = LIMITS,
 ) -> DeviceList:
-    """Read the devices retained on the broker; `last_seen`: times from the registry. Raises ConnectError."""
+    """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
-    known: dict[str, Device] = {}
+    known = {id: Device(id) for id, record in registered.items() if record.blocked}
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
     for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
@@ -59,14 +67,16 @@ def devices(
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    return DeviceList(online, [_row(device, last_seen.get(device.id, "")) for device in known.values()])
+    return DeviceList(online, [_row(device, registered.get(id)) for id, device in sorted(known.items())])
 
 
-def _row(device: Device, last_seen: str) -> dict[str, object]:
+def _row(device: Device, record: DeviceRecord | None) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,
         "status": state.status if state else "unknown",
+        "standing": record.blocked if record else "",
+        "score": record.outlier_score if record else None,
         "tier": capability.tier if capability else "",
         "head": capability.head if capability else "",
         "samples": capability.samples if capability else 0,
@@ -74,6 +84,7 @@ def _row(device: Device, last_seen: str) -> dict[str, object]:
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",
-        "last_seen": last_seen[:19].replace("T", " "),
+        "last_seen": record.seen_at[:19].replace("T", " ") if record else "",
         "measured": "; ".join(capability.notes) if capability else "",
+        "blocked": record.blocked_why if record else "",
     }

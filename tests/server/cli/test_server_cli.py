@@ -85,11 +85,10 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     going, quick, rows = stage.device("d1"), LeaseLimits(settle_s=0.2), []
     assert stage.eventually(lambda: "d/d1/up/meta" in stage.retained())  # it has to be born before it goes
     going.crash()
+    seen = DeviceRecord("main", "d1", seen_at="2026-11-20T14:03:59.123+00:00", outlier_score=0.5)
 
     def complete() -> bool:
-        rows[:] = device_list.devices(
-            stage.connect, "main", {"d1": "2026-11-20T14:03:59.123+00:00"}, quick
-        ).rows
+        rows[:] = device_list.devices(stage.connect, "main", {"d1": seen}, quick).rows
         return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
 
     assert stage.eventually(complete), rows
@@ -98,6 +97,7 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     assert (there["device"], there["head"], there["samples"]) == ("h1", "svm", 9)
     assert (lost["last_seen"], there["last_seen"]) == ("2026-11-20 14:03:59", "")
     assert (lost["measured"], there["measured"]) == ("", "")
+    assert (lost["score"], lost["standing"], there["score"]) == (0.5, "", None)
     assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
 
 

@@ -20,7 +20,6 @@ from server.registry.records import (
     RoundRecord,
     RunRecord,
 )
-from server.registry.tables import devices as table
 from server.registry.tables import reports as report_table
 from server.runs import round_metrics
 from server.runs.round_metrics import RoundMetrics
@@ -82,9 +81,9 @@ def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> 
     with db.writing() as connection:
         if measured:
             connection.execute(report_table.insert(), measured)
-        connection.execute(
-            table.update().where(table.c.device == name(7)).values(quarantine="3 reports rejected")
-        )
+    registered.quarantine(db, "main", name(7), "3 reports rejected, the last one because of norm")
+    registered.score(db, "main", {name(5): 0.2, name(7): 22.8})
+    registered.set_revoked(db, "main", {name(6)})
     runs.begin(db, RunRecord("toy-0", "main", "fedavg", "digits", "fleet", 4, str(folder)))
     runs.end(db, "toy-0", "failed", "round 3: 1 of 4 clients responded, at least 2 required")
     runs.begin(db, RunRecord("toy-1", "main", "fedrep", "digits", "fleet", ROUNDS + 8, str(folder)))

@@ -24,6 +24,7 @@ from starlette.routing import Route
 from edge_fl import metrics
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
+from edge_fl.remedies import REMEDIES
 from edge_fl.wire.messages import Capability
 from server.dashboard import actions, prometheus
 from server.dashboard.auth import TokenAuth, is_loopback
@@ -137,6 +138,31 @@ def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
     assert not any(row.drift for row in fleet.page(db, "main", FleetQuery(search="pi-0")).rows)
 
 
+def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Database) -> None:
+    seven, six = filled.name(7), filled.name(6)
+    (row,) = fleet.page(db, "main", FleetQuery(search="quarantined")).rows
+    assert (row.device, row.standing, row.outlier_score) == (seven, "quarantined", 22.8)
+    assert '<span class="text-bad">22.8</span>' in cells(fleet_page.COLUMNS, [row])
+    assert [row.device for row in fleet.page(db, "main", FleetQuery(search="revoked")).rows] == [six]
+    shown = {name: device.page(db, "main", name) for name in (seven, six)}
+    texts = {
+        name: device_page.title(page) + device_page.summary(page) for name, page in shown.items() if page
+    }
+    assert (
+        "the last one because of norm; to count its reports again: edge-fl fleet admit pi-00007"
+        in texts[seven]
+    )
+    assert "22.8" in texts[seven] and "edge-fl fleet enrol pi-00006" in texts[six]
+
+
+def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
+    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
+    shown = device.page(db, "main", "pi-x")
+    assert shown and "put pictures into one folder per class" in device_page.title(shown)
+    documented = (Path(prometheus.__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    assert all(f"`{reason}`" in documented for reason in REMEDIES)
+
+
 def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
     query = FleetQuery("pi", "lost", "head", "after", True, 3)
     pairs = dict(pair.split("=") for pair in fleet_page.address_of(query).split("&"))
@@ -221,7 +247,7 @@ def test_the_area_of_a_dot_is_its_count() -> None:
 def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
     every = log.newest(db, "main")
     assert [event.at for event in every] == sorted((event.at for event in every), reverse=True)
-    assert {"run", "round", "release", "roll-out", "rejected", "request", "quarantine"} == {
+    assert {"run", "round", "release", "roll-out", "rejected", "request", "quarantine", "revoked"} == {
         e.kind for e in every
     }
     assert {event.level for event in log.newest(db, "main", "error")} == {"error"}
@@ -292,6 +318,13 @@ def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
         "full",
     }
     assert families["edge_fl_rejected_reports"].samples[0].labels["reason"] == "norm"
+    blocked = {s.labels["why"]: s.value for s in families["edge_fl_devices_blocked"].samples}
+    assert blocked == {"quarantined": 1, "revoked": 1}
+    assert [s.value for s in families["edge_fl_devices_outliers"].samples] == [1]
+    registered.count_dropped(db, "main", filled.name(5), 40)
+    registered.count_dropped(db, "main", filled.name(6), 2)
+    families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
+    assert [s.value for s in families["edge_fl_dropped_messages"].samples] == [42]
     lasted = {s.name: s.value for s in families["edge_fl_round_duration_seconds"].samples}
     assert lasted["edge_fl_round_duration_seconds_count"] == filled.ROUNDS
     assert sum(s.value for s in families["edge_fl_bytes"].samples) == 120 * 3 * 52_900

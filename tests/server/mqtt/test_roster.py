@@ -322,7 +322,7 @@ def test_a_large_fleet_spreads_its_reconnections(bench):
 def test_a_device_that_is_revoked_elsewhere_is_in_no_cohort(bench):
     bench.device("d1"), bench.device("d2")
     bench.wait_for(full=2)
-    devices.revoke(bench.inbox.journal.db, "main", "d2")
+    devices.set_revoked(bench.inbox.journal.db, "main", {"d2"})
     assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
     known = {device.device: device for device in devices.listed(bench.inbox.journal.db, "main")}
     assert known["d1"].capability["tier"] == "full"

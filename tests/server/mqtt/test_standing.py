@@ -30,6 +30,7 @@ from server.mqtt.devices.roster import Roster
 from server.mqtt.journal import Journal
 from server.mqtt.reader import LeaseLimits, read_retained
 from server.mqtt.updates.inbox import Inbox
+from server.registry import devices
 from tests.server.conftest import QUICK, ScriptedDevice
 
 
@@ -122,6 +123,14 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
     assert eventually(lambda: site.roster.full_devices() == ["pi-3"])
     site.authority.revoke("pi-3")
     assert eventually(lambda: not site.roster.full_devices())
+    journal = site.inbox.journal
+    assert [(found.device, found.blocked) for found in devices.listed(journal.db, "main")] == [
+        ("pi-3", "revoked")
+    ]
+    operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
+    registered = {found.device: found for found in devices.listed(journal.db, "main")}
+    (row,) = device_list.devices(operator, "main", registered, LeaseLimits(settle_s=0.2)).rows
+    assert (row["device"], row["standing"]) == ("pi-3", "revoked") and "fleet enrol pi-3" in row["blocked"]
     thief.report("t1", 1, Report("r1", "update", "b1", 20), b"")
     assert eventually(lambda: thief.acks)
     assert [(ack.status, ack.reason) for ack in thief.acks] == [("rejected", "revoked")]
@@ -130,6 +139,7 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
     assert eventually(lambda: site.roster.full_devices() == ["pi-3"]), (
         "a name that is enrolled again is heard again"
     )
+    assert not devices.get(journal.db, "main", "pi-3").revoked
 
 
 @pytest.mark.broker

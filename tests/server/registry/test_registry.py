@@ -64,7 +64,7 @@ def test_messages_of_a_device_do_not_change_its_quarantine(db):
         db, [DeviceRecord("main", "d1", "ready", capability={"tier": "full"}), DeviceRecord("main", "d2")]
     )
     devices.quarantine(db, "main", "d1", "three reports rejected")
-    devices.revoke(db, "main", "d9")  # never seen
+    devices.set_revoked(db, "main", {"d9"})  # never seen
     devices.record(db, [DeviceRecord("main", "d1", "alert", why="enospc", seen_sequence=7)])
     d1, d2, d9 = devices.listed(db, "main")
     assert (d1.status, d1.why, d1.seen_sequence, d1.quarantine) == (

@@ -14,8 +14,8 @@ def upgrade() -> None:
     op.create_table(
         "devices",
         *_texts("fleet", "device", "status", "activity", "why", "boot", "seen_at", "first_seen_at"),
-        *_texts("quarantine"),
-        *_big_integers("release", "seen_sequence"),
+        *_texts("quarantine", "blocked_at"),
+        *_big_integers("release", "seen_sequence", "dropped"),
         *_integers("rejections"),
         sa.Column("outlier_score", sa.Float(), nullable=False),
         sa.Column("revoked", sa.Boolean(), nullable=False),
