@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from devices.config import DeviceConfig
+from devices.data.files import walk
+from devices.data.pictures import SUFFIXES
 from devices.flash.wheels import Wheelhouse
 from edge_fl.errors import ConfigError
 from edge_fl.wire import identity
@@ -44,16 +47,22 @@ def with_pi_paths(config: DeviceConfig, *, identified: bool, root: bool) -> Devi
     return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
 
 
-def read_images(folder: Path, config: DeviceConfig) -> tuple[tuple[str, Path], ...]:
-    """List the pictures to copy to the device's data folder, one folder per class. Raises ConfigError."""
+def read_images(folder: Path, config: DeviceConfig) -> tuple[tuple[tuple[str, Path], ...], int]:
+    """List the pictures to copy to the device's data folder, one folder per class, and count the other files. Raises ConfigError."""
     if not data_folder(config):
         raise ConfigError(f"data {config.data}: --images needs a folder such as folder:/srv/images")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; expected one with a folder of pictures per class")
+    root = folder.absolute()
+    listing = walk(root)
     images = tuple(
-        (path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file()
+        (path.relative_to(root).as_posix(), path)
+        for path in listing.files
+        if path.parent.parent == root and path.suffix.lower() in SUFFIXES and os.access(path, os.R_OK)
     )
     if not images:
-        raise ConfigError(f"{folder}: holds no files; expected a folder of pictures per class")
-    return images
+        raise ConfigError(f"{folder}: no pictures in it; expected a folder of pictures per class")
+    return images, len(listing.files) + len(listing.skipped) - len(images)
 
 
 def data_folder(config: DeviceConfig) -> str:

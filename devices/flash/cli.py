@@ -65,7 +65,7 @@ def flash(
     from devices import config as settings
     from devices.flash.card_contents import CardContents, read_identity, read_images, with_pi_paths
     from devices.flash.changes import apply_changes, list_changes, plan_changes
-    from devices.flash.wheels import gather
+    from devices.flash.wheels import gather, reads_heic
     from edge_fl.wire.endpoint import PORT, TLS_PORT
 
     target = _target(boot, ssh, out, python)
@@ -83,7 +83,16 @@ def flash(
             f"{IDENTITIES / device}: no identity; expected one made by 'edge-fl fleet enrol {device}', or --insecure for a broker in"
             " plaintext"
         )
-    pictures = read_images(images, config) if images else ()
+    pictures, others = read_images(images, config) if images else ((), 0)
+    if others:
+        print_status(
+            f"{images}: {others} files are not readable pictures in a folder per class; they are left out"
+        )
+    heic = sum(path.lower().endswith((".heic", ".heif")) for path, _ in pictures)
+    if heic and not reads_heic():
+        print_status(
+            f"{images}: {heic} HEIC pictures, which the Pi could not read; pip install 'edge-fl[heic]' here and flash again"
+        )
 
     def contents(pythons: tuple[str, ...]) -> CardContents:
         print_status(f"{target.name}: Python {' or '.join(pythons)}")

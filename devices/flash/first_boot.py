@@ -1,7 +1,8 @@
 """Edit the boot files of a card so that its first boot runs `edge-fl/install.sh`, in addition to Raspberry Pi Imager's set-up.
 
 On Trixie cloud-init runs the commands in `user-data`. On Bookworm systemd runs the script named in `cmdline.txt`: Imager's
-`firstrun.sh`, or ours if there is none. All functions are pure and idempotent.
+`firstrun.sh`, or ours if there is none. Both happen only once, so they only enable `edge-fl-install.service`, which installs the agent
+and is started at every boot until it succeeds. All functions are pure and idempotent.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import re
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from devices.flash.templates import INSTALLER
 from edge_fl.errors import ConfigError
 
 INSTALL_SCRIPT = "/boot/firmware/edge-fl/install.sh"
-INSTALL_COMMAND = f"sh {INSTALL_SCRIPT} --first-boot || true"
+ENABLE = ["sh", INSTALL_SCRIPT, "--first-boot"]
+START = ["systemctl", "start", "--no-block", INSTALLER]
+INSTALL_COMMAND = f"{' '.join(ENABLE)} || true"
 FIRSTRUN_PATH = "/boot/firmware/firstrun.sh"
 KERNEL_OPTIONS = (
     f" systemd.run={FIRSTRUN_PATH} systemd.run_success_action=reboot systemd.unit=kernel-command-line.target"
@@ -81,10 +85,11 @@ def add_runcmd(user_data: str) -> str:
     if INSTALL_SCRIPT in str(commands):
         return user_data
     if commands is None:
-        return f"{user_data.rstrip()}\n\nruncmd:\n- [sh, {INSTALL_SCRIPT}]\n"
+        lines = "".join(f"- [{', '.join(command)}]\n" for command in (ENABLE, START))
+        return f"{user_data.rstrip()}\n\nruncmd:\n{lines}"
     if not isinstance(commands, list):
         raise ConfigError("user-data: runcmd is not a list")
-    commands.append(["sh", INSTALL_SCRIPT])
+    commands += [ENABLE, START]
     text = io.StringIO()
     parser.dump(tree, text)
     return text.getvalue()

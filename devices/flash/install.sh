@@ -1,7 +1,7 @@
 #!/bin/sh
-# Install the edge-fl agent from the folder of this script, as root: at the first boot of a flashed card, or over ssh.
+# Install the edge-fl agent from the folder of this script, as root.
 # May be interrupted at any line and run again: completed steps are kept, the others are repeated.
-# With --first-boot there is no network yet; edge-fl-install.service then does the steps that need one.
+# With --first-boot only enable edge-fl-install.service, which runs this script when the system is up, until it succeeds.
 set -eu
 
 here=$(CDPATH='' cd "$(dirname "$0")" && pwd)
@@ -12,8 +12,12 @@ var=/var/lib/edge-fl
 units=/etc/systemd/system
 images=@IMAGES@
 
+[ "$(id -u)" = 0 ] || { echo "edge-fl: not root; run it with sudo"; exit 1; }
+
 # All output goes to the log on the card's FAT partition, where any computer can read why a Pi does not start.
 if [ "${1:-}" != logged ]; then
+  exec 9>/run/edge-fl-install.lock && flock 9 # one installation at a time
+  [ ! -f "$log" ] || { tail -c 100000 "$log" >"$log.new" && mv "$log.new" "$log"; }
   status=0
   sh "$0" logged "$@" >>"$log" 2>&1 || status=$?
   echo "edge-fl: install rc=$status" | tee -a "$log"
@@ -22,7 +26,8 @@ if [ "${1:-}" != logged ]; then
   exit "$status"
 fi
 
-fail() { echo "edge-fl: $*; nothing was changed"; exit 1; }
+# Code 78: edge-fl-install.service does not try again, because another try would fail, too.
+fail() { echo "edge-fl: $*; nothing was changed"; exit 78; }
 
 enable() {
   install -m 0644 "$here/$1" "$units/$1"
@@ -30,20 +35,22 @@ enable() {
   ln -sfn "../$1" "$units/multi-user.target.wants/$1"
 }
 
+if [ "${2:-}" = --first-boot ]; then
+  enable edge-fl-install.service
+  echo "edge-fl: the installation starts when the system is up"
+  exit 0
+fi
+
 echo "edge-fl: installing, $(uname -m), $(date -u +%FT%TZ)"
-[ "$(id -u)" = 0 ] || fail "not root; run it with sudo"
 [ "$(dpkg --print-architecture)" = arm64 ] ||
   fail "this system is $(dpkg --print-architecture); expected 64-bit Raspberry Pi OS (arm64): onnxruntime has no 32-bit wheel"
 python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 wanted="$here/requirements-$python.txt"
 [ -f "$wanted" ] || fail "Python $python; this bundle has $(cd "$here" && echo requirements-*.txt)"
 python3 -c 'import ensurepip, venv' || fail "Python has no venv module; install it: apt install python3-venv"
-(cd "$here" && sha256sum --check --quiet --ignore-missing bundle.sha256) || fail "the bundle is damaged; flash it again"
-
-if [ "${2:-}" = --first-boot ] && ! grep -q '^--no-index' "$wanted"; then
-  enable edge-fl-install.service
-  echo "edge-fl: the installation continues once a network is available"
-  exit 0
+if ! (cd "$here" && sha256sum --check --quiet --ignore-missing bundle.sha256); then
+  rm -f "$here/bundle.sha256" # so that the next flash writes every file again
+  fail "the bundle is damaged; flash it again"
 fi
 
 # The environment is named after the hash of its requirements; `current` is switched to it atomically once it is complete.
@@ -51,14 +58,15 @@ venv="$opt/venv-$(sha256sum "$wanted" | cut -c 1-12)"
 if [ ! -f "$venv/complete" ]; then
   mkdir -p "$opt"
   free=$(df -Pm "$opt" | tail -n 1 | tr -s ' ' | cut -d ' ' -f 4)
-  [ "$free" -ge 600 ] || fail "$free MB are free in $opt; expected 600"
+  [ "$free" -ge 600 ] || { echo "edge-fl: $free MB are free in $opt; expected 600"; exit 1; }
   rm -rf "$venv"
   python3 -m venv --without-pip "$venv"
-  pip=$(echo "$here"/wheels/pip-*.whl)/pip # pip runs from its wheel
-  (cd "$here" && "$venv/bin/python" "$pip" install --disable-pip-version-check --no-input --no-cache-dir --quiet -r "$wanted")
+  pip=$(echo "$here"/wheels/pip-*.whl)/pip # pip runs from its wheel; its cache keeps what was downloaded for the next try
+  (cd "$here" && "$venv/bin/python" "$pip" install --disable-pip-version-check --no-input --cache-dir "$opt/pip-cache" --quiet -r "$wanted")
   sync
   touch "$venv/complete"
 fi
+rm -rf "$opt/pip-cache"
 ln -sfn "$venv" "$opt/current.new"
 mv -T "$opt/current.new" "$opt/current"
 
@@ -71,7 +79,7 @@ install -m 0644 "$here/config.toml" "$etc/config.toml"
 
 # Move the identity off the FAT partition, which anyone with the card can read. (Flash memory cannot be wiped reliably.)
 # If the same identity was installed before, keep the installed one: the device may have renewed its certificate since.
-if [ -d "$here/identity" ]; then
+if [ -f "$here/identity/client.crt" ]; then
   identity=$(sha256sum <"$here/identity/client.crt")
   if [ "$identity" != "$(cat "$opt/identity.sha256" 2>/dev/null)" ]; then
     rm -f "$etc"/identity/*
@@ -79,14 +87,25 @@ if [ -d "$here/identity" ]; then
     echo "$identity" >"$opt/identity.sha256"
   fi
   sync
-  rm -rf "$here/identity"
 fi
+rm -rf "$here/identity"
 
-# Move the pictures from the bundle to the agent's data folder.
-[ -z "$images" ] || install -d -m 0755 "$images"
+# Move the pictures from the bundle to the agent's data folder. A new folder, and what is copied, belong to the Pi's user: the one
+# of sudo, else id 1000, the user of Raspberry Pi OS whatever its name.
+user=${SUDO_UID:-0}
+[ "$user" != 0 ] || user=1000
+if [ -n "$images" ] && [ ! -d "$images" ]; then
+  install -d -m 0755 -o "$user" "$images.new"
+  mv -T "$images.new" "$images"
+fi
 if [ -n "$images" ] && [ -d "$here/images" ]; then
   cp -R "$here/images/." "$images/"
-  chmod -R a+rX "$images"
+  for class in "$here"/images/*; do
+    copied="$images/${class##*/}"
+    [ -e "$copied" ] || continue
+    chown -R "$user" "$copied"
+    chmod -R a+rX "$copied"
+  done
   sync
   rm -rf "$here/images"
 fi
@@ -105,7 +124,7 @@ cp "$here/bundle.sha256" "$opt/bundle.sha256"
 for old in "$opt"/venv-*; do
   [ "$old" = "$venv" ] || rm -rf "$old"
 done
-if [ -d /run/systemd/system ] && [ "${2:-}" != --first-boot ]; then
+if [ -d /run/systemd/system ]; then
   systemctl daemon-reload
   systemctl restart --no-block edge-fl.service
 fi

@@ -23,6 +23,7 @@ from edge_fl.files import atomic
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28")
 DEADLINE_S = 1200
+EXTRA = re.compile(r"""extra == ['"](?!heic['"])""")  # heic is put on the device if it is installed here
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,26 @@ def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhous
 
 
 def pins() -> list[str]:
-    """Return `name==version` of all dependencies without extras, as installed here."""
+    """Return `name==version` of all dependencies, without extras other than `heic`, as installed here."""
     versions: dict[str, str] = {}
     todo = [NAME]
     while todo:
         for requirement in metadata.distribution(todo.pop()).requires or ():
-            name, extra = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0], "extra ==" in requirement
+            name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
             name = re.sub(r"[-_.]+", "-", name).lower()
-            if extra or name in versions:
+            if EXTRA.search(requirement) or name in versions:
                 continue
             try:
                 versions[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:  # required only on another platform or Python
+            except metadata.PackageNotFoundError:  # an extra, or required only on another platform or Python
                 continue
             todo.append(name)
     return sorted(f"{name}=={version}" for name, version in versions.items())
+
+
+def reads_heic() -> bool:
+    """Return whether the wheels include a decoder for HEIC pictures."""
+    return any(pin.startswith("pillow-heif==") for pin in pins())
 
 
 def pins_key() -> str:

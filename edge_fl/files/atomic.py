@@ -22,7 +22,7 @@ def writing(path: Path, *, flush: bool = True, private: bool = False) -> Iterato
     Without `flush` a power cut may leave an empty file: for files that are written often and may be lost, to spare an SD card.
     A `private` file has mode 0600 from its creation.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = _part(path)
     try:
         mode = 0o600 if private else 0o666  # set at creation: a later chmod would leave a moment for others
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -39,7 +39,7 @@ def writing(path: Path, *, flush: bool = True, private: bool = False) -> Iterato
 
 def link(source: Path, path: Path) -> None:
     """Hard-link `source` to `path`, flushed to disk; copy it where the file system has no links."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = _part(path)
     try:
         try:
             os.link(source, part)
@@ -57,6 +57,11 @@ def write(path: Path, content: bytes | str, *, flush: bool = True, private: bool
     """Write `content` (text as UTF-8) to `path` atomically, see `writing`. Raises OSError and leaves the old file unchanged."""
     with writing(path, flush=flush, private=private) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _part(path: Path) -> Path:
+    """Return a temporary file beside `path`; its name is no longer than a file system allows."""
+    return path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.part")
 
 
 def _flush_folder(folder: Path) -> None:

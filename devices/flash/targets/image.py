@@ -43,7 +43,7 @@ class Image(Target):
         return pythons
 
     def read(self, path: str) -> bytes | None:
-        done = self._start("mtype", f"::/{path}")
+        done = self._start("mtype", _pattern(path))
         return None if done.returncode else done.stdout
 
     def free_bytes(self) -> int:
@@ -53,15 +53,15 @@ class Image(Target):
 
     def remove(self, paths: Collection[str]) -> None:
         for path in paths:
-            self._start("mdel", f"::/{path}")
+            self._start("mdel", _pattern(path))
 
     def write(self, files: Sequence[File]) -> None:
         for folder in sorted({str(parent) for file in files for parent in Path(file.path).parents} - {"."}):
-            self._start("mmd", "-D", "s", f"::/{folder}")  # fails if the folder exists
+            self._start("mmd", "-D", "s", _new(folder))  # fails if the folder exists
         for file in files:
             source = str(file.content) if isinstance(file.content, Path) else "-"
             content = b"" if isinstance(file.content, Path) else file.content
-            self._run("mcopy", "-o", source, f"::/{file.path}", input=content)
+            self._run("mcopy", "-o", source, _new(file.path), input=content)
         with self._path.open("rb") as image:
             os.fsync(image.fileno())
 
@@ -74,7 +74,7 @@ class Image(Target):
 
     def _start(self, program: str, *arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         command = [program, "-i", self._at, *arguments]
-        environment = {**os.environ, "MTOOLS_SKIP_CHECK": "1"}
+        environment = {**os.environ, "MTOOLS_SKIP_CHECK": "1", "LC_ALL": "C.UTF-8"}
         try:
             return subprocess.run(
                 command, input=input, capture_output=True, env=environment, timeout=DEADLINE_S, check=False
@@ -84,6 +84,17 @@ class Image(Target):
                 f"{program} is not installed; install it (Debian: apt install mtools), or mount the boot partition and "
                 "give its folder"
             ) from error
+
+
+def _pattern(path: str) -> str:
+    """Return mtools' pattern for one existing path."""
+    return f"::/{path.replace('[', '[[]')}"
+
+
+def _new(path: str) -> str:
+    """Return mtools' name for a new path: its folders are a pattern, its last part is not."""
+    parent, _, name = path.rpartition("/")
+    return f"{_pattern(parent)}/{name}" if parent else f"::/{name}"
 
 
 def partition(path: Path) -> int:

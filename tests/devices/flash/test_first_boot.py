@@ -6,11 +6,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from devices.flash.first_boot import (
+    ENABLE,
     FIRSTRUN,
     FIRSTRUN_PATH,
     INSTALL_COMMAND,
     INSTALL_SCRIPT,
     KERNEL_OPTIONS,
+    START,
     add_install_call,
     add_kernel_options,
     add_runcmd,
@@ -72,14 +74,16 @@ def test_a_script_that_imager_did_not_write_is_rejected(strange: str) -> None:
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        ("#cloud-config\n", [["sh", INSTALL_SCRIPT]]),
-        ("#cloud-config\n# only\n# comments\n", [["sh", INSTALL_SCRIPT]]),
-        ("#cloud-config\nhostname: pi-07\nssh_pwauth: false # as it was\n", [["sh", INSTALL_SCRIPT]]),
-        ("#cloud-config\nruncmd:\n- [ls, -l]\n# the end\n", [["ls", "-l"], ["sh", INSTALL_SCRIPT]]),
-        ("#cloud-config\nruncmd: []\nhostname: pi-07\n", [["sh", INSTALL_SCRIPT]]),
+        ("#cloud-config\n", [ENABLE, START]),
+        ("#cloud-config\n# only\n# comments\n", [ENABLE, START]),
+        ("#cloud-config\nhostname: pi-07\nssh_pwauth: false # as it was\n", [ENABLE, START]),
+        ("#cloud-config\nruncmd:\n- [ls, -l]\n# the end\n", [["ls", "-l"], ENABLE, START]),
+        ("#cloud-config\nruncmd: []\nhostname: pi-07\n", [ENABLE, START]),
     ],
 )
-def test_cloud_init_gets_one_more_command_and_keeps_the_rest(before: str, expected: list[list[str]]) -> None:
+def test_cloud_init_enables_and_starts_the_installation_and_keeps_the_rest(
+    before: str, expected: list[list[str]]
+) -> None:
     edited = add_runcmd(before)
     tree = YAML(typ="safe").load(edited)
     assert tree.pop("runcmd") == expected

@@ -1,0 +1,101 @@
+"""File names that a bundle's target cannot hold are rejected before anything is removed or written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from devices.flash.bundle import FOLDER, MANIFEST, File
+from devices.flash.names import require_names
+from devices.flash.targets.folder import OutFolder
+from edge_fl.errors import ConfigError
+from tests.devices.flash import cards
+from tests.devices.flash.test_targets import MakeCard, MakeContents, card, flash
+
+__all__ = ["card"]  # a fixture
+NAMED = [
+    ("cat/12:30.jpg", "FAT holds no :"),
+    ('cat/the "best".jpg', 'FAT holds no "'),
+    ("cat/a\\b.jpg", r"FAT holds no \\"),
+    ("what?/1.jpg", r"'what\?' \(FAT holds no \?\)"),
+    ("cat/\U0001f600.jpg", "FAT holds no \U0001f600"),
+    ("cat/1.jpg.", "ends in a dot or space"),
+    ("cat /1.jpg", "'cat ' .ends in a dot or space"),
+    ("CON/1.jpg", "'CON' .reserved for a device"),
+    ("cat/lpt1.jpg", "reserved for a device"),
+    (f"cat/{'x' * 252}.jpg", "256 characters, FAT holds 255"),
+    ("cat/line\nbreak.jpg", r"'cat/line\\nbreak.jpg' .control characters"),
+    ("cat/\udcff.jpg", r"'cat/\\udcff.jpg' .control characters, or not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("path", "why"), NAMED)
+def test_a_name_that_fat_cannot_hold_is_rejected(path: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        require_names(["cat/1.jpg", path], fat=True)
+    assert str(caught.value).endswith("; nothing was written") and "cat/1.jpg'" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("cat/1.jpg", "cat/1.JPG"), ("Dog/1.jpg", "dog/2.jpg"), ("KÖLN/1.jpg", "köln/2.jpg")],
+)
+def test_names_that_differ_only_in_case_are_rejected(first: str, second: str) -> None:
+    with pytest.raises(ConfigError, match="FAT does not distinguish it from"):
+        require_names([first, second], fat=True)
+    require_names([first, second], fat=False)
+
+
+def test_only_a_name_that_no_manifest_holds_is_rejected_for_other_targets() -> None:
+    for path, why in NAMED:
+        if "control" in why:
+            with pytest.raises(ConfigError, match=why):
+                require_names([path], fat=False)
+        else:
+            require_names([path], fat=False)
+
+
+def test_many_names_are_summarised() -> None:
+    with pytest.raises(ConfigError, match=r"'cat/4:' \(FAT holds no :\) and 3 more; expected other names"):
+        require_names([f"cat/{number}:" for number in range(8)], fat=True)
+
+
+def with_pictures(contents: MakeContents, paths: list[str], picture: Path) -> MakeContents:
+    images = tuple((path, picture) for path in paths)
+    return lambda pythons: replace(contents(pythons), images=images)
+
+
+def test_unusual_names_are_written_replaced_and_removed(
+    card: MakeCard, contents: MakeContents, tmp_path: Path
+) -> None:
+    names = ["photo[1].jpg", "Foto (2) #1 {a}~&+,;=.jpg", "größer 日本.jpg", f"{'x' * 251}.jpg"]
+    paths = [f"{folder}/{name}" for folder in ("Köln", "cat [old]") for name in names]
+    target, picture = card(cards.BOOKWORM), tmp_path / "picture.jpg"
+    for content in (b"a picture", b"another picture"):
+        picture.write_bytes(content)
+        written = flash(target, with_pictures(contents, paths, picture))
+        assert {f"{FOLDER}/images/{path}" for path in paths} <= {*written}
+        assert {target.read(f"{FOLDER}/images/{path}") for path in paths} == {content}
+    similar = f"{FOLDER}/images/Köln/photo1.jpg"  # matches photo[1].jpg as a pattern
+    target.write([File(similar, b"kept")])
+    flash(target, contents)
+    assert {target.read(f"{FOLDER}/images/{path}") for path in paths} == {None}
+    assert target.read(similar) == b"kept"
+
+
+def test_a_card_with_a_bundle_keeps_it_when_a_new_name_is_rejected(
+    card: MakeCard, contents: MakeContents, tmp_path: Path
+) -> None:
+    target, picture = card(cards.BOOKWORM), tmp_path / "picture.jpg"
+    picture.write_bytes(b"a picture")
+    flash(target, with_pictures(contents, ["cat/1.jpg"], picture))
+    before = target.read(MANIFEST)
+    with pytest.raises(
+        ConfigError, match=r"'dog/1:2\.jpg' \(FAT holds no :\); expected other names; nothing"
+    ):
+        flash(target, with_pictures(contents, ["dog/1:2.jpg"], picture))
+    assert target.read(MANIFEST) == before and target.read(f"{FOLDER}/images/cat/1.jpg") == b"a picture"
+    folder = OutFolder(tmp_path / "out", ("3.11",))  # no FAT
+    assert f"{FOLDER}/images/dog/1:2.jpg" in flash(folder, with_pictures(contents, ["dog/1:2.jpg"], picture))
