@@ -68,7 +68,8 @@ class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A dataset of `edge_fl.data`, split over clients; `fraction` is the share of samples to use.
 
-    `max_train` limits the training samples per client (0: no limit). Of the `clients`, `unseen` never train; the global model is
+    `split` is a file that assigns each sample to a client and a set (`edge_fl.data.split_file`), instead of drawing them. `max_train` limits
+    the training samples per client, `shots` those of each class (0: no limit). Of the `clients`, `unseen` never train; the global model is
     evaluated on them after the last round.
     """
 
@@ -81,6 +82,8 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
     validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     max_train: Annotated[int, Meta(ge=0)] = 0
+    shots: Annotated[int, Meta(ge=0)] = 0
+    split: str = ""
     unseen: Annotated[int, Meta(ge=0)] = 0
     fraction: Fraction = 1.0
 
@@ -146,14 +149,16 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     An update is rejected if the L2 norm of one of its parts exceeds `max_growth` times that of the broadcast part plus 1 (0: no limit).
     A device's update weighs at most `max_weight` times the cohort's median of announced samples (0: no limit): devices can claim any.
-    After `quarantine_after` rejected updates (0: never) a device is quarantined. `centre`, `trim` and `clip` are those of
-    `edge_fl.learn.aggregation.robust`.
+    A device's change larger than `max_norm` times the cohort's median is scaled down to that, and outliers are dropped
+    (`edge_fl.learn.aggregation.screening`; 0: no screening). After `quarantine_after` rejected or dropped updates (0: never) a device is
+    quarantined. `centre`, `trim` and `clip` are those of `edge_fl.learn.aggregation.robust`.
     """
 
     max_growth: Annotated[float, Meta(ge=0)] = 100.0
     max_weight: Annotated[float, Meta(ge=0)] = 10.0
+    max_norm: Annotated[float, Meta(ge=0)] = 3.0
     quarantine_after: Annotated[int, Meta(ge=0)] = 3
-    centre: Literal["mean", "median", "trimmed"] = "mean"
+    centre: Literal["mean", "median", "trimmed", "geometric"] = "mean"
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
     clip: Annotated[float, Meta(ge=0)] = 0.0
 
@@ -260,7 +265,9 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that rebuilds a method on another machine: network, input, classes, method, seed, and the update codec's settings."""
+    """Everything that rebuilds a method on another machine: network, input, classes, method, seed, the update codec's settings, the run's
+    number of rounds, and how often clients are evaluated (0: unknown, never).
+    """
 
     model: ModelConfig
     input: InputSpec
@@ -269,6 +276,8 @@ class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     compression: CompressionConfig = CompressionConfig()
     privacy: PrivacyConfig = PrivacyConfig()
+    rounds: Annotated[int, Meta(ge=0)] = 0
+    evaluate_every: Annotated[int, Meta(ge=0)] = 0
 
 
 def load(path: Path) -> Recipe:
@@ -333,10 +342,21 @@ def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """Apply `settings` such as "rounds=3" or "method.options.temperature=0.5" (TOML values; bare words are strings) to a recipe."""
+    """Apply `settings` such as "rounds=3" or "method.options.temperature=0.5" (TOML values; bare words are strings) to a recipe.
+
+    Another model or method does not keep the options of the recipe's.
+    """
     tree = msgspec.to_builtins(recipe)
-    for setting in settings:
-        key, equals, value = setting.partition("=")
+    pairs = [setting.partition("=") for setting in settings]
+    for key, _, value in pairs:
+        kind, _, name = key.strip().partition(".")
+        if (
+            name == "name"
+            and kind in ("model", "method")
+            and parse_value(value.strip()) != tree[kind]["name"]
+        ):
+            tree[kind]["options"] = {}
+    for setting, (key, equals, value) in zip(settings, pairs, strict=True):
         if not equals:
             raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3")
         table, *rest = [tree, *key.strip().replace("optimizer", "optimiser").split(".")]

@@ -18,6 +18,7 @@ from edge_fl.console.progress import Progress
 from edge_fl.errors import DeadlineError, StoppedError
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.aggregation.screening import Screen
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
@@ -58,6 +59,8 @@ class Deployment(RunHooks):
         self._totals, self._progress = totals, progress
         self._rejected: Counter[str] = Counter()
         self._use_head_updates = True
+        max_norm = setup.recipe.validation.max_norm
+        self._screen = Screen(max_norm) if max_norm else None
         self._rollout = self._make_rollout(home)
         self.devices = self._make_devices()
 
@@ -79,10 +82,14 @@ class Deployment(RunHooks):
     def head_updates(self) -> Sequence[Update]:
         return self._rollout.head_updates.take() if self._rollout and self._use_head_updates else ()
 
+    def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        return self._screen.round(updates, shared) if self._screen else updates
+
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         """Note the round in the registry, release if due. Raises StoppedError if the registry asks the run to stop."""
         recipe, method = self._setup.recipe, self._setup.method.at(result.round)
         runs.record_round(self._server.journal.db, _registry_record(self._results.id, result))
+        self._record_screening(result.round)
         if result.round < recipe.rounds and is_due(result.round, recipe.release.every):
             self._release(method, result.shared, result.round, collect=not method.head_tier.final)
         record = runs.get(self._server.journal.db, self._results.id)
@@ -90,6 +97,14 @@ class Deployment(RunHooks):
             raise StoppedError(
                 f"run {self._results.id} stopped on request; resume it with `edge-fl server run --resume {self._results.path}`"
             )
+
+    def _record_screening(self, round: int) -> None:
+        """Store the outlier scores of devices; repeated outliers are quarantined."""
+        if self._screen:
+            table = self._server.roster.table
+            scores = {id: score for id, score in self._screen.scores.items() if id in table}
+            outliers = {id: why for id, why in self._screen.outliers.items() if id in table}
+            self._server.journal.record_screening(self._results.id, round, scores, outliers)
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Release before the final personalisation if heads contribute to it, and give devices time to return."""
@@ -190,7 +205,10 @@ class Deployment(RunHooks):
         if recipe.release.website:
             website.keep(repository, Path(recipe.release.website))
         options = RolloutOptions(
-            plan=recipe.release.rollout, quantiser=self._quantiser(), watch=self._progress
+            recipe.release.rollout,
+            run_id=self._results.id,
+            quantiser=self._quantiser(),
+            watch=self._progress,
         )
         return RolloutCoordinator(
             server, repository, options, on_report=self._totals.note, torch_device=self._setup.device

@@ -24,7 +24,7 @@ from edge_fl.learn.aggregation.staleness import moved
 from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from edge_fl.metrics import EPSILON, afterwards
+from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from server.training import cohort
 from server.training.fleet import ClientId, Fleet
 
@@ -62,7 +62,7 @@ class RoundResult:
     """The outcome of one round.
 
     `shared` are the new shared parts. `selected` are the clients whose update could count, those still working on an earlier round
-    included; `responded` are those whose update was aggregated, and `staleness` maps such a client to the age of its update in rounds, if
+    included; `responded` are those whose update arrived in time, and `staleness` maps such a client to the age of its update in rounds, if
     not 0. `head_updates` are the head-only devices that contributed. `exhausted` are clients without privacy budget.
     `metrics` is empty in rounds without evaluation. `bytes_down` and `bytes_up` count tensors, not framing.
     """
@@ -101,6 +101,10 @@ class RunHooks:
         """Return and forget the updates of head-only devices received so far, in ascending client id."""
         return ()
 
+    def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        """Return the updates to aggregate; may drop or change some. `shared` are the parts before the round."""
+        return updates
+
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         """Called after each round."""
 
@@ -123,6 +127,11 @@ class CombinedHooks(RunHooks):
 
     def head_updates(self) -> Sequence[Update]:
         return [update for hooks in self._hooks for update in hooks.head_updates()]
+
+    def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        for hooks in self._hooks:
+            updates = hooks.screen(updates, shared)
+        return updates
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         for hooks in self._hooks:
@@ -198,7 +207,8 @@ def _round(
         selection = _select(method, fleet, plan, number)
         broadcasts = Broadcasts(method, shared, selection.requested)
         collected = _Collected(fleet.train(number, method, broadcasts), selection, head_updates, hooks, watch)
-        updates = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
+        received = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
+        updates = hooks.screen(received, shared)
         aggregated = steps.aggregate(method, shared, robust(updates, shared, plan.robust))
         collected.drain()  # a method that aggregates nothing still waits for its clients
         needed = cohort.quorum(selection.goal, plan.cohort)
@@ -211,6 +221,7 @@ def _round(
         log.warning("%s; retrying", reason)
     due = plan.evaluate_every and number % plan.evaluate_every == 0
     metrics = evaluate(method, fleet, aggregated, number, watch) if due else {}
+    metrics |= {id: {**metrics.get(id, {}), **found} for id, found in collected.local.items()} if due else {}
     return RoundResult(
         round=number,
         shared=aggregated,
@@ -253,7 +264,8 @@ def _select(method: Method, fleet: Fleet, plan: Plan, round: int) -> _Selection:
 class _Collected:
     """The updates of a round as they stream in: the first `goal` of the cohort in client order, then those of head-only devices.
 
-    Iterated once. Afterwards `bytes_up` maps each client that responded to the size of its update, `staleness` those that were late.
+    Iterated once. Afterwards `bytes_up` maps each client that responded to the size of its update, `staleness` those that were late,
+    `local` those that evaluated it to the accuracies before aggregation.
     """
 
     def __init__(
@@ -266,6 +278,7 @@ class _Collected:
     ) -> None:
         self.bytes_up: dict[ClientId, int] = {}
         self.staleness: dict[ClientId, int] = {}
+        self.local: dict[ClientId, Mapping[str, float]] = {}
         self._updates = self._stream(updates, selection, head_updates, hooks, watch)
 
     def __iter__(self) -> Iterator[Update]:
@@ -289,6 +302,8 @@ class _Collected:
             self.bytes_up[update.client] = size_bytes(update.parts)
             if update.staleness:
                 self.staleness[update.client] = update.staleness
+            if found := {name: value for name, value in update.metrics.items() if name in LOCAL}:
+                self.local[update.client] = found
             yield update
         head_updates.extend(hooks.head_updates())
         yield from head_updates

@@ -1,8 +1,8 @@
-"""Robust aggregation for any method: coordinate-wise median and trimmed mean, and clipping.
+"""Robust aggregation for any method: coordinate-wise median and trimmed mean, geometric median, and clipping.
 
-Updates are replaced before the method's `aggregate`. Clipping streams. Median and trimmed mean need the whole cohort in memory and give
-every client the same values, which removes the differences between clients that some methods use (FedAMP). Integer buffers and tensors of
-different shapes (class means) stay unchanged.
+Updates are replaced before the method's `aggregate`. Clipping streams. The others need the whole cohort in memory and give every client the
+same values, which removes the differences between clients that some methods use (FedAMP), and their sample counts. Integer buffers and
+tensors of different shapes (class means) stay unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Centre = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Robust:
-    """`centre`: "mean" (the method's own), "median", or "trimmed" without the share `trim` at each end of every coordinate.
+    """`centre`: "mean" (the method's own), "median", "trimmed" without the share `trim` at each end of every coordinate, or "geometric".
 
     `clip` above 0: the largest L2 norm of one client's change to one part.
     """
@@ -36,7 +36,11 @@ class Robust:
 def robust(updates: Iterable[Update], shared: Parts, how: Robust) -> Iterator[Update]:
     """The updates for the method's `aggregate`."""
     clipped = (clip(update, shared, how.clip) for update in updates) if how.clip else iter(updates)
-    centres: dict[str, Centre] = {"median": median, "trimmed": partial(trimmed_mean, trim=how.trim)}
+    centres: dict[str, Centre] = {
+        "median": median,
+        "trimmed": partial(trimmed_mean, trim=how.trim),
+        "geometric": geometric_median,
+    }
     centre = centres.get(how.centre)
     return centred(clipped, centre) if centre else clipped
 
@@ -54,6 +58,21 @@ def trimmed_mean(values: Tensor, trim: float) -> Tensor:
     """
     cut = min(max(int(trim * len(values)), 1), (len(values) - 1) // 2)
     return values.sort(0).values[cut : len(values) - cut].mean(0)
+
+
+def geometric_median(values: Tensor, steps: int = 32) -> Tensor:
+    """The point with the smallest sum of distances to the clients' values, [K, ...] -> [...].
+
+    Smoothed Weiszfeld algorithm from the coordinate-wise median (Pillutla et al., "Robust Aggregation for Federated Learning", IEEE TSP
+    2022, Algorithm 2).
+    """
+    points = values.flatten(1)
+    centre = median(points)
+    for _ in range(steps):
+        distances = (points - centre).norm(dim=1)
+        weights = 1.0 / distances.clamp(min=float(distances.median()) * 1e-6 + 1e-30)
+        centre = weights @ points / weights.sum()
+    return centre.view(values.shape[1:])
 
 
 def centred(updates: Iterable[Update], centre: Centre) -> Iterator[Update]:

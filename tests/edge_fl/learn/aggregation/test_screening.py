@@ -1,0 +1,118 @@
+"""Screening of updates: oversized changes are scaled down, outliers are dropped by name, all others pass unchanged."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.aggregation.screening import FIRST, SKETCH, Screen, changes, sketch
+
+SIZE = 3 * SKETCH + 5
+SHARED = {"extractor": {"w": torch.ones(SIZE), "n": torch.tensor(0), "buffer:mean": torch.zeros(2)}}
+
+
+def noise(seed: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+COMMON = noise(99)
+
+
+def update(client: str, change: torch.Tensor, **others: torch.Tensor) -> Update:
+    params = {
+        "w": SHARED["extractor"]["w"] + change,
+        "n": torch.tensor(7),
+        "buffer:mean": torch.full((2,), 9.0),
+    }
+    return Update(client, 10, {"extractor": {**params, **others}})
+
+
+def cohort(clients: int, round: int = 0, size: float = 0.01) -> list[Update]:
+    """Changes with a common direction and noise of twice its length: pairwise cosines of about 0.2."""
+    return [update(f"c{i:02d}", size * (COMMON + 2 * noise(1000 * round + i))) for i in range(clients)]
+
+
+@pytest.mark.parametrize("clients", [1, 3, FIRST - 1, FIRST, 20])
+def test_updates_of_similar_size_pass_unchanged(clients: int) -> None:
+    screen = Screen(3.0)
+    for round in range(4):
+        sent = cohort(clients, round)
+        assert [kept is given for kept, given in zip(screen.round(sent, SHARED), sent, strict=True)] == [
+            True
+        ] * clients
+        assert not screen.outliers
+        assert set(screen.scores.values()) == {0.0}
+
+
+@pytest.mark.parametrize("position", [0, 5, 12])
+def test_an_oversized_change_is_scaled_down_to_the_limit(position: int) -> None:
+    sent = cohort(13)
+    sent[position] = update("big", 5 * changes(sent[position], SHARED))
+    screen = Screen(3.0)
+    kept = {one.client: one for one in screen.round(sent, SHARED)}
+    typical = float(changes(sent[position - 1], SHARED).norm())
+    assert float(changes(kept["big"], SHARED).norm()) == pytest.approx(3 * typical, rel=0.05)
+    assert kept["big"].parts["extractor"]["n"] == 7, "integers and buffers stay"
+    assert kept["big"].parts["extractor"]["buffer:mean"].tolist() == [9.0, 9.0]
+    assert 0.5 < screen.scores["big"] < 1
+    assert not screen.outliers
+
+
+@pytest.mark.parametrize("factor", [-900.0, 1e30, math.nan, math.inf])
+@pytest.mark.parametrize("clients", [3, 20])
+def test_an_implausible_change_is_dropped_by_name(factor: float, clients: int) -> None:
+    sent = cohort(clients)
+    sent[1] = update("liar", factor * torch.ones(SIZE))
+    screen = Screen(3.0)
+    assert [one.client for one in screen.round(sent, SHARED)] == [
+        one.client for one in sent if one.client != "liar"
+    ]
+    assert list(screen.outliers) == ["liar"]
+    assert "times the cohort's median norm" in screen.outliers["liar"]
+    assert screen.scores["liar"] > 1
+
+
+def test_two_updates_cannot_be_compared() -> None:
+    sent = [update("a", 0.01 * COMMON), update("b", 100 * COMMON)]
+    assert list(Screen(3.0).round(sent, SHARED)) == sent
+
+
+def test_a_flipped_sign_is_an_outlier_after_some_rounds_and_until_it_ends() -> None:
+    screen = Screen(3.0)
+    dropped = []
+    for round in range(16):
+        sent = cohort(10, round)
+        if round < 8:
+            sent[4] = update("c04", -changes(sent[4], SHARED))
+        kept = [one.client for one in screen.round(sent, SHARED)]
+        dropped.append("c04" not in kept)
+        assert len(kept) == 10 - dropped[-1], "the others stay"
+    assert dropped[:8] == [False, False, True, True, True, True, True, True]
+    assert not dropped[-1]
+
+
+def test_conflicting_groups_of_clients_are_not_outliers() -> None:
+    """Two groups that pull in opposite directions, as clients with different classes do."""
+    screen = Screen(3.0)
+    for round in range(6):
+        sent = cohort(12, round)
+        sent = [update(one.client, (-1) ** i * changes(one, SHARED)) for i, one in enumerate(sent)]
+        assert len(list(screen.round(sent, SHARED))) == 12
+
+
+def test_updates_without_comparable_parts_pass() -> None:
+    means = Update("head", 5, {"prototypes": {"mean": torch.full((2, 3), math.nan), "count": torch.ones(2)}})
+    other = Update("odd", 5, {"extractor": {"w": torch.ones(3)}})
+    sent = [*cohort(5), means, other]
+    assert list(Screen(3.0).round(sent, SHARED)) == sent
+
+
+def test_a_sketch_preserves_cosines() -> None:
+    first, second = COMMON, COMMON + noise(1)
+    expected = float(torch.nn.functional.cosine_similarity(first, second, dim=0))
+    found = float(torch.nn.functional.cosine_similarity(sketch(first), sketch(second), dim=0))
+    assert found == pytest.approx(expected, abs=0.05)
+    assert torch.equal(sketch(first[:10])[:10], first[:10])
