@@ -27,7 +27,7 @@ from server.mqtt.devices.roster import Device
 from server.mqtt.session import Server
 from server.mqtt.updates.round_request import Response, RoundRequest
 from server.mqtt.updates.shared_blobs import SharedBlobs
-from server.mqtt.updates.validation import Terms, Validator, expected_of, norm, parts_check
+from server.mqtt.updates.validation import Terms, Validator, counter_range, expected_of, norm, parts_check
 from server.registry.records import RequestState
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
@@ -152,7 +152,7 @@ class MqttFleet(Fleet):
         id = f"{self._run_id}-{round}-{self._connection.boot}-{self._attempt}"
         broadcast = next(iter(downs.values()), {})  # the norms of all broadcasts are similar
         norms = {name: norm(part) for name, part in broadcast.items()}
-        terms = Terms(self._spec, norms, self._limits.max_growth)
+        terms = Terms(self._spec, norms, self._limits.max_growth, counter_range(broadcast))
         expected = expected_of(method, whole=mode == "train")
         request = RoundRequest(
             id=id,

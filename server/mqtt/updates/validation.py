@@ -16,7 +16,7 @@ from msgspec import Struct
 from edge_fl.config import MethodSpec
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.tree import Params, Parts, from_arrays, to_arrays
+from edge_fl.learn.tree import BUFFER, Params, Parts, from_arrays, to_arrays
 from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.egress import of_full
 from edge_fl.methods.contract.method import Method
@@ -30,6 +30,8 @@ from server.mqtt.device_text import one_line
 MAX_SAMPLES = 10**9
 HEADER_BYTES = 1024 * 1024
 STATISTICS_BYTES = 64 * 1024 * 1024
+MAX_STEPS = 10**6  # training steps of one update, which counters such as num_batches_tracked may grow by
+VARIANCE = "running_var"
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -72,11 +74,15 @@ class Expected:
 
 
 class Terms(Struct, frozen=True):
-    """Further terms of a round request: a part's norm may be at most `max_growth` * (1 + its norm in the broadcast); 0: any norm."""
+    """Further terms of a round request: a part's norm may be at most `max_growth` * (1 + its norm in the broadcast); 0: any norm.
+
+    `counters` are the lowest and the highest value of the broadcast's integer buffers (`counter_range`).
+    """
 
     spec: MethodSpec
     norms: dict[str, float]
     max_growth: float
+    counters: tuple[int, int] = (0, 0)
 
 
 class RejectedError(EdgeFLError):
@@ -151,7 +157,7 @@ def expected_of(method: Method, *, whole: bool) -> Expected:
 
 
 def parts_check(method: Method, terms: Terms) -> PartsCheck:
-    """A check of the shapes of statistics, of norms beyond the terms, and of parts that do not aggregate."""
+    """A check of the shapes of statistics, of norms and buffers beyond the terms, and of parts that do not aggregate."""
     classes, dim = method.net.classes, method.net.feature_dim
     on_trial = frozenset(method.sent()) - method.net.parts.keys() - STATISTIC_KINDS.keys()
     coded = method.compression.kind != "none"
@@ -168,6 +174,7 @@ def parts_check(method: Method, terms: Terms) -> PartsCheck:
             limit = terms.max_growth * (terms.norms.get(name, 0.0) + 1.0)
             if terms.max_growth and name in method.net.parts and (value := norm(params)) > limit:
                 raise RejectedError("norm", f"{name}: norm {value:.3g}, at most {limit:.3g}")
+            require_buffers(name, params, terms.counters, whole=name in method.net.parts)
         if on_trial & parts.keys():
             _require_aggregation(method, parts, report)
 
@@ -179,6 +186,33 @@ def require_shapes(name: str, params: Params, kind: str, classes: int, dim: int)
     shapes = {key: tuple(tensor.shape) for key, tensor in params.items()}
     if shapes != (expected := STATISTICS[kind](params, classes, dim)):
         raise RejectedError("parts", f"{name}: {shapes}, expected {dict(expected)}")
+
+
+def counter_range(parts: Parts) -> tuple[int, int]:
+    """The lowest and the highest value of all integer buffers, not above and not below 0."""
+    found = [t for part in parts.values() for t in part.values() if not t.is_floating_point() and t.numel()]
+    return min([0, *(int(t.min()) for t in found)]), max([0, *(int(t.max()) for t in found)])
+
+
+def require_buffers(part: str, params: Params, counters: tuple[int, int], *, whole: bool) -> None:
+    """Raise RejectedError for integer buffers far above those of the broadcast, and in a `whole` network for negative variances.
+
+    Integer buffers are aggregated by maximum, so one excessive value would stay for ever.
+    """
+    low, high = counters[0], counters[1] + MAX_STEPS
+    for name, tensor in params.items():
+        if BUFFER not in name or not tensor.numel():
+            continue
+        if not tensor.is_floating_point():
+            lowest, highest = int(tensor.min()), int(tensor.max())
+            if lowest < low or highest > high:
+                raise RejectedError(
+                    "buffers", f"{part}.{name}: {lowest} to {highest}, expected {low} to {high}"
+                )
+        elif whole and name.endswith(VARIANCE) and float(tensor.min()) < 0:
+            raise RejectedError(
+                "buffers", f"{part}.{name}: variance {float(tensor.min()):.3g}, expected at least 0"
+            )
 
 
 def norm(params: Params) -> float:

@@ -7,6 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from edge_fl.config import CohortConfig
 from edge_fl.learn.aggregation.robust import Robust
@@ -17,6 +18,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe, split
 from edge_fl.wire.messages import Report, encode
 from edge_fl.wire.transport import SAFETENSORS
+from server.mqtt.updates.validation import MAX_STEPS, RejectedError, counter_range, require_buffers
 from server.registry import reports
 from server.training import rounds
 from server.training.rounds import Plan
@@ -96,6 +98,46 @@ def test_a_claimed_number_of_samples_does_not_decide_the_aggregate(bench):
     assert set(received) == {"d1", "d2", "d3"} and capped == 10 * 20
     unlimited = bench.fleet(bench.spec("fedavg"), max_weight=0).train(2, method, broadcasts)
     assert {update.samples for update in unlimited if update.client == "liar"} == {claim}
+
+
+BUFFER = "buffer:extractor.convolutions.1."
+BAD_BUFFERS = {
+    "negative variance": ("running_var", -0.001, "variance -0.001, expected at least 0"),
+    "counter without bound": ("num_batches_tracked", 2**62, f"{2**62} to {2**62}, expected 0 to 1000000"),
+    "negative counter": ("num_batches_tracked", -1, "-1 to -1, expected 0 to 1000000"),
+}
+
+
+def with_buffer(payload, name, value):
+    parts = {part: dict(arrays) for part, arrays in tensors.unpack(payload).items()}
+    parts["extractor"][BUFFER + name] = np.full_like(parts["extractor"][BUFFER + name], value)
+    return tensors.pack(parts)
+
+
+@pytest.mark.parametrize("bad", BAD_BUFFERS)
+def test_buffers_that_no_training_gives_are_rejected(bench, bad):
+    name, value, detail = BAD_BUFFERS[bad]
+
+    def tamper(mode, report, payload):
+        payload = with_buffer(payload, name, value)
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1"), bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.responded == ("d1",)
+    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d2")
+    assert kept.reason == "buffers" and kept.detail.endswith(f"extractor.{BUFFER}{name}: {detail}")
+    assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
+
+
+def test_counters_may_grow_from_the_values_of_the_broadcast():
+    params = {"buffer:bn.num_batches_tracked": torch.tensor(7 * MAX_STEPS), "w": torch.zeros(2)}
+    assert counter_range({"extractor": params}) == (0, 7 * MAX_STEPS)
+    grown = {**params, "buffer:bn.num_batches_tracked": torch.tensor(8 * MAX_STEPS)}
+    require_buffers("extractor", grown, (0, 7 * MAX_STEPS), whole=True)
+    with pytest.raises(RejectedError, match="buffers"):
+        require_buffers("extractor", grown, (0, 7 * MAX_STEPS - 1), whole=True)
 
 
 BAD_REPORTS = {
