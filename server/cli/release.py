@@ -11,7 +11,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, show_table
-from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.errors import ConfigError
 from server.cli import release_keys
 from server.cli.connection import connect_to
 from server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
@@ -19,7 +19,7 @@ from server.cli.release_keys import open_repository
 
 if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
-    from server.release.rollout.commands import ReleaseCommands
+    from server.release.rollout.commands import ReleaseCommands, Request
 
 Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the end of the roll-out.")]
 WAIT_S = 3600.0
@@ -160,17 +160,11 @@ def _commands(
         yield ReleaseCommands(connect_to(host, port, identity), fleet, home, db)
 
 
-def _carry_out(releases: ReleaseCommands, number: int, wait_s: float) -> None:
+def _carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> None:
     from edge_fl.console.progress import Progress
 
     with Progress() as progress:
-        try:
-            record = releases.carry_out(number, progress.print, wait_s, progress)
-        except ConnectError as error:
-            raise ConnectError(
-                error.message,
-                consequence="the roll-out stays requested: the next server, or the same command again, carries it out",
-            ) from error
+        record = releases.carry_out(request, progress.print, wait_s, progress)
     print(record.state)
 
 

@@ -1,8 +1,9 @@
-"""`edge-fl server run` and `edge-fl server worker`: train over MQTT, validate updates in separate processes."""
+"""`edge-fl server run | up | worker`: train over MQTT, serve a fleet between runs, validate updates in separate processes."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -28,11 +29,21 @@ from server.cli.options import (
     TrackOption,
 )
 
+WorkersOption = Annotated[
+    bool, typer.Option("--workers", help="Leave validation to 'edge-fl server worker' processes.")
+]
+DashboardOption = Annotated[
+    int | None,
+    typer.Option("--dashboard", min=0, max=65535, help="Also serve the dashboard, on this loopback port."),
+]
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Format of the log on stderr.")]
+
 
 def register(app: App) -> None:
     """Add the group `server`."""
     group = app.group("server", help="The server: train over MQTT, release extractors, collect reports.")
     group.command()(run)
+    group.command()(up)
     group.command()(worker)
 
 
@@ -52,18 +63,13 @@ def run(
         Path | None, typer.Option(help="Folder of an interrupted run to resume, instead of a recipe.")
     ] = None,
     database: DatabaseOption = "",
-    workers: Annotated[
-        bool, typer.Option("--workers", help="Leave validation to 'edge-fl server worker' processes.")
-    ] = False,
+    workers: WorkersOption = False,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
     home: HomeOption = HOME,
     identity: IdentityOption = None,
-    dashboard: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Also serve the dashboard, on this loopback port."),
-    ] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="Format of the log on stderr.")] = LogFormat.TEXT,
+    dashboard: DashboardOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Train over MQTT, release the extractor, collect head reports; prints the folder of the results."""
     from edge_fl import config
@@ -100,6 +106,35 @@ def run(
         if outcome.exhausted:
             raise outcome.exhausted
         print(results.path)
+
+
+def up(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    workers: WorkersOption = False,
+    home: HomeOption = HOME,
+    identity: IdentityOption = None,
+    dashboard: DashboardOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
+    connect = connect_to(host, port, identity)
+    from server.dashboard import child
+    from server.mqtt.connector import denied
+    from server.orchestrate.serving import FleetServer
+    from server.registry import Database
+    from server.registry.database import location
+
+    logs.configure(log_format)
+    registry = location(database, home)
+    with closing(Database.open(registry)) as db, child.dashboard(dashboard, registry, fleet, home):
+        server = FleetServer(connect, fleet, home, db, denied(identity or ""), workers)
+        try:
+            server.serve(threading.Event())
+        except KeyboardInterrupt:
+            print_status(f"fleet {fleet!r}: offline")
 
 
 def worker(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edge_fl.config import RolloutConfig
 from edge_fl.errors import InputError
-from server.dashboard.queries.releases import serving
 from server.registry import Database, rollouts, runs
 from server.registry.records import DesiredRolloutState
 from server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
+from server.release.rollout.stored_rollout import request, served_release
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,8 @@ def start(db: Database, fleet: str, release: str) -> str:
         raise InputError(
             f"release {number}: the roll-out of release {current.release} has not ended; abort it first"
         )
-    before = serving(tuple(rollouts.listed(db, fleet)))
-    stages = ALL_AT_ONCE if number < before else CAREFUL
-    rollouts.begin(
-        db, fleet, number, previous=before if before != number else 0, plan={"stages": list(stages)}
-    )
+    stages = ALL_AT_ONCE if number < served_release(db, fleet) else CAREFUL
+    request(db, fleet, number, RolloutConfig(stages=stages))
     return f"Roll-out of release {number} requested; it starts when a server is online."
 
 

@@ -54,6 +54,7 @@ class ServerConnection:
         fleet: str,
         *,
         takeover: bool = False,
+        yields: bool = False,
         workers: bool = False,
         limits: LeaseLimits = LIMITS,
     ) -> None:
@@ -62,7 +63,7 @@ class ServerConnection:
         self.epoch = 0
         self.malformed: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
         self._connect = connect
-        self._takeover = takeover
+        self._takeover, self._yields = takeover, yields
         topics = self.topics
         own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"))
         self._patterns = own if workers else (topics.up(),)  # workers receive the reports
@@ -107,7 +108,8 @@ class ServerConnection:
     def open(self) -> None:
         """Connect and take the lease. Raises ConnectError without a broker, or if another server is online."""
         state = self._read_state()
-        if state and state.online and not self._takeover:
+        replaces = self._takeover or (state and state.yields and not self._yields)
+        if state and state.online and not replaces:
             if is_alive(self._connect, self.topics, state.boot, self._limits):
                 raise ConnectError(
                     f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none"
@@ -180,13 +182,18 @@ class ServerConnection:
         command = Command(f"{self.boot}-{self._commands}", "rebirth")
         self.publish(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the connection has ended for good: another server may have the fleet."""
+        return bool(self._lost)
+
     def check(self) -> None:
         """Raise ConnectError if the connection has ended for good."""
         if self._lost:
             raise ConnectError(f"fleet {self.topics.fleet!r}: {self._lost}", consequence="this server stops")
 
     def _state(self, *, online: bool) -> Packet:
-        state = ServerState(online, self.boot, self.epoch, return_s=self._return_s)
+        state = ServerState(online, self.boot, self.epoch, return_s=self._return_s, yields=self._yields)
         return Packet(self.topics.server_state(), encode(state), retain=True)
 
     def _read_state(self) -> ServerState | None:

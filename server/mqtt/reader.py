@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.messages import Beat, decode
+from edge_fl.wire.messages import Beat, ServerState, decode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Disconnected, Event, Listener, Packet, Transport
 
@@ -88,6 +88,20 @@ def read_retained(
     finally:
         transport.close()
     return payloads
+
+
+def online_server(connect: ServerConnect, topics: Topics, limits: LeaseLimits = LIMITS) -> str:
+    """The boot id of the server that is online; "" if none is. Raises ConnectError.
+
+    A retained "online" remains where a server and its broker ended without notice: only a beat counts.
+    """
+    topic = topics.server_state()
+    payload = read_retained(connect, [topic], limits).get(topic)
+    try:
+        state = decode(payload, ServerState) if payload else None
+    except ProtocolError:
+        return ""
+    return state.boot if state and state.online and is_alive(connect, topics, state.boot, limits) else ""
 
 
 def is_alive(connect: ServerConnect, topics: Topics, boot: str, limits: LeaseLimits) -> bool:

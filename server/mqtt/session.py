@@ -46,13 +46,19 @@ class Server:
 
 @contextmanager
 def connected(
-    connect: ServerConnect, journal: Journal, *, takeover: bool = False, workers: bool = False
+    connect: ServerConnect,
+    journal: Journal,
+    *,
+    takeover: bool = False,
+    yields: bool = False,
+    workers: bool = False,
 ) -> Iterator[Server]:
     """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.
 
-    With `workers` other processes receive the reports (`server.mqtt.updates.workers`).
+    A server that `yields` gives the fleet to one that does not. With `workers` other processes receive the reports
+    (`server.mqtt.updates.workers`).
     """
-    connection = ServerConnection(connect, journal.fleet, takeover=takeover, workers=workers)
+    connection = ServerConnection(connect, journal.fleet, takeover=takeover, yields=yields, workers=workers)
     server = Server.of(connection, journal, workers=workers)
     journal.on_failure = connection.end
     try:

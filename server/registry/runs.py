@@ -25,13 +25,19 @@ def begin(db: Database, run: RunRecord) -> None:
     Only for the server that holds the fleet's lease.
     """
     row = {**msgspec.to_builtins(run), "created_at": run.created_at or now(), "state": "running"}
+    abandon(db, run.fleet, exclude=run.run)
+    with db.writing() as connection:
+        db.upsert(connection, runs, [row], "created_at")
+
+
+def abandon(db: Database, fleet: str, *, exclude: str = "") -> None:
+    """End the runs of a fleet that are still "running" as "stopped". Only for the server that holds the fleet's lease."""
     with db.writing() as connection:
         connection.execute(
             update(runs)
-            .where(runs.c.fleet == run.fleet, runs.c.state == "running", runs.c.run != run.run)
+            .where(runs.c.fleet == fleet, runs.c.state == "running", runs.c.run != exclude)
             .values(state="stopped", reason=ABANDONED, ended_at=now())
         )
-        db.upsert(connection, runs, [row], "created_at")
 
 
 def end(db: Database, run: str, state: RunEnd, reason: str = "") -> bool:

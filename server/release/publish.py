@@ -79,6 +79,11 @@ class Publisher:
                 self._send(manifest)
         self._send_metadata()
 
+    def refresh(self) -> None:
+        """Sign metadata near its expiry again and publish it; nothing is published if none is."""
+        if self._repository.refresh():
+            self._send_metadata()
+
     def repair(self, sha256: str, missing: Iterable[int]) -> bool:
         """Publish the chunks again that a device is missing; False if the blob belongs to no kept release."""
         known = {blob.sha256: blob for manifest in self._repository.releases() for blob in blobs(manifest)}

@@ -232,6 +232,7 @@ class ScriptedHead:
     id: str
     folder: Path
     after: float = 0.75
+    silent: bool = False  # sends no reports
     boot: str = "h1"
     served: list[int] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
@@ -298,6 +299,8 @@ class ScriptedHead:
             bytes_up=10,
         )
         self.served.append(assignment.release)
+        if self.silent:
+            return
         self._publish(self.topics.report(self.id, assignment.run_id, assignment.round), report)
 
 

@@ -1,31 +1,39 @@
-"""Commands on releases: list, roll out, pause, abort, roll back. A running server carries them out, otherwise this process does."""
+"""Commands on releases: list, roll out, pause, abort, roll back. A running server carries them out, otherwise this process does.
+
+A command that fails leaves nothing for a later server to carry out: nothing is requested before it is known who carries it out, and a
+roll-out that nobody carries out any longer is paused.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from edge_fl.config import RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl.errors import DeadlineError, InputError, ProtocolError
-from edge_fl.wire.messages import GONE, ServerState, decode
+from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.wire.topics import Topics
+from server.mqtt import reader
 from server.mqtt.journal import Journal
-from server.mqtt.reader import LIMITS, ServerConnect, is_alive, read_retained
+from server.mqtt.reader import ServerConnect
 from server.mqtt.session import connected
-from server.registry import Database, devices, rollouts
+from server.registry import Database, rollouts
 from server.registry.records import DesiredRolloutState, RolloutRecord
 from server.release.repository import Repository
 from server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
-from server.release.rollout.stages import ALL_AT_ONCE, widened
-from server.release.rollout.stored_rollout import served_release
+from server.release.rollout.stages import ALL_AT_ONCE
+from server.release.rollout.stored_rollout import request
 
 POLL_S = 0.2
+PAUSED = "its command ended"
+Request = Callable[[], int]
+"""Writes a desired state into the registry -> the number of the roll-out."""
 COLUMNS = {
     "release": "release",
     "method": "method",
@@ -89,37 +97,26 @@ class ReleaseCommands:
             )
         return rows
 
-    def roll_out(self, release: int | None, plan: RolloutConfig) -> int:
-        """Request the roll-out of a kept release (None: the last), or resume a paused one -> its number. Raises InputError."""
+    def roll_out(self, release: int | None, plan: RolloutConfig) -> Request:
+        """Roll out a kept release (None: the last), or resume a paused roll-out. Raises InputError."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished and release in (None, unfinished.release):
-            rollouts.steer(self.db, unfinished.number, "running")
-            return unfinished.number
+            return partial(self._steer, unfinished.number, "running")
         kept = [manifest.release for manifest in self.repository.releases()]
         target = kept[-1] if release is None and kept else release
-        if target not in kept:
-            raise InputError(f"release {target}: not kept, only {kept} are")
-        previous = served_release(self.db, self.fleet)
-        present = [
-            record.device
-            for record in devices.listed(self.db, self.fleet)
-            if (record.capability or {}).get("tier") == "head"
-            and record.status not in GONE
-            and not record.blocked
-        ]
-        plan = widened(plan, present, target)
-        return rollouts.begin(self.db, self.fleet, target, previous=previous, plan=msgspec.to_builtins(plan))
+        if target is None or target not in kept:
+            raise InputError(f"release {target or 'to roll out'}: not kept, only {kept} are")
+        return partial(request, self.db, self.fleet, target, plan)
 
-    def steer(self, desired: DesiredRolloutState) -> int:
-        """Request to pause or abort the current roll-out -> its number. Raises InputError if there is none."""
+    def steer(self, desired: DesiredRolloutState) -> Request:
+        """Pause or abort the current roll-out. Raises InputError if there is none."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished is None:
             raise InputError(f"fleet {self.fleet!r}: no roll-out is under way")
-        rollouts.steer(self.db, unfinished.number, desired)
-        return unfinished.number
+        return partial(self._steer, unfinished.number, desired)
 
-    def roll_back(self, release: int | None) -> int:
-        """Request to go back to a kept release (None: the previous one) on all devices at once -> the roll-out's number."""
+    def roll_back(self, release: int | None) -> Request:
+        """Go back to a kept release (None: the previous one) on all devices at once. Raises InputError."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished and release in (None, unfinished.previous):
             return self.steer("rolled_back")
@@ -130,28 +127,32 @@ class ReleaseCommands:
         return self.roll_out(target, RolloutConfig(stages=ALL_AT_ONCE))
 
     def carry_out(
-        self, number: int, report: Callable[[str], None], deadline_s: float, watch: Watch = unwatched
+        self, request: Request, report: Callable[[str], None], deadline_s: float, watch: Watch = unwatched
     ) -> RolloutRecord:
-        """Wait until the roll-out has ended or paused; carry it out here if no server is online.
+        """Make the request and wait until the roll-out has ended or paused; carry it out here if no server is online.
 
         `report` receives a line per state, `watch` the current stage. Raises DeadlineError, ConnectError.
         """
-        online = self._is_online()
-        report(
-            "the running server carries it out" if online else "no server is online: carried out from here"
-        )
-        if online:
-            return self._follow(number, report, deadline_s, watch)
-        with Journal(self.db, self.fleet) as journal, connected(self.connect, journal) as server:
-            coordinator = RolloutCoordinator(
-                server, self.repository, RolloutOptions(resume=True, watch=watch)
-            )
+        if self._is_online():
+            report("the running server carries it out")
+            number = request()
             try:
-                record = self._follow(number, report, deadline_s, watch, server.connection.check)
-                coordinator.wait(0, max(1.0, min(deadline_s, 60.0)))
-                return record
+                return self._follow(number, report, deadline_s, watch)
+            except DeadlineError as error:
+                if self._is_online():
+                    raise DeadlineError(error.message, "the running server continues it") from error
+                self._pause(number)
+                raise
+        report("no server is online: carried out from here")
+        with Journal(self.db, self.fleet) as journal, connected(self.connect, journal) as server:
+            number, options = request(), RolloutOptions(watch=watch)
+            try:
+                with closing(RolloutCoordinator(server, self.repository, options)) as coordinator:
+                    record = self._follow(number, report, deadline_s, watch, server.connection.check)
+                    coordinator.wait(0, max(1.0, min(deadline_s, 60.0)))
+                    return record
             finally:
-                coordinator.close()
+                self._pause(number)
 
     def _follow(
         self,
@@ -175,20 +176,27 @@ class ReleaseCommands:
             if time.monotonic() > until_s:
                 raise DeadlineError(
                     f"{status} after {deadline_s:g} s",
-                    consequence="the roll-out continues while a server is online",
+                    consequence="it is paused, 'edge-fl release rollout' resumes it",
                 )
             time.sleep(POLL_S)
 
+    def _steer(self, number: int, desired: DesiredRolloutState) -> int:
+        rollouts.steer(self.db, number, desired)
+        return number
+
+    def _pause(self, number: int) -> None:
+        """Pause a roll-out that has not ended, because nobody carries it out any longer."""
+        record = rollouts.get(self.db, number)
+        if record and record.state == "running":
+            rollouts.steer(self.db, number, "paused")
+            if changed := rollouts.get(self.db, number):
+                rollouts.advance(self.db, changed, state="paused", reason=PAUSED)
+
     def _is_online(self) -> bool:
-        topics = Topics(self.fleet)
-        topic = topics.server_state()
         try:
-            payload = read_retained(self.connect, [topic]).get(topic)
-            state = decode(payload, ServerState) if payload else None
-            # A retained "online" remains where a server and its broker ended without notice: only a beat counts.
-            return bool(state and state.online and is_alive(self.connect, topics, state.boot, LIMITS))
-        except ProtocolError:
-            return False
+            return bool(reader.online_server(self.connect, Topics(self.fleet)))
+        except ConnectError as error:
+            raise ConnectError(error.message, consequence="nothing was requested") from error
 
 
 def _shares(record: RolloutRecord) -> list[float]:

@@ -41,14 +41,16 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 BATCH_S = 0.02  # to handle many simultaneous reports at once
 CLOSE_S = 5.0
+REFRESH_S = 3600.0
 
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """Options of a coordinator. `resume`: also continue an unfinished roll-out without stages."""
+    """Options of a coordinator. `resume`: also assign the release of a roll-out that ended before. `run_id`: see `RolloutCoordinator`."""
 
     plan: RolloutConfig = RolloutConfig()
     resume: bool = False
+    run_id: str = ""
     quantiser: Quantiser | None = None
     watch: Watch = unwatched
 
@@ -57,9 +59,10 @@ DEFAULTS = RolloutOptions()
 
 
 class RolloutCoordinator:
-    """The releases of one fleet. `on_report` receives every accepted report of a head. Close it before the server's connection.
+    """The releases of one fleet. `on_report` receives the accepted reports of heads on the releases of the run `run_id`.
 
-    A background thread advances the roll-out and applies desired states from the registry.
+    A background thread advances the roll-out, applies desired states from the registry and keeps the metadata valid. Close the coordinator
+    before the server's connection.
     """
 
     def __init__(
@@ -202,11 +205,16 @@ class RolloutCoordinator:
         return self._known.get(previous), id
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        refresh_s = time.monotonic() + REFRESH_S
+        while not self._closed.is_set() and not self._connection.ended:
             self._wake.wait(POLL_S)
             self._wake.clear()
             try:
                 self._advance()
+                if time.monotonic() > refresh_s:
+                    refresh_s = time.monotonic() + REFRESH_S
+                    with self._publishing:
+                        self._publisher.refresh()
             except EdgeFLError as error:
                 log.warning("roll-out: %s; trying again in %g s", error, POLL_S)
             except Exception:
@@ -215,29 +223,23 @@ class RolloutCoordinator:
     def _advance(self) -> None:
         if not self._rollout.advance(self._roster.head_devices()):
             return
-        stages = self._rollout.stages
-        if stages and stages.state in ("aborted", "rolled_back"):
-            self._publish_previous(stages)
-        elif stages and stages.release not in self._last_published():
-            with self._publishing:
-                self._publisher.republish(stages.release)
         with self._change:
             self._known |= {manifest.release: manifest for manifest in self._repository.releases()}
+        with self._publishing:
+            self._publish_current()
         self._assign_all()
         with self._change:
             self._change.notify_all()
 
-    def _publish_previous(self, stages: Stages) -> None:
-        """Publish the previous release once more, so that its metadata is newer than that of the withdrawn one."""
-        log.warning("release %d: %s (%s)", stages.release, stages.state, stages.reason)
-        if self._rollout.previous in self._known:
-            with self._publishing:
-                self._publisher.republish(self._rollout.previous)
-        else:
-            log.warning("release %d: no previous release to go back to; devices keep it", stages.release)
-
-    def _last_published(self) -> list[int]:
-        return [manifest.release for manifest in self._repository.releases()[-1:]]
+    def _publish_current(self) -> None:
+        """Publish the release to serve once more, unless it is the last published: its metadata must be newer than those of others."""
+        current, stages = self.current, self._rollout.stages
+        if current and current.release != self._repository.releases()[-1].release:
+            self._publisher.republish(current.release)
+        elif stages and not current:
+            log.warning(
+                "release %d: %s; there is no other kept release to serve", stages.release, stages.state
+            )
 
     def _take_report(self, device: str, report: Report) -> Verdict | None:
         """The verdict on a report of a head; None while chunks of its head update are missing."""
@@ -259,7 +261,9 @@ class RolloutCoordinator:
         return Verdict(report.id, "accepted")
 
     def _count(self, device: str, report: Report) -> None:
-        self._on_report(device, report)
+        manifest = self._known.get(report.release)
+        if manifest and manifest.run_id == self._options.run_id:
+            self._on_report(device, report)
         if report.error:
             log.warning("%s: release %d: %s", device, report.release, report.error, extra={"device": device})
         with self._change:

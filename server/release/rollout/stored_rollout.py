@@ -1,7 +1,7 @@
 """The current roll-out, stored in the registry: connects the pure rules (`server.release.rollout.stages`) with stored and desired states.
 
-Outcomes are collected in memory, from any thread; `advance` then applies the rules and the desired state, and stores the result. After a
-restart the roll-out continues from the registry, with the reports stored there.
+Any process may `request` a roll-out. Outcomes are collected in memory, from any thread; `advance` then applies the rules and the desired
+state, and stores the result. After a restart the roll-out continues from the registry, with the reports stored there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from edge_fl.config import RolloutConfig
-from server.registry import Database, reports, rollouts
+from edge_fl.wire.messages import GONE
+from server.registry import Database, devices, reports, rollouts
 from server.registry.records import RolloutRecord
 from server.release.rollout.gates import Outcome, outcome_of
 from server.release.rollout.stages import (
     ALL_AT_ONCE,
+    OVER,
     Stages,
     State,
     advanced,
@@ -37,8 +39,9 @@ RETRIES = 5
 class StoredRollout:
     """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
 
-    After a restart a roll-out in stages continues, one without stages only with `resume`. `assignment` is the id of the assignments to
-    serve its release, different for a second roll-out of the same release; `return_assignment` that of the assignments to go back.
+    After a restart an unfinished roll-out continues; with `resume` devices also get the release of one that has ended. `assignment` is the
+    id of the assignments to serve its release, different for a second roll-out of the same release; `return_assignment` that of the
+    assignments to go back.
     """
 
     def __init__(
@@ -52,11 +55,9 @@ class StoredRollout:
         self._resumed = False  # assignments have to be published again
         self.stages: Stages | None = None
         self.previous = served_release(db, fleet)
-        unfinished = rollouts.current(db, fleet)
-        if unfinished and (resume or len(_plan(unfinished).stages) > 1):
-            self._resume(unfinished)
-        elif unfinished:
-            self._store(unfinished.number, "aborted", unfinished.stage, "its server ended")
+        newest = self._newest()
+        if newest and (resume or newest.state not in OVER):
+            self._resume(newest)
 
     @property
     def return_assignment(self) -> str:
@@ -75,9 +76,8 @@ class StoredRollout:
     def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
         """Start the roll-out of a new release to a fleet of these devices; a running one is aborted."""
         with self._lock:
-            if self.stages and not self.stages.over:
-                self._store(self._number, "aborted", self.stages.stage, REPLACED.format(release))
-            elif self.stages and self.stages.state == "completed":
+            self._end_others(release)
+            if self.stages and self.stages.state == "completed":
                 self.previous = self.stages.release
             plan = widened(resolved(plan, len(devices), self.previous), devices, release)
             fields = msgspec.to_builtins(plan)
@@ -112,13 +112,15 @@ class StoredRollout:
                     rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
                 self._store(self._number, *now, self.stages.reason)
                 self._stored = now
-                log.info("release %d: %s, stage %d %s", self.stages.release, *now, self.stages.reason)
+                level = logging.INFO if now[0] in ("running", "completed") else logging.WARNING
+                status = self.stages.release, now[0], now[1] + 1, len(self.stages.shares), self.stages.reason
+                log.log(level, "release %d: %s, stage %d of %d %s", *status)
             return resumed or now != before
 
     def _apply_desired(self) -> None:
         """Follow the registry: the desired state of this roll-out, or a newer roll-out that another process started."""
-        newest = rollouts.current(self._db, self._fleet)
-        if newest and newest.number != self._number:
+        newest = self._newest()
+        if newest and newest.number > self._number and newest.state not in OVER:
             if self.stages and self.stages.state == "completed":
                 self.previous = self.stages.release
             self._resume(newest)
@@ -128,7 +130,8 @@ class StoredRollout:
 
     def _resume(self, record: RolloutRecord) -> None:
         self._number, self.previous = record.number, record.previous or self.previous
-        state: State = "paused" if record.state == "paused" else "running"
+        self._end_others(record.release, exclude=record.number)
+        state: State = "aborted" if record.state == "failed" else record.state
         stages = Stages(record.release, _plan(record), record.stage, state, record.reason)
         of_release = [
             other for other in rollouts.listed(self._db, self._fleet) if other.release == record.release
@@ -138,15 +141,21 @@ class StoredRollout:
         for report in reports.of_release(self._db, self._fleet, record.release):
             if report.id == assignment:
                 stages = with_outcome(stages, report.device, outcome_of(report.error, report.metrics))
-        self._set(stages, assignment)
+        self._set(stages, assignment, state)
         self._resumed = True
 
-    def _set(self, stages: Stages, assignment: str) -> None:
-        self.stages, self.assignment, self._stored = stages, assignment, (stages.state, stages.stage)
+    def _set(self, stages: Stages, assignment: str, stored: State = "running") -> None:
+        """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
+        self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
         self._stage_began_s = self._clock()
-        if stages.state == "aborted":
-            # Aborted because of reports from before the restart: `advance` has to store it.
-            self._stored = ("running", stages.stage)
+
+    def _newest(self) -> RolloutRecord | None:
+        return next(iter(rollouts.listed(self._db, self._fleet)), None)
+
+    def _end_others(self, release: int, exclude: int = 0) -> None:
+        for record in rollouts.listed(self._db, self._fleet):
+            if record.state not in OVER and record.number != exclude:
+                self._store(record.number, "aborted", record.stage, REPLACED.format(release))
 
     def _store(self, number: int, state: State, stage: int, reason: str) -> None:
         for _ in range(RETRIES):
@@ -154,6 +163,19 @@ class StoredRollout:
             if record is None or rollouts.advance(self._db, record, state=state, stage=stage, reason=reason):
                 return
         log.warning("roll-out %d: concurrent changes in the registry; %s was not stored", number, state)
+
+
+def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
+    """Request the roll-out of a kept release -> its number; its stages are widened to the head-only devices in the registry."""
+    present = [
+        record.device
+        for record in devices.listed(db, fleet)
+        if (record.capability or {}).get("tier") == "head"
+        and record.status not in GONE
+        and not record.blocked
+    ]
+    served, fields = served_release(db, fleet), msgspec.to_builtins(widened(plan, present, release))
+    return rollouts.begin(db, fleet, release, previous=0 if served == release else served, plan=fields)
 
 
 def served_release(db: Database, fleet: str) -> int:

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +27,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT_BYTES = 1 << 30
 KILL_S = 5.0
+MAX_FOLDER_BYTES = 60
 
 _pools: dict[int, ProcessPoolExecutor] = {}
 
@@ -43,7 +45,7 @@ def running(workers: int) -> bool:
 def pool(workers: int) -> ProcessPoolExecutor:
     """Return the pool of this size, started if necessary."""
     if workers not in _pools:
-        util.get_temp_dir()  # created before the workers, which inherit its name
+        _make_temporary_folder()  # before the workers, which inherit its name
         context = ForkServer()
         context.set_forkserver_preload(PRELOADED)
         with one_thread_each():
@@ -52,6 +54,17 @@ def pool(workers: int) -> ProcessPoolExecutor:
                 timeout=120
             )  # the fork server reads the environment here
     return _pools[workers]
+
+
+def _make_temporary_folder() -> None:
+    """Make multiprocessing's temporary folder, in /tmp where the usual place is too long: a socket's path has at most 107 characters."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > MAX_FOLDER_BYTES:
+        tempfile.tempdir = "/tmp"
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
 
 
 def end(workers: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -12,16 +13,18 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.config import RolloutConfig
-from edge_fl.errors import ConnectError, InputError
+from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from server.cli import release
 from server.mqtt.journal import Journal
+from server.mqtt.session import connected
 from server.registry import Database, reports, rollouts
 from server.release.publish import Publisher
-from server.release.repository import Repository
-from server.release.rollout.commands import ReleaseCommands
+from server.release.repository import Repository, now
+from server.release.rollout import coordinator
+from server.release.rollout.commands import ReleaseCommands, Request
 from server.release.rollout.coordinator import RolloutCoordinator
 from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
@@ -77,15 +80,16 @@ def test_a_stale_retained_state_counts_as_offline(releases, stage, tmp_path) -> 
 
 def test_a_command_uses_reports_received_by_an_earlier_one(releases, stage, tmp_path) -> None:
     heads = [stage.head(f"h{number}", tmp_path) for number in range(4)]
-    number = releases.roll_out(2, STAGED)
-    assert releases.carry_out(number, lambda line: None, 30).state == "completed"
+    record = releases.carry_out(releases.roll_out(2, STAGED), lambda line: None, 30)
+    assert record.state == "completed"
+    number = record.number
     reported = {report.device for report in reports.of_release(releases.db, "main", 2)}
     assert reported == {head.id for head in heads}
     interrupted = rollouts.get(releases.db, number)
     rollouts.advance(releases.db, interrupted, state="paused", stage=1)
-    assert releases.roll_out(None, STAGED) == number
     begun_s = time.monotonic()
-    assert releases.carry_out(number, lambda line: None, 30).reason == "4 of 4 devices succeeded"
+    record = releases.carry_out(releases.roll_out(None, STAGED), lambda line: None, 30)
+    assert (record.number, record.reason) == (number, "4 of 4 devices succeeded")
     assert time.monotonic() - begun_s < 15, "waited for devices that had responded"
 
 
@@ -99,15 +103,14 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
     def export(*options: str) -> int:
         return main(["release", "export", str(site), "--home", str(releases.home), *options])
 
-    def carry_out(number: int) -> str:
-        return releases.carry_out(number, lambda line: None, 30).state
+    def carry_out(request: Request) -> str:
+        return releases.carry_out(request, lambda line: None, 30).state
 
     assert export("--keep") == 0 and is_up_to_date()
     assert carry_out(releases.roll_out(1, AT_ONCE)) == "completed"
     assert is_up_to_date()
-    number = releases.roll_out(2, STAGED)
-    releases.steer("aborted")
-    assert carry_out(number) == "aborted" and is_up_to_date()
+    releases.roll_out(2, STAGED)()
+    assert carry_out(releases.steer("aborted")) == "aborted" and is_up_to_date()
     assert export("--no-keep") == 0
     assert carry_out(releases.roll_out(2, AT_ONCE)) == "completed" and not is_up_to_date()
     assert export() == 0 and is_up_to_date()
@@ -117,12 +120,16 @@ def test_a_running_server_carries_out_commands(releases, bench: Bench, tmp_path)
     server = replace(bench.server, journal=Journal(releases.db))
     rollout = RolloutCoordinator(server, releases.repository)
     said: list[str] = []
-    number = releases.roll_out(2, RolloutConfig(stages=(1e-9, 1.0), success=1.0))
-    releases.steer("paused")
-    assert releases.carry_out(number, said.append, 20).state == "paused"
+
+    def request_and_pause() -> int:
+        releases.roll_out(2, RolloutConfig(stages=(1e-9, 1.0), success=1.0))()
+        return releases.steer("paused")()
+
+    paused = releases.carry_out(request_and_pause, said.append, 20)
+    assert paused.state == "paused"
     assert said[0] == "the running server carries it out"
-    assert releases.roll_out(None, STAGED) == number
-    assert releases.carry_out(number, said.append, 20).state == "completed"
+    resumed = releases.carry_out(releases.roll_out(None, STAGED), said.append, 20)
+    assert (resumed.number, resumed.state) == (paused.number, "completed")
     rollout.close()
 
 
@@ -136,9 +143,8 @@ def test_impossible_commands_are_errors(releases) -> None:
 
 
 def test_an_abort_also_reaches_devices_that_connect_later(releases, stage, tmp_path) -> None:
-    number = releases.roll_out(2, STAGED)
-    releases.steer("aborted")
-    assert releases.carry_out(number, lambda line: None, 20).state == "aborted"
+    releases.roll_out(2, STAGED)()
+    assert releases.carry_out(releases.steer("aborted"), lambda line: None, 20).state == "aborted"
     assert releases.rows()[0].reason == "by hand" or releases.rows()[1].reason == "by hand"
     late = stage.head("late", tmp_path)
     assert releases.carry_out(releases.roll_out(1, AT_ONCE), lambda line: None, 20).state == "completed"
@@ -160,11 +166,68 @@ def test_a_folder_without_releases_is_named(tmp_path: Path, capsys) -> None:
     assert "expected growing shares" in capsys.readouterr().err
 
 
-def test_without_a_broker_the_error_says_that_the_roll_out_stays_requested(releases) -> None:
+def test_without_a_broker_nothing_is_requested(releases) -> None:
     def refused(*_: object, **__: object) -> InMemoryTransport:
         raise ConnectError("broker: Connection refused")
 
-    number = releases.roll_out(2, STAGED)
-    with pytest.raises(ConnectError, match="Connection refused; the roll-out stays requested"):
-        release._carry_out(replace(releases, connect=refused), number, 1.0)
-    assert rollouts.current(releases.db, "main").number == number
+    offline = replace(releases, connect=refused)
+    with pytest.raises(ConnectError, match="Connection refused; nothing was requested"):
+        release._carry_out(offline, offline.roll_out(2, STAGED), 1.0)
+    assert rollouts.current(releases.db, "main") is None
+
+
+def test_a_roll_out_whose_command_failed_is_paused_and_not_carried_out_by_the_next_server(
+    releases, stage, tmp_path
+) -> None:
+    """No head-only device responds in time, so the command fails, with and without a server."""
+    heads = [stage.head(f"h{number}", tmp_path, silent=True) for number in range(4)]
+    with pytest.raises(DeadlineError, match="it is paused, 'edge-fl release rollout' resumes it"):
+        releases.carry_out(releases.roll_out(2, STAGED), lambda line: None, 1.0)
+    paused = rollouts.current(releases.db, "main")
+    assert (paused.state, paused.desired, paused.stage) == ("paused", "paused", 0)
+    served = [head.served for head in heads]
+    with Journal(releases.db) as journal, connected(stage.connect, journal) as server:
+        rollout = RolloutCoordinator(server, releases.repository)
+        assert not stage.eventually(lambda: rollouts.current(releases.db, "main") != paused, 2.0)
+        rollout.close()
+    assert [head.served for head in heads] == served
+
+
+def test_a_roll_out_is_paused_if_the_server_that_should_carry_it_out_has_left(releases, bench: Bench) -> None:
+    def leave(line: str) -> None:
+        bench.connection.close()
+
+    with pytest.raises(DeadlineError, match="it is paused"):
+        releases.carry_out(releases.roll_out(2, STAGED), leave, 0.5)
+    assert rollouts.current(releases.db, "main").state == "paused"
+
+
+def test_a_roll_out_continues_if_only_its_command_ran_out_of_time(releases, bench: Bench) -> None:
+    with pytest.raises(DeadlineError, match="the running server continues it"):
+        releases.carry_out(releases.roll_out(2, STAGED), lambda line: None, 0.5)
+    assert rollouts.current(releases.db, "main").state == "running"
+
+
+def test_a_roll_out_that_another_one_replaced_is_not_continued_after_it(releases, stage, tmp_path) -> None:
+    heads = [stage.head(f"h{number}", tmp_path) for number in range(3)]
+    replaced = releases.roll_out(2, STAGED)()
+    assert releases.carry_out(releases.roll_back(1), lambda line: None, 30).state == "rolled_back"
+    replaced = releases.roll_out(2, STAGED)()
+    assert releases.carry_out(releases.roll_out(1, AT_ONCE), lambda line: None, 30).state == "completed"
+    assert rollouts.get(releases.db, replaced).reason == "replaced by release 1"
+    assert rollouts.current(releases.db, "main") is None
+    assert [head.served[-1] for head in heads] == [1] * 3
+
+
+def test_metadata_near_their_expiry_are_signed_again_while_a_server_is_online(
+    releases, bench: Bench, monkeypatch
+) -> None:
+    monkeypatch.setattr(coordinator, "REFRESH_S", 0.1)
+    ahead = [0]
+    repository = Repository(releases.repository.folder, clock=lambda: now() + timedelta(days=ahead[0]))
+    rollout = RolloutCoordinator(replace(bench.server, journal=Journal(releases.db)), repository)
+    before = bench.retained("tuf/timestamp.json")
+    assert before and not bench.eventually(lambda: bench.retained("tuf/timestamp.json") != before, 1.0)
+    ahead[0] = 5
+    assert bench.eventually(lambda: bench.retained("tuf/timestamp.json") != before)
+    rollout.close()

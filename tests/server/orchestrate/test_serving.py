@@ -1,0 +1,139 @@
+"""`edge-fl server up`: a fleet is served between runs; runs take over while they last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from edge_fl.config import RolloutConfig
+from edge_fl.wire.messages import ServerState, decode
+from server.mqtt.journal import Journal
+from server.mqtt.session import connected
+from server.orchestrate.serving import FleetServer
+from server.registry import Database, reports, rollouts, runs
+from server.registry.records import RunRecord
+from server.release.repository import Repository
+from server.release.rollout import stored_rollout
+from server.release.rollout.coordinator import RolloutCoordinator
+from server.release.rollout.stages import ALL_AT_ONCE
+from tests.devices import graphs
+from tests.memory_broker import InMemoryTransport
+from tests.server.conftest import QUICK, Stage
+
+ONE_RUN = RunRecord("toy-1", "main", "fedavg", "toy", "fleet", 3, "runs/toy-1")
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
+        yield db
+
+
+@pytest.fixture
+def server(broker, db: Database, tmp_path: Path) -> FleetServer:
+    connect = partial(InMemoryTransport, broker)
+    return FleetServer(connect, "main", tmp_path / "home", db, limits=QUICK, return_s=2.0)
+
+
+@contextmanager
+def serving(server: FleetServer) -> Iterator[None]:
+    stopping = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(stopping,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def run(server: FleetServer) -> Iterator[RolloutCoordinator]:
+    """What the server of a run does: it takes the fleet over and releases."""
+    with Journal(server.db) as journal, connected(server.connect, journal) as online:
+        runs.begin(server.db, ONE_RUN)
+        with closing(RolloutCoordinator(online, Repository(server.home / "main"))) as rollout:
+            yield rollout
+        runs.end(server.db, ONE_RUN.run, "completed")
+
+
+def release(rollout: RolloutCoordinator, number: int) -> None:
+    payload = graphs.graph(weights=graphs.WEIGHTS * number)
+    manifest = graphs.manifest_for(payload, release=number)
+    rollout.roll_out(manifest, {manifest.extractor.sha256: payload})
+    rollout.wait(0, 10)
+
+
+def is_online(stage: Stage) -> bool:
+    """Whether a server without a run is online."""
+    payload = stage.retained("srv/state").get("srv/state")
+    state = decode(payload, ServerState) if payload else None
+    return bool(state and state.online and state.yields)
+
+
+def test_a_device_that_joins_after_a_run_gets_the_current_release(server, stage, tmp_path) -> None:
+    with run(server) as rollout:
+        early = stage.head("early", tmp_path)
+        release(rollout, 1)
+        release(rollout, 2)
+    assert early.served == [1, 2]
+    with serving(server):
+        late = stage.head("late", tmp_path)
+        assert stage.eventually(lambda: [ack.status for ack in late.acks] == ["accepted"], 10)
+    assert (early.served[:2], late.served) == ([1, 2], [2])
+    assert {report.device for report in reports.of_release(server.db, "main", 2)} == {"early", "late"}
+    assert not decode(stage.retained("srv/state")["srv/state"], ServerState).online
+
+
+def test_a_run_takes_over_and_the_server_continues_after_it(server, stage, tmp_path) -> None:
+    with serving(server):
+        assert stage.eventually(lambda: is_online(stage), 10)
+        head = stage.head("h1", tmp_path)
+        with run(server) as rollout:
+            release(rollout, 1)
+            assert not is_online(stage)
+        assert head.served == [1]
+        assert stage.eventually(lambda: is_online(stage), 10)
+        late = stage.head("late", tmp_path)
+        assert stage.eventually(lambda: late.served == [1], 10)
+
+
+def test_it_waits_for_a_server_that_is_online(server, bench, db) -> None:
+    with serving(server):
+        assert not bench.eventually(lambda: is_online(bench), 2.0)
+        bench.connection.check()
+        bench.connection.close()
+        assert bench.eventually(lambda: is_online(bench), 10)
+
+
+def test_a_run_whose_server_is_offline_keeps_the_fleet_for_a_while(server, stage) -> None:
+    runs.begin(server.db, ONE_RUN)
+    with serving(server):
+        assert not stage.eventually(lambda: is_online(stage), 1.0)
+        assert runs.get(server.db, ONE_RUN.run).state == "running"
+        assert stage.eventually(lambda: is_online(stage), 10)
+        assert stage.eventually(lambda: runs.get(server.db, ONE_RUN.run).state == "stopped")
+
+
+def test_a_roll_out_continues_across_servers(server, stage, tmp_path) -> None:
+    """Requested by the dashboard while no server is online, begun by one server, ended by the next."""
+    with run(server) as rollout:
+        for number in (1, 2):
+            release(rollout, number)
+    number = stored_rollout.request(server.db, "main", 1, RolloutConfig(stages=ALL_AT_ONCE))
+    silent = stage.head("h1", tmp_path, silent=True)
+    with serving(server):
+        assert stage.eventually(lambda: silent.served == [1], 10)
+    assert rollouts.get(server.db, number).state == "running"
+    with run(server) as rollout:
+        assert (rollout.current.release, rollout.stages.state) == (1, "running")
+    rollouts.steer(server.db, number, "aborted")
+    with serving(server):
+        assert stage.eventually(lambda: silent.served[-1] == 2, 10)
+    assert rollouts.get(server.db, number).state == "aborted"
