@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -204,6 +205,7 @@ def test_commands_that_cannot_be_loaded_hinder_no_others(
 
 BAN = """
 import sys
+import tomllib
 class Ban:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {banned!r}:
@@ -332,3 +334,8 @@ def test_every_entry_point_loads() -> None:
     )
     assert child.returncode == 0
     assert "Unavailable" not in child.stdout, child.stdout
+
+
+def test_the_installed_script_starts_where_an_early_ctrl_c_is_handled():
+    scripts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"edge-fl": "edge_fl.__main__:main"}
