@@ -158,8 +158,9 @@ def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tu
         kind, message, why = DataError, error.message, ""
     except ArtefactError as error:
         kind, message, why = ArtefactError, error.message, error.why
-    except MemoryError:
-        kind, message, why = MemoryError, f"{what}: out of memory; no result", ""
+    except MemoryError as error:
+        detail = f" ({error})" if str(error) else ""
+        kind, message, why = MemoryError, f"{what}: out of memory{detail}; no result", ""
     except Exception as error:  # the parent gets the message, which a dead child could not send
         kind, message, why = RunError, f"{what}: {type(error).__name__}: {error}; no result", ""
     return ERRORS.index(kind), msgspec.json.encode((message, why))

@@ -185,6 +185,8 @@ def _run(app: App, arguments: list[str]) -> int:
         return _fail(_usage(error, app), InputError.exit_code)
     except typer.Abort as error:
         return _fail("interrupted", INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1)
+    except MemoryError as error:
+        return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
     except Exception as error:
         return _fail(extras.hint(error) or _bug(error), EdgeFLError.exit_code)
 

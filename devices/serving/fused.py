@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 from numpy.typing import ArrayLike
-from onnx import TensorProto, helper, numpy_helper
 
 from devices.serving.predict import Predictor
 from edge_fl.errors import ArtefactError, InputError
@@ -23,6 +21,16 @@ from edge_fl.heads.ensemble import TINY
 from edge_fl.heads.gated import EPSILON
 from edge_fl.heads.head import Array
 from edge_fl.heads.linear import Linear
+
+try:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+except ModuleNotFoundError as missing:
+    raise InputError(
+        "device predict --export: the package onnx is not installed, and a flashed Pi does not include it; expected a computer with"
+        " edge-fl[server]: copy the device's folder there and export with --dir COPY",
+        consequence="nothing was written",
+    ) from missing
 
 TOLERANCE = 1e-4
 PREFIX = "edge_fl_"

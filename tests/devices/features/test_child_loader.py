@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from PIL import Image
 
 from devices.child import Children, feature_children
 from devices.config import DeviceConfig
 from devices.data import record
+from devices.doctor import status
 from devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
 from devices.features.onnx_runtime import Runtime
 from devices.runtime import run_device
@@ -80,6 +84,35 @@ def test_without_memory_for_the_data_the_agent_starts_and_has_the_reason(
     assert (capability.tier, capability.samples, data_problem) == ("head", 0, "out_of_memory")
     assert capability.onnxruntime and "out of memory" in lines[0]
     assert record.read(Path(config.folder)).why == "out_of_memory"
+
+
+LIMITED = """
+import resource, sys
+from contextlib import closing
+from devices.child import feature_children
+from devices.config import DeviceConfig
+from devices.features.child_loader import ChildFeatureLoader
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+with closing(feature_children()) as children:
+    config = DeviceConfig("pi-1", sys.argv[1], folder=sys.argv[2], tier="head")
+    assert ChildFeatureLoader(config, children).inspect().out_of_memory
+"""
+
+
+def test_an_archive_too_large_for_memory_is_out_of_memory_and_not_missing_data(tmp_path: Path) -> None:
+    file, count = tmp_path / "large.npz", 1025
+    with (
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as x,
+    ):
+        header = {"descr": "|u1", "fortran_order": False, "shape": (count, 1024, 1024)}
+        np.lib.format.write_array_header_1_0(x, header)
+        for _ in range(count):
+            x.write(bytes(2**20))
+    command = [sys.executable, "-c", LIMITED, str(file), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (row,) = (row for row in status.read(tmp_path) if row["what"] == "out_of_memory")
+    assert "large.npz: Unable to allocate 1.00 GiB" in str(row["value"])
 
 
 def test_an_inspection_without_the_data_does_not_read_them(config: DeviceConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from devices.flash.bundle import FOLDER, MANIFEST, File
 from devices.flash.names import require_names
 from devices.flash.targets.folder import OutFolder
+from devices.flash.targets.image import Image
 from edge_fl.errors import ConfigError
 from tests.devices.flash import cards
 from tests.devices.flash.test_targets import MakeCard, MakeContents, card, flash
@@ -83,6 +85,18 @@ def test_unusual_names_are_written_replaced_and_removed(
     flash(target, contents)
     assert {target.read(f"{FOLDER}/images/{path}") for path in paths} == {None}
     assert target.read(similar) == b"kept"
+
+
+@pytest.mark.skipif(not shutil.which("mformat"), reason="no mtools here")
+def test_names_do_not_depend_on_the_locale(
+    contents: MakeContents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture, image = tmp_path / "picture.jpg", cards.image(tmp_path / "sd.img", cards.BOOKWORM)
+    picture.write_bytes(b"a picture")
+    monkeypatch.setenv("LC_ALL", "C")
+    flash(Image(image), with_pictures(contents, ["Köln/日本.jpg"], picture))
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    assert "::/edge-fl/images/Köln/日本.jpg" in cards.mtools(image, "mdir", "-b", "-/", "::/edge-fl").decode()
 
 
 def test_a_card_with_a_bundle_keeps_it_when_a_new_name_is_rejected(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from edge_fl.release.manifest import scale
 from tests.devices import graphs
 from tests.devices.images import X, Y
 from tests.devices.serving.refit import refit
+from tests.devices.serving.test_predict import BANNED
 
 D = graphs.DIM
 RNG = np.random.default_rng(7)
@@ -46,6 +49,19 @@ def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tm
     (found,) = session.run(["probabilities"], {"image": scale(X)})
     np.testing.assert_allclose(found, predictor.probabilities(X), atol=1e-5)
     assert session.get_modelmeta().custom_metadata_map["edge_fl.classes"] == "a,b"
+
+
+def test_without_the_package_onnx_the_export_says_so_and_a_copied_folder_can_be_exported_elsewhere(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "fused.onnx"
+    command = [sys.executable, "-c", BANNED, "device", "predict", "--export", str(file), "--dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4 and not file.exists()
+    assert "the package onnx is not installed" in done.stderr and "copy the device's folder" in done.stderr
+    assert "pip install" not in done.stderr  # a flashed Pi has no pip
+    folder.rename(tmp_path / "copy")
+    assert main(["device", "predict", "--export", str(file), "--dir", str(tmp_path / "copy")]) == 0
 
 
 def test_a_head_that_cannot_be_written_down_is_rejected_by_name(folder: Path) -> None:
