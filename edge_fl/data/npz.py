@@ -14,11 +14,11 @@ from edge_fl.errors import DataError
 from edge_fl.files import atomic
 
 MAX_FILE_BYTES = 8 * 2**30
+SMALL_BYTES = 2**20  # an array that always fits into memory
 _BROKEN = (
     OSError,
     ValueError,
     EOFError,
-    MemoryError,
     NotImplementedError,
     RuntimeError,
     zipfile.BadZipFile,
@@ -27,7 +27,11 @@ _BROKEN = (
 
 
 def read(path: Path) -> dict[str, Array]:
-    """Read all arrays. Raises DataError for a file that is missing, above 8 GiB, not an .npz, damaged, or contains Python objects."""
+    """Read all arrays.
+
+    Raises DataError for a file that is missing, above 8 GiB, not an .npz, damaged, or contains Python objects; MemoryError for arrays that
+    do not fit into memory.
+    """
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}")
@@ -36,6 +40,12 @@ def read(path: Path) -> dict[str, Array]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             # np.load leaks a file that it cannot read
             return {name: archive[name] for name in archive.files}
+    except MemoryError as error:
+        with zipfile.ZipFile(path) as archive:
+            largest = max(entry.file_size for entry in archive.infolist())
+        if largest < SMALL_BYTES:  # the header of an array announces more than the file contains
+            raise DataError(f"{path}: not a readable .npz (damaged: {_first_line(error)})") from error
+        raise MemoryError(f"{path}: {_first_line(error)}") from error
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; expected an .npz") from error
     except (*_BROKEN, AttributeError, TypeError) as error:
