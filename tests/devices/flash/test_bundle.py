@@ -19,7 +19,7 @@ from devices.config import DeviceConfig
 from devices.flash import edge_fl_wheel, templates
 from devices.flash.bundle import MANIFEST, bundle_files, parse_manifest
 from devices.flash.card_contents import IDENTITY, CardContents, read_identity, with_pi_paths
-from devices.flash.wheels import PYTHONS, gather, pins
+from devices.flash.wheels import PYTHONS, gather, pins, reads_heic
 from edge_fl.errors import ConfigError
 
 MakeContents = Callable[[tuple[str, ...]], CardContents]
@@ -81,6 +81,24 @@ def test_our_wheel_is_reproducible_and_installable_by_pip(tmp_path: Path) -> Non
     )
     assert (tmp_path / "site" / "bin" / "edge-fl").exists()
     assert "torch" not in " ".join(pins()) and any(pin.startswith("onnxruntime==") for pin in pins())
+
+
+def test_the_heic_decoder_is_put_on_the_device_if_it_is_installed_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def distribution(name: str, version: str, *requires: str) -> None:
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *requires]
+        (folder / "METADATA").write_text("\n".join(lines))
+
+    extras = ('pillow-heif>=0.22; extra == "heic"', 'torch>=2; extra == "full"')
+    distribution("edge_fl", "0.1", *(f"Requires-Dist: {extra}" for extra in extras))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert (pins(), reads_heic()) == ([], False)
+    distribution("pillow_heif", "1.8.1")
+    distribution("torch", "2.11")
+    assert (pins(), reads_heic()) == (["pillow-heif==1.8.1"], True)
 
 
 def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,27 @@ def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
     assert (there / "images/cat/1.png").read_bytes() == b"a cat" and (there / "identity/client.key").exists()
     assert "\nimages=/srv/images\n" in (there / "install.sh").read_text()
     assert main([*arguments, "--data", "npz:/srv/a.npz"]) == 4
+
+
+@pytest.mark.timeout(60)
+def test_only_readable_pictures_in_class_folders_are_copied(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("cat/1.png", "cat/2.HEIC", "cat/notes.txt", "cat/old/3.png", "lost.png", "cat/.DS_Store"):
+        (tmp_path / "mine" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / path).write_bytes(b"content")
+    os.mkfifo("mine/cat/pipe.png")
+    arguments = ["flash", "--device", "pi-07", "--insecure", "--out", "out", *HOST, "--wheels", str(wheels)]
+    assert main([*arguments, "--images", "mine"]) == 0
+    assert files(tmp_path / "out/edge-fl/images") == {"cat/1.png", "cat/2.HEIC"}
+    said = capsys.readouterr().err
+    assert "mine: 4 files are not readable pictures in a folder per class; they are left out" in said
+    assert "mine: 1 HEIC pictures, which the Pi could not read; pip install 'edge-fl[heic]'" in said
+    (tmp_path / "empty").mkdir()
+    for folder, why in (("empty", "no pictures in it"), ("nowhere", "no such folder")):
+        assert main([*arguments, "--images", folder]) == 4
+        assert f"{folder}: {why}; expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
