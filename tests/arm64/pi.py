@@ -38,6 +38,11 @@ class Pi:
         assert process.returncode == 0, f"{command}: {process.returncode}\n{said[-3000:]}\n{err[-3000:]!r}"
         return said
 
+    def attempt(self, *command: str, deadline_s: float = BOOT_S) -> int:
+        """Run a command and return its exit code."""
+        with self._started(command, subprocess.DEVNULL) as process:
+            return process.wait(deadline_s)
+
     @contextmanager
     def running(self, *command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         """Run a command until the block ends; it is then killed, as by a power cut."""

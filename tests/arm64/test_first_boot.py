@@ -10,8 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from broker.mosquitto import Mosquitto
+from devices.flash.first_boot import START
+from devices.flash.templates import INSTALLER, SERVICE
 from edge_fl import metrics
 from edge_fl.cli import main
 from tests.arm64 import site, userland
@@ -25,7 +28,6 @@ pytestmark = [
     pytest.mark.timeout(2400),
     pytest.mark.skipif(not shutil.which("mformat"), reason="no mtools here"),
 ]
-UNIT = "etc/systemd/system/edge-fl.service"
 STEP_S = 480
 
 
@@ -42,13 +44,19 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
 
     pi = Pi(card, userland.copy(base, tmp_path / "pi"))
     wheelhouse = bytes_in(pi.boot / "edge-fl/wheels")
-    pi.run(*first_boot(pi))
+    for command in first_boot(pi):
+        if command != START:  # there is no systemd in there
+            pi.run(*command)
+    pi.run(*entry(pi, INSTALLER, "ExecStart").split())  # as systemd does at the next boot
     assert (pi.boot / "edge-fl/install.log").read_text().endswith("edge-fl: install rc=0\n")
     assert (pi.boot / "cmdline.txt").read_text() == f"{cards.CMDLINE}\n" and not (
         pi.boot / "firstrun.sh"
     ).exists()
     assert not {"identity", "images"} & {path.name for path in (pi.boot / "edge-fl").iterdir()}
     assert pi.run("stat", "-c", "%a %U", "/etc/edge-fl/identity/client.key") == "600 edge-fl\n"
+    as_user = "setpriv --reuid=1000 --regid=1000 --clear-groups sh -c".split()
+    pi.run(*as_user, "cd /srv/images && mv a/0.png a/first.png && mkdir c && rmdir c")
+    assert pi.run("stat", "-c", "%u %a", "/srv/images", "/srv/images/a/first.png") == "1000 755\n1000 644\n"
     installed_s = time.monotonic()
     shutil.copytree(tmp_path / "id", pi.boot / "edge-fl/identity")
     (pi.root / "etc/edge-fl/identity/mine").touch()  # the device may change its identity folder
@@ -74,6 +82,11 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
             assert systemd.received("READY=1")
             predict = "/usr/local/bin/edge-fl device predict --format json /srv/images/b/3.png"
             assert [row["label"] for row in json.loads(pi.run(*predict.split()))] == ["b"]
+            export = "/usr/local/bin/edge-fl device predict --export /tmp/fused.onnx"
+            assert pi.attempt(*export.split()) == 4  # no package onnx there, but on the computer
+            shutil.copytree(pi.root / "var/lib/edge-fl", tmp_path / "copy")
+            export = f"device predict --export {tmp_path / 'fused.onnx'} --dir {tmp_path / 'copy'}"
+            assert main(export.split()) == 0
         server.wait_for(site.DEVICE, "state", lambda s: s.status == "lost")  # its power was cut
         did = [state.activity for state in server.messages(site.DEVICE, "state")]
         assert [*dict.fromkeys(did)][:5] == ["idle", "fetching", "installing", "fitting", "reporting"]
@@ -86,28 +99,32 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
         )
 
 
-def first_boot(pi: Pi) -> list[str]:
-    """Return the command that the card makes systemd or cloud-init run."""
+def first_boot(pi: Pi) -> list[list[str]]:
+    """Return the commands that the card makes systemd or cloud-init run once."""
     words = (pi.boot / "cmdline.txt").read_text().partition(" systemd.run=")[2]
     if words:
-        return ["/bin/sh", words.split()[0]]
-    from ruamel.yaml import YAML
+        return [["/bin/sh", words.split()[0]]]
+    commands: list[list[str]] = YAML(typ="safe").load((pi.boot / "user-data").read_text())["runcmd"]
+    return commands
 
-    command: list[str] = YAML(typ="safe").load((pi.boot / "user-data").read_text())["runcmd"][-1]
-    return command
+
+def entry(pi: Pi, unit: str, name: str) -> str:
+    """Return an entry of an installed unit."""
+    text = (pi.root / "etc/systemd/system" / unit).read_text()
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)[name]
 
 
 def as_systemd_does(pi: Pi, notify: str) -> list[str]:
     """Return the command of the installed unit, as its user."""
-    unit = dict(line.split("=", 1) for line in (pi.root / UNIT).read_text().splitlines() if "=" in line)
-    user = f"--reuid={unit['User']} --regid={unit['User']} --clear-groups".split()
+    name = entry(pi, SERVICE, "User")
+    user = f"--reuid={name} --regid={name} --clear-groups".split()
     return [
         "setpriv",
         *user,
         "env",
         "HOME=/var/lib/edge-fl",
         f"NOTIFY_SOCKET={notify}",
-        *unit["ExecStart"].split(),
+        *entry(pi, SERVICE, "ExecStart").split(),
     ]
 
 
