@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -144,12 +145,17 @@ def test_a_count_needs_two_pictures_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_fifos_and_devices_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_fifos_sockets_and_devices_are_skipped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pets(tmp_path)
     os.mkfifo(tmp_path / "cat" / "pipe.png")
     (tmp_path / "dog" / "zero.png").symlink_to("/dev/zero")
     (tmp_path / "dog" / "gone.png").symlink_to("nowhere.png")
-    skipped = {"not a regular file": 2, "unreadable": 1}
+    monkeypatch.chdir(tmp_path / "dog")  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.png")
+    skipped = {"not a regular file": 3, "unreadable": 1}
     assert load.load(str(tmp_path), DataSpec(PETS, GREY))[1].skipped == skipped
     assert load.count_for(DeviceConfig("pi-1", str(tmp_path)), UNKNOWN).skipped == skipped
     os.mkfifo(tmp_path / "pipe.npz")

@@ -18,7 +18,7 @@ from PIL import Image
 from broker.mosquitto import Mosquitto
 from devices.config import DeviceConfig
 from devices.data import load
-from devices.data.spec import UNKNOWN
+from devices.data.spec import UNKNOWN, DataSpec
 from devices.serving.predict import Predictor
 from devices.storage.store import Store, StoredHead
 from edge_fl import heads
@@ -114,13 +114,29 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
         load.count_for(config, UNKNOWN)
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
-    assert "no usable image (no files)" in rows["no_data"] and "two pictures" in rows["no_data"]
+    assert "no usable image (no files)" in rows["no_data"] and "fewer than two usable images" in rows["no_data"]
     pictures(folder / "images" / "dog")
     load.count_for(config, UNKNOWN)
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert rows["images"] == "3: cat 0, dog 3" and "no_data" not in rows
     assert rows["skipped files"] == "1 not a picture file, 1 unreadable"
+
+
+def test_the_status_names_misspelt_folders_and_classes_that_lost_their_images(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, config = folder / "images", DeviceConfig("pi-1", str(folder / "images"), folder=str(folder))
+    images.mkdir()
+    pictures(images / "cat")
+    pictures(images / "dog")
+    load.count_for(config, DataSpec(("cat", "dog")))
+    (images / "dog").rename(images / "Dogs")
+    load.count_for(config, DataSpec(("cat", "dog")))
+    assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
+    rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["classes that lost their images"] == "dog"
+    assert rows["folders"] == "folder 'Dogs' is not a class: did you mean 'dog'?"
 
 
 @pytest.mark.parametrize(
