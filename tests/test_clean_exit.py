@@ -60,6 +60,7 @@ class Command:
                 cwd=folder,
                 env=os.environ | variables | {"PYTHONPATH": str(Path(__file__).parents[1])},
                 start_new_session=True,
+                preexec_fn=_unignore_interrupts,
             )
 
     def pids(self) -> list[int]:
@@ -120,6 +121,11 @@ class Command:
         with suppress(OSError):
             return f"{VARIABLE}={self.mark}".encode() in (process / "environ").read_bytes()
         return False
+
+
+def _unignore_interrupts() -> None:
+    """Undo that a shell lets its background jobs, such as a CI script, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _command(pid: int) -> str:
