@@ -7,6 +7,7 @@ name. To add a dataset with its own loader, write a function (data_dir -> Datase
 from __future__ import annotations
 
 import string
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,10 @@ def load(name: str, data_dir: Path) -> Dataset:
     """Load the dataset `name`. Raises DataError, which says where its file was expected and how to get it."""
     if make := DATASETS.get(name):
         return make(data_dir)
+    if not name:
+        raise DataError(
+            "dataset '': expected a name, such as digits, or that of a file NAME.npz in the data folder"
+        )
     if name != Path(name).name:
         raise DataError(f"dataset {name!r}: expected a name{nearest(name, DATASETS)}, not a path")
     return from_file(data_dir, name)
@@ -81,7 +86,10 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
     """Load `<data_dir>/<name>.npz`. Class names are `classes`, else the file's own, else the class ids. Raises DataError."""
     path = data_dir / f"{name}.npz"
     if not path.is_file():
-        raise DataError(f"dataset {name!r}{_hint(name)}: no file {path}{_remedy(name)}")
+        lacking = (
+            f"no file {path}" if data_dir.is_dir() else f"no folder {data_dir}, expected {path.name} in it"
+        )
+        raise DataError(f"dataset {name!r}{_hint(name)}: {lacking}{_remedy(name)}")
     content = npz.read(path)
     names = classes or _class_names(content, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= content.keys():
@@ -100,8 +108,9 @@ def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Da
     """Load a dataset of several domains from the files present; without `classes` the first file names them."""
     paths = sorted(data_dir.glob(f"{name}-*.npz"))
     if not paths:
+        lacking = f"file {data_dir}/{name}-*.npz" if data_dir.is_dir() else f"folder {data_dir}"
         files = ", ".join(f"{name}-{domain}.npz" for domain in DOMAINS[name])
-        raise DataError(f"dataset {name!r}: no file {data_dir}/{name}-*.npz, expected {files}")
+        raise DataError(f"dataset {name!r}: no {lacking}, expected {files}")
     first = from_file(data_dir, paths[0].stem, classes)
     parts = [first, *(from_file(data_dir, path.stem, first.classes) for path in paths[1:])]
     sizes = [len(part.samples) for part in parts]
@@ -146,7 +155,14 @@ def _merged(parts: list[Samples], path: Path) -> Samples:
 
 def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
     if "classes" in content:
-        return tuple(map(str, content["classes"]))
+        names = tuple(str(name).strip() for name in content["classes"].ravel())
+        if not all(names):
+            raise DataError(f"{path}: class {names.index('')} has an empty name")
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError(
+                f"{path}: class name {repeated[0]!r} occurs more than once, expected different names"
+            )
+        return names
     ids = [
         arrays.class_ids(content[key], f"{path} ({key})")
         for key in ("y_train", "y_test", "y")

@@ -1,10 +1,11 @@
-"""Split of a dataset over clients, each with train, validation and test sets: drawn from a seed, saved, shown as a histogram.
+"""Split of a dataset over clients, each with train, validation and test sets: drawn from a seed or read from a file, shown as a histogram.
 
 The same dataset, settings and seed give the same split, so that simulated devices and the server's simulation agree.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +13,21 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.config import DataConfig
-from edge_fl.data import npz, rules
+from edge_fl.data import npz, rules, split_file
+from edge_fl.data.arrays import shortened
 from edge_fl.data.datasets import DOMAINS
-from edge_fl.data.samples import Array, ClientData, Dataset, Indices
+from edge_fl.data.samples import Array, ClientData, Dataset, Indices, Labels
 from edge_fl.errors import DataError, nearest
 from edge_fl.seeds import generator
 
 ClientId = str
+Sets = tuple[Indices, Indices, Indices]  # train, validation, test
 _PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Ascending client ids ("c000", ...) and the dataset's indices of each client's train, validation and test set.
+    """Ascending client ids ("c000", ..., or those of a file) and the dataset's indices of each client's train, validation and test set.
 
     `samples` is the size of the dataset that was split.
     """
@@ -46,6 +49,14 @@ class Split:
         row = self.clients.index(client)
         return ClientData(*(dataset.samples.take(getattr(self, part)[row]) for part in _PARTS))
 
+    def fingerprint(self) -> str:
+        """sha256 over the clients and the indices of their sets; the same on every machine."""
+        digest = hashlib.sha256(repr(self.clients).encode())
+        for part in _PARTS:
+            for rows in getattr(self, part):
+                digest.update(f"{part} {len(rows)} ".encode() + np.asarray(rows, "<i8").tobytes())
+        return digest.hexdigest()
+
     def save(self, path: Path) -> None:
         """Write the split to an .npz file atomically."""
         arrays: dict[str, Array] = {"samples": np.array(self.samples), "clients": np.array(self.clients)}
@@ -54,6 +65,10 @@ class Split:
             arrays[part] = np.concatenate(rows)
             arrays[f"{part}_ends"] = np.cumsum([len(row) for row in rows])
         npz.write(path, arrays)
+
+    def write_csv(self, path: Path) -> None:
+        """Write the split as a file that `DataConfig.split` accepts. Raises DataError if it cannot be written."""
+        split_file.write(path, self.samples, self.clients, {part: getattr(self, part) for part in _PARTS})
 
     @classmethod
     def load(cls, path: Path) -> Split:
@@ -87,6 +102,9 @@ PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices
     "dirichlet": lambda data, kept, config, seed: rules.dirichlet(
         data.samples.y[kept], config.clients, config.beta, seed
     ),
+    "dirichlet-clients": lambda data, kept, config, seed: rules.dirichlet_clients(
+        data.samples.y[kept], config.clients, config.beta, seed
+    ),
     "pathological": lambda data, kept, config, seed: rules.pathological(
         data.samples.y[kept], config.clients, config.classes_per_client, seed
     ),
@@ -97,35 +115,91 @@ PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices
 
 
 def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
+    """Draw the split, or read the file `config.split`; then keep at most `shots` training samples per class, and `max_train` in all.
+
+    Raises DataError when there are too few samples, or for a file that does not fit the dataset.
+    """
+    if config.split:
+        clients, owned = _from_file(dataset, config, seed)
+    else:
+        clients, owned = _drawn(dataset, config, seed)
+    rows = [
+        (np.sort(_limited(train, dataset.samples.y, config)), np.sort(validation), np.sort(test))
+        for train, validation, test in owned
+    ]
+    trains, validations, tests = zip(*rows, strict=True)
+    return Split(len(dataset.samples), clients, trains, validations, tests)
+
+
+def _from_file(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[ClientId, ...], list[Sets]]:
+    if config.fraction < 1:
+        raise DataError(
+            f"[data] fraction = {config.fraction:g} with a split file, expected 1; samples are left out with the set 'unused'"
+        )
+    rows = split_file.read(Path(config.split), dataset.name, len(dataset.samples))
+    return tuple(rows), [
+        (
+            generator(seed, "partition", client=client).permutation(sets["train"]),
+            sets["validation"],
+            sets["test"],
+        )
+        for client, sets in rows.items()
+    ]
+
+
+def _drawn(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[ClientId, ...], list[Sets]]:
     """Keep `fraction` of the samples, assign them to clients, then divide each client's share into test, validation and train.
 
-    `test_fraction` refers to the client's share, `validation_fraction` to the rest, of which `max_train` samples are kept for training;
-    every client keeps at least one train and one test sample. Raises DataError when there are too few samples.
+    `test_fraction` refers to the client's share, `validation_fraction` to the rest; every client keeps at least one train and one test
+    sample. The training samples are in random order.
     """
     kept = _kept(len(dataset.samples), config.fraction, seed)
     owned = [kept[positions] for positions in PARTITIONS[config.partition](dataset, kept, config, seed)]
     width = max(3, len(str(len(owned) - 1)))
     clients = tuple(f"c{row:0{width}d}" for row in range(len(owned)))
-    rows: list[tuple[Indices, Indices, Indices]] = []
+    sets: list[Sets] = []
     for client, share in zip(clients, owned, strict=True):
         if len(share) < 2:
             raise DataError(
                 f"{dataset.name}: {len(share)} sample for client {client}, expected 2 or more; use fewer clients"
             )
         shuffled = generator(seed, "partition", client=client).permutation(share)
-        train, validation, test = cut(shuffled, config.test_fraction, config.validation_fraction)
-        train = train[: config.max_train or None]
-        rows.append((np.sort(train), np.sort(validation), np.sort(test)))
-    trains, validations, tests = zip(*rows, strict=True)
-    return Split(len(dataset.samples), clients, trains, validations, tests)
+        sets.append(cut(shuffled, config.test_fraction, config.validation_fraction))
+    return clients, sets
 
 
-def cut(order: Indices, test_fraction: float, validation_fraction: float) -> tuple[Indices, Indices, Indices]:
+def _limited(train: Indices, y: Labels, config: DataConfig) -> Indices:
+    """The first `shots` training samples of each class, and of these the first `max_train`; 0: all."""
+    if config.shots:
+        few = [np.flatnonzero(y[train] == label)[: config.shots] for label in np.unique(y[train])]
+        train = train[np.sort(np.concatenate(few))]
+    return train[: config.max_train or None]
+
+
+def cut(order: Indices, test_fraction: float, validation_fraction: float) -> Sets:
     """Divide two or more randomly ordered indices into (train, validation, test), with at least one for train and test."""
     tests = min(max(round(len(order) * test_fraction), 1), len(order) - 1)
     validations = min(round((len(order) - tests) * validation_fraction), len(order) - tests - 1)
     test, validation, train = np.split(order, [tests, tests + validations])
     return train, validation, test
+
+
+def gaps(dataset: Dataset, split: Split) -> list[str]:
+    """Describe the classes without any sample, and those that no client has training samples of; one line each."""
+    classes = range(len(dataset.classes))
+    exists = dataset.samples.counts(len(classes))
+    trained = np.bincount(dataset.samples.y[np.concatenate(split.train)], minlength=len(classes))
+    found = {
+        "no samples": [dataset.classes[c] for c in classes if not exists[c]],
+        "no training samples at any client": [
+            dataset.classes[c] for c in classes if exists[c] and not trained[c]
+        ],
+    }
+    return [
+        f"{dataset.name}: {what} of {len(names)} of {len(classes)} classes: {shortened(names)}"
+        for what, names in found.items()
+        if names
+    ]
 
 
 def histogram(dataset: Dataset, split: Split) -> Indices:

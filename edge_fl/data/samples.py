@@ -102,6 +102,11 @@ class Dataset:
         mean, std = self._moments
         return InputSpec(channels, height, width, mean, std)
 
+    def fingerprint(self) -> str:
+        """sha256 over the samples, the original test set and the domains."""
+        marks = [mark.tobytes() for mark in (self.original_test, self.domains) if mark is not None]
+        return hashlib.sha256(self.samples.fingerprint().encode() + b"".join(marks)).hexdigest()
+
     @property
     def mean(self) -> tuple[float, ...]:
         """Mean of the 0..1 pixels per channel."""

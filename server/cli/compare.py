@@ -21,6 +21,7 @@ from server.cli.options import (
     RoundsOption,
     ScaleOption,
     SetOption,
+    SplitOption,
 )
 
 
@@ -40,6 +41,7 @@ def compare(
         int | None, typer.Option(min=1, help="Number of seeds, starting at the recipe's.")
     ] = None,
     clients: ClientsOption = None,
+    split: SplitOption = "",
     model: ModelOption = "",
     rounds: RoundsOption = None,
     epochs: EpochsOption = None,
@@ -69,11 +71,14 @@ def compare(
     from server.compare import comparison, grid, paper, summary, tables
     from server.recipes.changes import scaled
 
+    if split and clients:
+        raise InputError("--clients: the clients are those of the --split file")
     if against_paper and (not recipe or dataset or partitions):
         raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
     base = recipes.find(recipe) if recipe else config.Recipe(name="compare")
     given = {
         "data.clients": clients,
+        "data.split": split,
         "model.name": model,
         "rounds": rounds,
         "method.epochs": epochs,
@@ -81,7 +86,8 @@ def compare(
         "source": "simulated",
     }
     user_imports.allow()
-    base = scaled(config.with_settings(base, [*options.settings(given), *(settings or [])]), scale)
+    base = config.with_settings(base, [*options.settings(given), *(settings or [])])
+    base = scaled(options.simulated(base, "compare"), scale)
     if not (methods or recipe):
         raise InputError("compare: no methods, expected --methods or --recipe")
     if against_paper:
@@ -111,8 +117,6 @@ def compare(
         files = run_plots.of_comparison(cells, results, folder)
         print_status(f"plots: {len(files)} files in {folder / 'plots'}")
     print((folder / "table.json").read_text() if format is Format.JSON else comparison.text(shown))
-    for note in comparison.commits(results):
-        print_status(note)
     print_status(f"results: {folder}")
     failed = [cell for cell in cells if cell.key in results and results[cell.key].failure]
     if failed:

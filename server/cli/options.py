@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import fleet_name
+from edge_fl.config import Recipe
+from edge_fl.errors import ConfigError
 
 HOME = Path("runs/releases")
 RUNS = Path("runs")
@@ -37,6 +39,13 @@ RecipeOption = Annotated[
 DataDirOption = Annotated[str, typer.Option("--data-dir", help="Folder of the datasets' .npz files.")]
 ClientsOption = Annotated[
     int | None, typer.Option("--clients", min=1, help="Number of clients that the data are split over.")
+]
+SplitOption = Annotated[
+    str,
+    typer.Option(
+        "--split",
+        help="A CSV file that assigns each sample to a client and a set, instead of drawing them; see 'simulate --save-split'.",
+    ),
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="A model by name, or package.module:Class.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", min=0, help="Communication rounds.")]
@@ -66,6 +75,16 @@ def settings(values: Mapping[str, object]) -> list[str]:
     """Format the options that were given as settings of a recipe, "key=value"."""
     given = {key: value for key, value in values.items() if value not in ("", None)}
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
+
+
+def simulated(recipe: Recipe, command: str) -> Recipe:
+    """The recipe, if all its clients are simulated. Raises ConfigError."""
+    if recipe.source != "simulated":
+        raise ConfigError(
+            f"source = {recipe.source!r}: {command} trains all clients in this process, no device takes part;"
+            " expected simulated, or 'edge-fl server run' for devices"
+        )
+    return recipe
 
 
 def run_folder(run: str, runs: Path) -> Path:

@@ -73,7 +73,7 @@ def newtask(
         "data.partition": "dirichlet",
         "data.unseen": 0,
     }
-    study = studies.prepare(config.with_settings(old.recipe, options.settings(given)))
+    study = studies.prepare(config.with_settings(old.recipe, [*options.settings(given), 'data.split=""']))
     classes, seed = len(study.dataset.classes), old.recipe.seed
     training = newcomers.HeadTraining(iterations, every=max(iterations // 10, 1), head=head, seed=seed)
     with Progress() as progress:

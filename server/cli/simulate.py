@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from edge_fl.cli import FormatOption
 from edge_fl.config import Recipe
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.errors import ConfigError
 from server.cli import options, user_imports
 from server.cli.options import (
     RUNS,
@@ -21,6 +23,7 @@ from server.cli.options import (
     RunsOption,
     ScaleOption,
     SetOption,
+    SplitOption,
     TrackOption,
 )
 
@@ -37,6 +40,10 @@ def simulate(
     data_dir: DataDirOption = "",
     clients: ClientsOption = None,
     beta: Annotated[float | None, typer.Option(help=options.BETA_HELP)] = None,
+    split: SplitOption = "",
+    save_split: Annotated[
+        Path | None, typer.Option(help="Write the split over clients to this CSV file, for --split.")
+    ] = None,
     model: ModelOption = "",
     rounds: RoundsOption = None,
     epochs: EpochsOption = None,
@@ -48,6 +55,9 @@ def simulate(
         str, typer.Option(help="How clients are trained: auto, sequential, pool, vector or ray.")
     ] = "",
     settings: SetOption = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of an interrupted run to resume, without other settings.")
+    ] = None,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
     format: FormatOption = Format.TABLE,
@@ -60,14 +70,22 @@ def simulate(
     from server.recipes.changes import scaled, with_method
     from server.report import page as report
     from server.runs import tracking
+    from server.runs.results import Results
+    from server.training import study as studies
 
     user_imports.allow()
-    base = recipes.find(recipe) if recipe else Recipe(name="simulate")
+    if split and (clients or beta):
+        raise ConfigError("--clients, --beta: the clients are those of the --split file")
+    if resume:
+        base = Results.open(resume).recipe()
+    else:
+        base = recipes.find(recipe) if recipe else Recipe(name="simulate")
     given = {
         "data.dataset": dataset,
         "data.data_dir": data_dir,
         "data.clients": clients,
         "data.beta": beta,
+        "data.split": split,
         "model.name": model,
         "rounds": rounds,
         "method.epochs": epochs,
@@ -76,8 +94,14 @@ def simulate(
         "source": "simulated",
     }
     base = with_method(base, method) if method else base
-    chosen = scaled(config.with_settings(base, [*options.settings(given), *(settings or [])]), scale)
-    results, outcome = orchestrator.run(RunRequest(chosen, runs=runs, track=tracking.find(track or [])))
+    changes = [*options.settings(given), *(settings or [])]
+    if resume and (recipe or method or scale != 1 or len(changes) > 1):
+        raise ConfigError("simulate --resume: takes all settings from the run; expected no other option")
+    chosen = scaled(options.simulated(config.with_settings(base, changes), "simulate"), scale)
+    if save_split:
+        studies.prepare(chosen).split.write_csv(save_split)
+    request = RunRequest(chosen, runs=runs, resume=resume, track=tracking.find(track or []))
+    results, outcome = orchestrator.run(request)
     report.write(results)
     _show_accuracies(outcome, format)
     print_status(f"results: {results.path}")

@@ -17,14 +17,16 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # c
 
 from edge_fl.config import Recipe
 from edge_fl.console.progress import Watch, unwatched
-from edge_fl.data import datasets, npz, partition
+from edge_fl.data import datasets, npz
 from edge_fl.data.samples import Dataset
 from edge_fl.errors import EdgeFLError, InputError, RunError
 from edge_fl.files import atomic
 from edge_fl.metrics import Summary, summarise_reports
+from server.compare import inputs
 from server.compare.grid import Cell
 from server.orchestrate.execute import simulate
 from server.orchestrate.setup import torch_device
+from server.training import study as studies
 from server.training.engines.processes import threads
 from server.training.features import Probe, probe
 from server.training.fleet import Fleet
@@ -43,18 +45,20 @@ class Point(Struct, frozen=True, forbid_unknown_fields=True):
     means: dict[str, float] = {}
 
 
-class CellResult(Struct, frozen=True, forbid_unknown_fields=True):
+class CellResult(Struct, frozen=True):
     """The result of one cell; after a `failure` there are no numbers.
 
     `last` is over all clients after the last round and the final personalisation, `participants` over those that took part in any round,
-    `best` over all clients after `best_round`, the best by validation (0: none). `clients` holds the metrics by client.
+    `best` over all clients after `best_round`, the best by validation (0: none). `clients` holds the metrics by client. `inputs` is what
+    the numbers depend on apart from the recipe (`server.compare.inputs`), `engine` the engine that ran.
     """
 
     key: str
     label: str
     recipe: Recipe
     commit: str = ""
-    data_hash: str = ""
+    inputs: dict[str, str] = {}
+    engine: str = ""
     failure: str = ""
     seconds: float = 0.0
     curve: list[Point] = []
@@ -65,16 +69,29 @@ class CellResult(Struct, frozen=True, forbid_unknown_fields=True):
     clients: dict[str, dict[str, float]] = {}
 
 
+def prepare(cell: Cell) -> Study:
+    """Load the data of a cell and split them. Raises DataError."""
+    recipe = cell.recipe
+    if recipe.engine == "auto" and torch_device(recipe.device) == "cpu":
+        # Cells already run in parallel, and one engine for all gives the same bits for any number of jobs.
+        recipe = msgspec.structs.replace(recipe, engine="sequential")
+    dataset = _dataset(recipe.data.dataset, Path(recipe.data.data_dir))
+    return studies.of_dataset(recipe, dataset)
+
+
 def run(cell: Cell, folder: Path, commit: str = "", watch: Watch = unwatched) -> CellResult:
     """Run a cell in one thread and store its result. A failed run is a result too; only a failed write raises RunError."""
     start_s = time.monotonic()
+    blank = CellResult(cell.key, cell.label, cell.recipe, commit)
     try:
+        study = prepare(cell)
+        blank = msgspec.structs.replace(blank, inputs=inputs.of_study(study))
         # Sums depend on the number of threads, and a table must not depend on the number of concurrent cells.
         with threads(1), threadpool_limits(1):
-            result = _run(cell, folder, commit, watch)
+            result = _run(blank, study, folder, watch)
     except Exception as error:
         reason = str(error) if isinstance(error, EdgeFLError) else f"{type(error).__name__}: {error}"
-        result = CellResult(cell.key, cell.label, cell.recipe, commit, failure=reason)
+        result = msgspec.structs.replace(blank, failure=reason)
     result = msgspec.structs.replace(result, seconds=time.monotonic() - start_s)
     write(result, folder)
     return result
@@ -114,24 +131,15 @@ def read_probe(key: str, folder: Path) -> Probe | None:
     return Probe(stored["z"], stored["y"], stored["client"], clients, stored.get("projected"))
 
 
-def _run(cell: Cell, folder: Path, commit: str, watch: Watch) -> CellResult:
-    recipe, device = cell.recipe, torch_device(cell.recipe.device)
-    if recipe.engine == "auto" and device == "cpu":
-        # Cells already run in parallel, and one engine for all gives the same bits for any number of jobs.
-        recipe = msgspec.structs.replace(recipe, engine="sequential")
-    dataset = _dataset(recipe.data.dataset, Path(recipe.data.data_dir))
-    study = Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
-    recorder = _CellRecorder(cell.key, folder, study, device)
+def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellResult:
+    recorder = _CellRecorder(blank.key, folder, study, torch_device(study.recipe.device))
     outcome = simulate(study, recorder, watch)
     if outcome.exhausted:  # a cell with fewer rounds than the others is not comparable
         raise outcome.exhausted
     reports, best = outcome.reports(), outcome.best_by_validation()
-    return CellResult(
-        cell.key,
-        cell.label,
-        cell.recipe,
-        commit,
-        _fingerprint(dataset),
+    return msgspec.structs.replace(
+        blank,
+        engine=recorder.engine,
         curve=recorder.curve,
         last=outcome.last(),
         participants=summarise_reports(
@@ -148,6 +156,7 @@ class _CellRecorder(RunHooks):
 
     def __init__(self, key: str, folder: Path, study: Study, device: str) -> None:
         self._key, self._folder, self._study, self._device = key, folder, study, device
+        self.engine = ""
         self.curve: list[Point] = []
         self.participants: set[str] = set()
 
@@ -166,6 +175,7 @@ class _CellRecorder(RunHooks):
         )
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        self.engine = fleet.engine
         personal, data = fleet.personal_state(), self._study.data()
         features = probe(result.method, result.shared, personal, data, self._device)
         _write_probe(features, self._key, self._folder)
@@ -193,8 +203,3 @@ def _path(folder: Path, key: str, ending: str) -> Path:
 def _dataset(name: str, data_dir: Path) -> Dataset:
     """Load a dataset, keeping the last one: cells are ordered by dataset."""
     return datasets.load(name, data_dir)
-
-
-@lru_cache(maxsize=1)
-def _fingerprint(dataset: Dataset) -> str:
-    return dataset.samples.fingerprint()

@@ -7,6 +7,7 @@ FOLDER/paper.txt, .md, .tex, .csv            comparison with the paper's figures
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,27 +15,37 @@ import msgspec
 
 import edge_fl
 from edge_fl.console import tables as renderers
+from edge_fl.console.output import print_status
 from edge_fl.console.tables import Table
+from edge_fl.data import partition
 from edge_fl.errors import RunError
 from edge_fl.files import atomic
 from server.compare import cell as cells_of
+from server.compare import inputs
 from server.compare import jobs as pool
 from server.compare.cell import CellResult
-from server.compare.grid import Cell, blocks
+from server.compare.grid import Cell
 from server.compare.progress import Progress
 from server.compare.summary import Row
+from server.orchestrate import setup as setups
 from server.runs.provenance import commit
-from server.training import study as studies
 
 
 def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = False) -> dict[str, CellResult]:
-    """Return every cell's result by key, stored or new; `retry` runs failed cells again. Raises DataError before anything runs."""
+    """Return every cell's result by key, stored or new; cells whose inputs changed are run again, with `retry` failed ones too.
+
+    Raises InputError before anything runs if any cell has no data, no valid method or no model.
+    """
     unique = {cell.key: cell for cell in cells}
+    found = _prepare(list(unique.values()))
     stored = {key: result for key, cell in unique.items() if (result := cells_of.read(cell, folder))}
-    results = {key: result for key, result in stored.items() if not (retry and result.failure)}
+    changes = {key: inputs.changes(result.inputs, found[key]) for key, result in stored.items()}
+    results = {
+        key: result for key, result in stored.items() if not changes[key] and not (retry and result.failure)
+    }
     todo = [cell for key, cell in unique.items() if key not in results]
-    for _, block in blocks(todo):
-        studies.prepare(block[0].recipe)
+    for reason, count in Counter(reason for reasons in changes.values() for reason in reasons).items():
+        print_status(f"rerun of {count} cell{'s' * (count != 1)}: {reason}")
     with Progress(todo, len(results), jobs) as progress:
 
         def done(result: CellResult) -> None:
@@ -43,6 +54,22 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
 
         pool.run(todo, folder, jobs, _commit(), done, progress.watch)
     return results
+
+
+def _prepare(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
+    """Load every dataset, draw every split, build every method -> the inputs of each cell. Raises InputError."""
+    found, built, gaps = {}, set(), set()
+    for cell in cells:
+        study = cells_of.prepare(cell)
+        gaps.update(partition.gaps(study.dataset, study.split))
+        kind = msgspec.json.encode([cell.recipe.model, cell.recipe.method, study.dataset.input])
+        if kind not in built:
+            setups.of_study(study)
+            built.add(kind)
+        found[cell.key] = inputs.of_study(study)
+    for line in sorted(gaps):
+        print_status(line)
+    return found
 
 
 def text(tables: Sequence[Table], ending: str = "txt") -> str:
@@ -60,13 +87,14 @@ def save(folder: Path, name: str, tables: Sequence[Table], records: Sequence[Map
 def save_rows(
     folder: Path, rows: Sequence[Row], cells: Sequence[Cell], results: Mapping[str, CellResult]
 ) -> Path:
-    """Write table.json: every number of every row, and every cell's full recipe, commit and data hash."""
+    """Write table.json: every number of every row, and every cell's full recipe, commit, engine and inputs."""
     runs = [
         {
             "method": cell.label,
             "key": cell.key,
             "commit": result.commit,
-            "data_hash": result.data_hash,
+            "engine": result.engine,
+            "inputs": result.inputs,
             "recipe": result.recipe,
         }
         for cell in cells
@@ -79,12 +107,6 @@ def save_rows(
 def records(table: Table) -> list[dict[str, object]]:
     """A table's rows as dicts by heading."""
     return [dict(zip(table.headings, row, strict=True)) for row in table.rows]
-
-
-def commits(results: Mapping[str, CellResult]) -> list[str]:
-    """A note if cells were run by different commits, and so may not be comparable."""
-    seen = sorted({result.commit[:12] for result in results.values() if result.commit})
-    return [f"cells come from different commits: {', '.join(seen)}"] if len(seen) > 1 else []
 
 
 def _write(path: Path, content: str) -> Path:

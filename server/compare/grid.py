@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ ALWAYS = ("local", "fedavg", "fedavg+ft")
 
 PARTITIONS: dict[str, tuple[str, ...]] = {
     "dirichlet": ("beta",),
+    "dirichlet-clients": ("beta",),
     "pathological": ("classes_per_client",),
     "domain": (),
     "iid": (),
@@ -69,6 +71,8 @@ def cells(
     A method is a name, followed by options, "fedcrc:tau=0.9:kl=reverse", and by settings of compression and privacy,
     "fedcrc:compression.kind=int8". Raises MethodError and InputError.
     """
+    if partitions and base.data.split:
+        raise InputError("a split file and partitions, expected one of both")
     chosen = [(label, *parse_method(label)) for label in dict.fromkeys([*ALWAYS, *methods])]
     splits = [parse_partition(partition) for partition in partitions] or [[]]
     cells = []
@@ -108,13 +112,18 @@ def parse_partition(text: str) -> list[str]:
 
 
 def partition_label(data: DataConfig) -> str:
-    """Format a partition, such as "dirichlet 0.1"."""
+    """Format a partition, such as "dirichlet 0.1", or the name of its file."""
+    if data.split:
+        return f"split {Path(data.split).stem}"
     return " ".join([data.partition, *(f"{getattr(data, key):g}" for key in PARTITIONS[data.partition])])
 
 
 def split_list(text: str) -> list[str]:
-    """Split a comma-separated list."""
-    return [item for item in (part.strip() for part in text.split(",")) if item]
+    """Split a comma-separated list. Raises InputError for an empty name."""
+    items = [part.strip() for part in text.split(",")] if text else []
+    if not all(items):
+        raise InputError(f"{text!r}: an empty name between commas")
+    return items
 
 
 def blocks(cells: Iterable[Cell]) -> Iterator[tuple[tuple[str, str], list[Cell]]]:

@@ -72,8 +72,8 @@ def execute(
         fleet.restore(resumed.states())
     shared = to_device(resumed.shared if resumed else steps.start(method), setup.device)
     reached = resumed.round if resumed else 0
-    evaluated: dict[int, Reports] = {}
-    trained: set[str] = set()
+    evaluated: dict[int, Reports] = dict(resumed.evaluated) if resumed else {}
+    trained: set[str] = set(resumed.trained) if resumed else set()
     exhausted: BudgetExhaustedError | None = None
     try:
         plan = Plan.of(recipe, method)

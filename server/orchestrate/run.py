@@ -11,10 +11,13 @@ under all three.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from edge_fl import logs
-from edge_fl.config import Recipe
+from edge_fl.config import MAX_CLASSES, Recipe
 from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
@@ -45,8 +48,11 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
     run as "stopped"; everything measured so far is in the folder, and no assignment to train remains on the broker.
     """
     saved = _checkpoint(Results.open(request.resume), request.recipe) if request.resume else None
-    setup = setups.prepare(request.recipe)
-    if setup.study and not request.connect:
+    setup = setups.prepare(_same_engine(request))
+    _require_same_data(request, setup)
+    if request.connect:
+        _require_few_classes(setup)
+    elif setup.study:
         print_status(setup.study.histogram())
     with ExitStack() as stack:
         server = _connect(request, stack) if request.connect else None
@@ -117,9 +123,11 @@ def _execute(
     totals = RunTotals()
     for client, data in setup.study.data().items() if setup.study else ():
         totals.enter(client, len(data.train))
+    for metrics in saved.evaluated.values() if saved else ():
+        totals.measure(metrics)
     plan = Plan.of(setup.recipe, setup.method)
     if server is None:
-        recorder = Recorder(results, plan, totals, checkpoints=False)
+        recorder = Recorder(results, plan, totals, every_round=False)
         try:
             fleet = simulated_fleet(setup, progress.print)
             outcome = execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
@@ -152,12 +160,43 @@ def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
 
     Raises ArtefactError if no intact checkpoint is left, ConfigError for a completed run.
     """
-    saved = checkpoint.load(results.checkpoints) if checkpoint.begun(results.checkpoints) else None
-    if saved and saved.round >= recipe.rounds and results.state().state == "completed":
+    if not checkpoint.begun(results.checkpoints):
+        return None
+    saved = checkpoint.load(results.checkpoints, final=False)
+    if saved.round >= recipe.rounds and results.state().state == "completed":
         raise ConfigError(
             f"{results.path}: completed, with all its {recipe.rounds} rounds; expected an interrupted run"
         )
-    return saved
+    lines = [line for line in results.rounds() if line.round <= saved.round]
+    evaluated = {line.round: line.clients for line in lines if line.clients}
+    return replace(
+        saved, evaluated=evaluated, trained=frozenset(id for line in lines for id in line.responded)
+    )
+
+
+def _same_engine(request: RunRequest) -> Recipe:
+    """The recipe; of a resumed run with the engine that it began with, because "auto" may choose another one today."""
+    began = Results.open(request.resume).manifest().engine if request.resume else ""
+    engine = began.partition(",")[0] or request.recipe.engine
+    return msgspec.structs.replace(request.recipe, engine=engine)
+
+
+def _require_same_data(request: RunRequest, setup: RunSetup) -> None:
+    """Raise ConfigError if a resumed run began with other data or another split."""
+    if request.resume and (began := Results.open(request.resume).manifest().data_hash) != setup.data_hash:
+        raise ConfigError(
+            f"{request.resume}: began with other data or another split ({began[:8] or 'none'}, now {setup.data_hash[:8]});"
+            " expected the same to resume"
+        )
+
+
+def _require_few_classes(setup: RunSetup) -> None:
+    """Raise ConfigError for more classes than a device accepts (`edge_fl.config.MethodSpec`)."""
+    if (count := len(setup.spec.classes)) > MAX_CLASSES:
+        raise ConfigError(
+            f"dataset {setup.recipe.data.dataset!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
+            consequence="no run was started",
+        )
 
 
 def _results(request: RunRequest, setup: RunSetup, saved: Checkpoint | None) -> Results:

@@ -61,8 +61,8 @@ class RunSetup:
 
     @property
     def data_hash(self) -> str:
-        """Hash of the data trained on in this process; empty when only devices have data."""
-        return self.dataset.samples.fingerprint() if self.study else ""
+        """Hash of the data trained on in this process and of their split; empty when only devices have data."""
+        return self.study.fingerprint() if self.study else ""
 
 
 def prepare(recipe: Recipe) -> RunSetup:

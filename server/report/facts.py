@@ -151,7 +151,7 @@ def _versions(manifest: RunManifest) -> dict[str, str]:
     }
     if origin.commit:
         versions["commit"] = origin.commit.sha[:12] + (", with changes" if origin.commit.dirty else "")
-    versions["data"] = manifest.data_hash
+    versions |= {"data": manifest.data_hash, "engine": manifest.engine}
     return {name: version for name, version in versions.items() if version}
 
 

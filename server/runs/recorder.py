@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -15,12 +16,14 @@ from server.runs.totals import RunTotals
 from server.training.fleet import Fleet
 from server.training.rounds import FinalResult, Plan, RoundResult, RunHooks
 
+WRITING_SHARE = 0.05
+
 
 class Recorder(RunHooks):
     """Records a run, simulated or with devices, in the same files and with the same meaning.
 
-    `rejected` returns and resets the counts of rejected reports by reason. With `checkpoints` every round can be resumed from; otherwise
-    only the final state is kept.
+    `rejected` returns and resets the counts of rejected reports by reason. With `every_round` each round can be resumed from, which devices
+    need because they go on. Otherwise checkpoints take at most WRITING_SHARE of the time, and the final state is kept, too.
     """
 
     def __init__(
@@ -30,13 +33,15 @@ class Recorder(RunHooks):
         totals: RunTotals,
         rejected: Callable[[], Mapping[str, int]] = dict,
         *,
-        checkpoints: bool = True,
+        every_round: bool = True,
     ) -> None:
         self._results, self._plan, self._totals = results, plan, totals
-        self._rejected, self._checkpoints = rejected, checkpoints
+        self._rejected, self._every_round = rejected, every_round
+        self._saved_s = self._writing_s = 0.0  # time of the last checkpoint, and how long it took
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         self._totals.measure(result.metrics)
+        self._results.record_engine(fleet.engine)
         self._results.append_round(
             RoundMetrics(
                 round=result.round,
@@ -54,17 +59,21 @@ class Recorder(RunHooks):
                 clients=result.metrics,
             )
         )
-        if self._checkpoints:
-            checkpoint.save(
-                self._results.checkpoints, result.round, self._plan, result.shared, fleet.personal_state()
-            )
+        start_s = time.monotonic()
+        if self._every_round or self._writing_s <= WRITING_SHARE * (start_s - self._saved_s):
+            self._save(result, fleet)
+            self._saved_s = time.monotonic()
+            self._writing_s = self._saved_s - start_s
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         self._totals.measure(result.metrics)
-        if not self._checkpoints:
-            checkpoint.save(
-                self._results.checkpoints, result.round, self._plan, result.shared, fleet.personal_state()
-            )
+        self._results.record_engine(fleet.engine)
+        if not self._every_round:
+            self._save(result, fleet, final=True)
+
+    def _save(self, result: RoundResult | FinalResult, fleet: Fleet, *, final: bool = False) -> None:
+        folder, personal = self._results.checkpoints, fleet.personal_state()
+        checkpoint.save(folder, result.round, self._plan, result.shared, personal, final=final)
 
     def conclude(self, devices: Mapping[str, Device]) -> None:
         """Write the summary, the device table and the final line, however the run ended. `devices` are those known to the server."""

@@ -1,7 +1,7 @@
 """A run's results folder: everything a run writes, readable while it goes on, with the state it ended in.
 
     RUN/config.toml             the recipe, every value written out
-    RUN/manifest.json           what it ran on: versions, seed, commit, data hash, source
+    RUN/manifest.json           what it ran on: versions, seed, commit, data hash, source, engine
     RUN/state.json              running, completed, failed, stopped or budget_exhausted (privacy), and the reason
     RUN/round_metrics.jsonl     one JSON object per round (NaN is null), and one for the final personalisation
     RUN/metrics_summary.json    metric name -> mean, weighted_mean, std, bottom_decile, clients; and the source
@@ -52,7 +52,10 @@ class RunState(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunManifest(Struct, frozen=True):
-    """Provenance of the results. `created` is UTC; it names the run and orders lists, nothing else depends on it."""
+    """Provenance of the results. `created` is UTC; it names the run and orders lists, nothing else depends on it.
+
+    `engine` is the engine that trained the simulated clients, empty before round 1 and without simulated clients.
+    """
 
     run: str
     created: str
@@ -60,6 +63,7 @@ class RunManifest(Struct, frozen=True):
     seed: int
     data_hash: str
     provenance: Provenance
+    engine: str = ""
 
 
 class RunInfo(Struct, frozen=True):
@@ -172,6 +176,12 @@ class Results:
         with _reporting(self.path):
             self._rounds.write(round_metrics.encode(record))
         self._tracking.note(record)
+
+    def record_engine(self, engine: str) -> None:
+        """Enter the engine that trains the simulated clients into the manifest. Raises RunError if it cannot be written."""
+        manifest = self.manifest()
+        if engine != manifest.engine:
+            self._write("manifest.json", _json(msgspec.structs.replace(manifest, engine=engine)))
 
     def write_summary(self, source: Source, summaries: Mapping[str, Summary]) -> None:
         """Replace metrics_summary.json. Raises RunError if it cannot be written."""

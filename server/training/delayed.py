@@ -41,6 +41,10 @@ class DelayedFleet(Fleet):
         self._size, self._max_staleness = buffer_size, max_staleness
         self._pending: dict[ClientId, PendingUpdate] = {}
 
+    @property
+    def engine(self) -> str:
+        return self._fleet.engine
+
     def clients(self) -> Sequence[ClientId]:
         return self._fleet.clients()
 

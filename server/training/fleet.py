@@ -27,6 +27,11 @@ class Fleet(ABC):
 
     may_drop_out: ClassVar[bool] = False
 
+    @property
+    def engine(self) -> str:
+        """The engine that trains the simulated clients; empty if there are none."""
+        return ""
+
     @abstractmethod
     def clients(self) -> Sequence[ClientId]:
         """The available clients, ascending."""

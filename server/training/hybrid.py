@@ -38,6 +38,10 @@ class HybridFleet(Fleet):
         self._devices, self._simulated = devices, simulated
         self._names = frozenset(simulated.clients())
 
+    @property
+    def engine(self) -> str:
+        return self._simulated.engine
+
     def clients(self) -> Sequence[ClientId]:
         return sorted(self._names.union(self._devices.clients()))
 

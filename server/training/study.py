@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,9 +42,18 @@ class Study:
     def _of(self, clients: set[str]) -> dict[str, ClientData]:
         return {id: self.split.client(self.dataset, id) for id in self.split.clients if id in clients}
 
+    def fingerprint(self) -> str:
+        """sha256 over the dataset and its split."""
+        both = self.dataset.fingerprint() + self.split.fingerprint()
+        return hashlib.sha256(both.encode()).hexdigest()
+
     def histogram(self) -> str:
-        """Samples per client and class, as text."""
-        return partition.histogram_text(self.dataset, self.split)
+        """Samples per client and class, as text, then a line about classes that nothing can be learned of."""
+        lines = [
+            partition.histogram_text(self.dataset, self.split),
+            *partition.gaps(self.dataset, self.split),
+        ]
+        return "\n".join(lines)
 
     def with_method(self, method: msgspec.Struct) -> Study:
         """The same data and split with another method."""
@@ -51,9 +61,15 @@ class Study:
 
 
 def prepare(recipe: Recipe) -> Study:
-    """Load the dataset and draw the split. Raises DataError."""
-    dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
-    return Study(recipe, dataset, partition.split_clients(dataset, recipe.data, recipe.seed))
+    """Load the dataset and split it. Raises DataError."""
+    return of_dataset(recipe, datasets.load(recipe.data.dataset, Path(recipe.data.data_dir)))
+
+
+def of_dataset(recipe: Recipe, dataset: Dataset) -> Study:
+    """Split a loaded dataset; a split file determines the recipe's number of clients. Raises DataError."""
+    split = partition.split_clients(dataset, recipe.data, recipe.seed)
+    data = msgspec.structs.replace(recipe.data, clients=len(split.clients))
+    return Study(msgspec.structs.replace(recipe, data=data), dataset, split)
 
 
 def method_spec(recipe: Recipe, dataset: Dataset) -> MethodSpec:
@@ -66,4 +82,6 @@ def method_spec(recipe: Recipe, dataset: Dataset) -> MethodSpec:
         seed=recipe.seed,
         compression=recipe.compression,
         privacy=recipe.privacy,
+        rounds=recipe.rounds,
+        evaluate_every=recipe.evaluate_every,
     )

@@ -35,6 +35,8 @@ TIMEOUT_S = 3600.0  # without a finished client, after which the run stops
 class PoolFleet(SimulatedFleet):
     """The clients of a store, trained by `workers` processes (0: one per core). Its files are removed with it."""
 
+    engine = "pool"
+
     def __init__(self, store: ClientStore, *, workers: int = 0) -> None:
         self._store, self._workers = store, workers or processes.cores()
         self._folder = folders.remove_with(self, folders.create())

@@ -40,6 +40,8 @@ Arrays = dict[str, dict[str, np.ndarray]]
 class RayFleet(SimulatedFleet):
     """The clients of a store on a Ray cluster; `workers` to start if there is no cluster yet (0: one per core)."""
 
+    engine = "ray"
+
     def __init__(
         self, store: ClientStore, method: Method, folder: Path | None = None, *, workers: int = 0
     ) -> None:

@@ -17,6 +17,8 @@ from server.training.fleet import ClientId, Downs, Step
 class SequentialFleet(SimulatedFleet):
     """Clients by id, with personal parts in memory or in `folder`."""
 
+    engine = "sequential"
+
     def __init__(
         self, clients: Mapping[ClientId, Client], method: Method, folder: Path | None = None
     ) -> None:

@@ -55,6 +55,10 @@ class VectorFleet(SimulatedFleet):
         if reason := obstacle(method):
             self._fall_back(method, reason)
 
+    @property
+    def engine(self) -> str:
+        return f"vector, client by client: {self.fallback}" if self.fallback else "vector"
+
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step != "train" or self.fallback:
             yield from self._reference.each(step, round, method, downs)
@@ -94,7 +98,7 @@ class VectorFleet(SimulatedFleet):
         self, round: int, method: Method, chunk: Sequence[ClientId], downs: Downs
     ) -> list[Update]:
         """Run the local updates of a chunk as one computation; personal parts are replaced only if all succeed."""
-        members = [self._clients[id].batches(round) for id in chunk]
+        members = [self._clients[id].training_batches(method, round) for id in chunk]
         down = stacked([downs[id] for id in chunk])
         own = stacked([tree.to_device(self.personal.get(id), self._clients[id].device) for id in chunk])
         x, y, real = stack(members)
@@ -110,6 +114,7 @@ class VectorFleet(SimulatedFleet):
                 first.batch_size,
                 first.run,
                 round,
+                augment=first.augment,
                 members=tuple(members),
                 place=place,
                 real=real,
@@ -125,8 +130,10 @@ class VectorFleet(SimulatedFleet):
             parts, mine, member = at(up, place), tree.clone(at(new, place)), members[place]
             if not finite:
                 steps.require_finite(method, id, round, parts, mine)
+            measured = self._clients[id].evaluate_update(method, round, downs[id], parts, mine)
             parts, mine = steps.sent(method, "train", downs[id], parts, mine, member)
-            updates.append((Update(id, len(member), parts, update_codec.epsilon_spent(method, mine)), mine))
+            measured |= update_codec.epsilon_spent(method, mine)
+            updates.append((Update(id, len(member), parts, measured), mine))
         for update, mine in updates:
             self.personal.put(update.client, mine)
         return [update for update, _ in updates]
