@@ -46,14 +46,25 @@ class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):
     lr_steps: Annotated[list[tuple[int, float]], Meta(max_length=1024)] = []
 
 
+Augment = Literal["none", "crop", "gentle", "flip-rotate", "supcon"]
+BatchNormPolicy = Literal["", "sync", "local_stats", "local_bn"]
+
+
 class MethodConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A method of `edge_fl.methods` by name; `options` are its hyper-parameters (`edge-fl methods show NAME`)."""
+    """A method of `edge_fl.methods` by name; `options` are its hyper-parameters (`edge-fl methods show NAME`).
+
+    For any method: `augment` changes the training images (`edge_fl.learn.augment`), `projector` adds DualFed's projector to the extractor,
+    `batch_norm` replaces the method's BatchNorm policy ("": its own).
+    """
 
     name: str = "fedavg"
     epochs: Annotated[int, Meta(ge=0)] = 1
     batch_size: Annotated[int, Meta(ge=1)] = 32
     optimiser: OptimiserConfig = OptimiserConfig()
     options: Options = {}
+    augment: Augment = "none"
+    projector: bool = False
+    batch_norm: BatchNormPolicy = ""
 
 
 class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -63,20 +74,23 @@ class MethodChange(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     batch_size: Annotated[int, Meta(ge=1)] | None = None
     optimiser: OptimiserConfig | None = None
     options: Options = {}
+    augment: Augment | None = None
+    projector: bool | None = None
+    batch_norm: BatchNormPolicy | None = None
 
 
 class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A dataset of `edge_fl.data`, split over clients; `fraction` is the share of samples to use.
 
-    `split` is a file that assigns each sample to a client and a set (`edge_fl.data.split_file`), instead of drawing them. `max_train` limits
-    the training samples per client, `shots` those of each class (0: no limit). Of the `clients`, `unseen` never train; the global model is
-    evaluated on them after the last round.
+    `split` is a file that assigns each sample to a client and a set (`edge_fl.data.split_file`), instead of drawing them. `max_train`
+    limits the training samples per client, `shots` those of each class (0: no limit). Of the `clients`, `unseen` never train; the global
+    model is evaluated on them after the last round.
     """
 
     dataset: str = "digits"
     data_dir: str = ".data"
     clients: Annotated[int, Meta(ge=1)] = 12
-    partition: Literal["dirichlet", "pathological", "domain", "iid"] = "dirichlet"
+    partition: Literal["dirichlet", "dirichlet-clients", "pathological", "domain", "iid"] = "dirichlet"
     beta: Annotated[float, Meta(gt=0)] = 0.3
     classes_per_client: Annotated[int, Meta(ge=1)] = 2
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
@@ -155,7 +169,7 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     max_growth: Annotated[float, Meta(ge=0)] = 100.0
-    max_weight: Annotated[float, Meta(ge=0)] = 10.0
+    max_weight: Annotated[float, Meta(ge=0)] = 3.0
     max_norm: Annotated[float, Meta(ge=0)] = 3.0
     quarantine_after: Annotated[int, Meta(ge=0)] = 3
     centre: Literal["mean", "median", "trimmed", "geometric"] = "mean"

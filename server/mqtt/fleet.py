@@ -49,7 +49,7 @@ class FleetLimits:
     deadline_s: float = 120.0
     lost_s: float = 5.0
     max_growth: float = 100.0
-    max_weight: float = 10.0
+    max_weight: float = 3.0
     max_staleness: int | None = None
 
 
@@ -99,6 +99,7 @@ class MqttFleet(Fleet):
         )  # of all open training requests if late updates count
         self._late: deque[tuple[OpenRequest, Response]] = deque()  # received between rounds
         self._exhausted: set[ClientId] = set()  # privacy budget exhausted
+        self._weights: dict[ClientId, int] = {}  # of the last update
         self._roster.on_change(self._on_device_change)
         self._connection.on("req", self._on_request)
         self._connection.on_connected(lambda _: self._republish())
@@ -212,7 +213,7 @@ class MqttFleet(Fleet):
                     self._log_failure(origin, response)
         except GeneratorExit:  # the caller has enough updates
             if not stays_open:
-                self._close_requests([opened], "removed", "enough others responded")
+                self._close_requests([opened], "cancelled", "enough others responded")
             raise
         finally:
             if not stays_open:
@@ -257,16 +258,7 @@ class MqttFleet(Fleet):
 
     def _update(self, origin: OpenRequest, response: Response, round: int) -> Update:
         staleness = round - origin.request.round
-        samples = response.report.samples
-        if origin.max_samples and samples > origin.max_samples:
-            log.warning(
-                "%s: update of %d samples counts as %d, validation.max_weight times the cohort's median",
-                response.device,
-                samples,
-                origin.max_samples,
-                extra={"device": response.device},
-            )
-            samples = origin.max_samples
+        samples = self._weight(origin, response)
         return Update(
             response.device,
             samples,
@@ -275,6 +267,18 @@ class MqttFleet(Fleet):
             start=origin.downs[response.device] if staleness else None,
             staleness=staleness,
         )
+
+    def _weight(self, origin: OpenRequest, response: Response) -> int:
+        """The samples that an update counts as: bounded by the cohort's median and by twice the device's previous update."""
+        device, claimed = response.device, response.report.samples
+        if not origin.max_samples or origin.request.mode == "evaluate":
+            return claimed
+        samples = min(claimed, origin.max_samples, 2 * self._weights.get(device, claimed))
+        if samples < claimed:
+            text = "%s: update of %d samples counts as %d (validation.max_weight; at most twice its previous update)"
+            log.warning(text, device, claimed, samples, extra={"device": device})
+        self._weights[device] = samples
+        return samples
 
     def _max_samples(self, cohort: Collection[ClientId]) -> int:
         """The largest weight of one update: a multiple of the cohort's median of announced samples."""

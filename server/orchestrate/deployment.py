@@ -101,6 +101,10 @@ class Deployment(RunHooks):
     def _record_screening(self, round: int) -> None:
         """Store the outlier scores of devices; repeated outliers are quarantined."""
         if self._screen:
+            for id, why in self._screen.dropped.items():
+                log.warning(
+                    "round %d: the update of %s was not used: %s", round, id, why, extra={"device": id}
+                )
             table = self._server.roster.table
             scores = {id: score for id, score in self._screen.scores.items() if id in table}
             outliers = {id: why for id, why in self._screen.outliers.items() if id in table}

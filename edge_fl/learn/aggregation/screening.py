@@ -15,12 +15,10 @@ were chosen on honest and attacked fleets: docs/robustness.md.
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, islice
 from statistics import fmean, median
 
 import torch
@@ -29,96 +27,93 @@ from torch import Tensor
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import BUFFER, Parts
 
-SUSPICIOUS = 0.8
-"""The outlier score from which on an update is dropped."""
+DROPPED = 2 / 3
+"""The outlier score from which on an update is dropped; at 1 its client is an outlier."""
 OUTLIER = 3.0
-FIRST = 8
-"""Updates held back until their median norm is known; a smaller cohort is held back whole."""
 MIN_COHORT = 3
 """Smallest cohort in which sizes are compared."""
 PEERS = 2
-OPPOSITE = 0.25
-LAST_ROUNDS, MIN_ROUNDS = 5, 2
-"""The rounds over which alignments are averaged; with fewer than MIN_ROUNDS the direction of a client is unknown."""
+OPPOSITE = 0.3
+MIN_DIRECTIONS = 8
+"""Smallest cohort in which directions are compared."""
+LAST_ROUNDS = 5
+"""The rounds over which a client's alignments are averaged."""
 MAX_SCORE = 100.0
 SKETCH = 4096
 """Dimensions of the random projection on which cosines are computed; their standard error is 1/sqrt(SKETCH) = 0.016."""
 
 
 class Screen:
-    """Screens the updates of a run, round by round.
+    """Screens the updates of a run, round by round, with the whole round in memory.
 
-    After a round `scores` maps each client to its outlier score: 0 typical, SUSPICIOUS and more dropped, 1 and more an outlier. `outliers`
-    maps each outlier to the reason.
+    After a round `scores` maps each client to its outlier score: 0 typical, DROPPED and more not aggregated, 1 and more an outlier.
+    `dropped` maps each client whose update was not used to the reason.
     """
 
     def __init__(self, max_norm: float) -> None:
         self._max_norm = max_norm
         self._alignments: dict[str, deque[float]] = {}
         self.scores: dict[str, float] = {}
-        self.outliers: dict[str, str] = {}
+        self.dropped: dict[str, str] = {}
+
+    @property
+    def outliers(self) -> dict[str, str]:
+        """The clients of the last round with an outlier score of 1 or more, and the reasons."""
+        return {client: why for client, why in self.dropped.items() if self.scores[client] >= 1}
 
     def round(self, updates: Iterable[Update], shared: Parts) -> Iterator[Update]:
-        """One round's updates without outliers and with oversized changes scaled down. Streams after the first FIRST updates."""
-        self.scores, self.outliers = {}, {}
-        norms: list[float] = []  # ascending
+        """One round's updates: oversized changes are scaled down, suspicious updates left out."""
+        self.scores, self.dropped = {}, {}
+        cohort = list(updates)
+        norms: dict[str, float] = {}
         sketches: dict[str, Tensor] = {}
-
-        def measured() -> Iterator[tuple[Update, float | None]]:
-            for update in updates:
-                change = changes(update, shared)
-                norm = None if change is None else float(change.norm())
-                if change is not None and norm is not None and math.isfinite(norm):
-                    insort(norms, norm)
+        for update in cohort:
+            if (change := changes(update, shared)) is not None:
+                norms[update.client] = norm = float(change.norm())
+                if math.isfinite(norm):
                     sketches[update.client] = sketch(change)
-                yield update, norm
-
-        stream = measured()
-        for update, norm in chain(list(islice(stream, FIRST)), stream):
-            size = 1.0 if norm is None else relative_size(norm, norms)
-            if self._score(update.client, size) < SUSPICIOUS:
+        sizes = relative_sizes(norms)
+        for client, alignment in alignments(sketches).items():
+            self._alignments.setdefault(client, deque(maxlen=LAST_ROUNDS)).append(alignment)
+        for update in cohort:
+            size = sizes.get(update.client, 1.0)
+            if self._score(update.client, size) < DROPPED:
                 yield scaled(update, shared, self._max_norm / size) if size > self._max_norm else update
-        self._compare_directions(sketches)
 
     def _score(self, client: str, size: float) -> float:
-        limit, alignment = OUTLIER * self._max_norm, self._mean_alignment(client)
+        limit, last = OUTLIER * self._max_norm, self._alignments.get(client, (0.0,))
         oversize = min(size / limit, MAX_SCORE) if size > self._max_norm else 0.0
-        opposite = max(-alignment / OPPOSITE, 0.0)
+        opposite = max(-fmean(last) / OPPOSITE, 0.0)
         self.scores[client] = score = max(oversize, opposite)
-        if oversize >= 1:
-            self.outliers[client] = (
-                f"change of {size:.3g} times the cohort's median norm, expected less than {limit:g}"
-            )
-        elif opposite >= 1:
-            rounds = len(self._alignments[client])
-            self.outliers[client] = (
-                f"changes opposite to all others: mean alignment {alignment:.2f} over {rounds} rounds,"
-                f" expected more than -{OPPOSITE:g}"
+        if oversize >= DROPPED:
+            self.dropped[client] = f"change of {size:.3g} times the cohort's median norm"
+        elif opposite >= DROPPED:
+            self.dropped[client] = (
+                f"changes opposite to all others (mean alignment {fmean(last):.2f} over {len(last)} rounds)"
             )
         return score
 
-    def _mean_alignment(self, client: str) -> float:
-        last = self._alignments.get(client, ())
-        return fmean(last) if len(last) >= MIN_ROUNDS else 0.0
 
-    def _compare_directions(self, sketches: Mapping[str, Tensor]) -> None:
-        if len(sketches) < 2 * PEERS + 2:
-            return
-        directions = torch.nn.functional.normalize(torch.stack(list(sketches.values())), dim=1)
-        cosines = directions @ directions.T
-        others = ~torch.eye(len(sketches), dtype=torch.bool, device=cosines.device)
-        ordered = cosines[others].view(len(sketches), -1).sort(1).values
-        alignments = ordered[:, :PEERS].mean(1) + ordered[:, -PEERS:].mean(1)
-        for client, alignment in zip(sketches, alignments.tolist(), strict=True):
-            self._alignments.setdefault(client, deque(maxlen=LAST_ROUNDS)).append(alignment)
+def relative_sizes(norms: Mapping[str, float]) -> dict[str, float]:
+    """Norms relative to their median; NaN counts as infinite, and all are 1 in a cohort that is too small to compare."""
+    finite = [norm for norm in norms.values() if math.isfinite(norm)]
+    middle = median(finite) if len(finite) >= MIN_COHORT else 0.0
+    return {
+        client: math.inf if not math.isfinite(norm) else norm / middle if middle else 1.0
+        for client, norm in norms.items()
+    }
 
 
-def relative_size(norm: float, norms: Sequence[float]) -> float:
-    """A norm relative to the median of the cohort's; 1 in a cohort that is too small to compare, infinite for NaN."""
-    if not math.isfinite(norm):
-        return math.inf
-    middle = median(norms) if len(norms) >= MIN_COHORT else norm
-    return norm / middle if middle else 1.0
+def alignments(sketches: Mapping[str, Tensor]) -> dict[str, float]:
+    """The alignment of each client's change with the others', -2 to 2; empty for a cohort that is too small."""
+    if len(sketches) < MIN_DIRECTIONS:
+        return {}
+    directions = torch.nn.functional.normalize(torch.stack(list(sketches.values())), dim=1)
+    cosines = directions @ directions.T
+    others = ~torch.eye(len(sketches), dtype=torch.bool, device=cosines.device)
+    ordered = cosines[others].view(len(sketches), -1).sort(1).values
+    values = ordered[:, :PEERS].mean(1) + ordered[:, -PEERS:].mean(1)
+    return dict(zip(sketches, values.tolist(), strict=True))
 
 
 def changes(update: Update, shared: Parts) -> Tensor | None:

@@ -81,7 +81,7 @@ def test_a_rejected_update_leaves_the_aggregate_as_without_its_device(bench, bad
 
 
 def test_a_claimed_number_of_samples_does_not_decide_the_aggregate(bench):
-    """One device announces and reports 2**30 samples; its update weighs as at most ten times the cohort's median."""
+    """One device announces and reports 2**30 samples; its update weighs as at most three times the cohort's median."""
     for id in ("d1", "d2", "d3"):
         bench.device(id)
     claim = 2**30
@@ -95,9 +95,29 @@ def test_a_claimed_number_of_samples_does_not_decide_the_aggregate(bench):
     broadcasts = rounds.Broadcasts(method, steps.start(method), ["d1", "d2", "d3", "liar"])
     received = {u.client: u.samples for u in bench.fleet(bench.spec("fedavg")).train(1, method, broadcasts)}
     capped = received.pop("liar")
-    assert set(received) == {"d1", "d2", "d3"} and capped == 10 * 20
+    assert set(received) == {"d1", "d2", "d3"} and capped == 3 * 20
     unlimited = bench.fleet(bench.spec("fedavg"), max_weight=0).train(2, method, broadcasts)
     assert {update.samples for update in unlimited if update.client == "liar"} == {claim}
+
+
+def test_a_claim_that_grows_counts_as_twice_the_previous_update(bench):
+    claims = iter((20, 60, 60))
+    for id in ("d1", "d2", "d3"):
+        bench.device(id)
+    bench.device(
+        "grows",
+        samples=100,
+        tamper=lambda mode, report, payload: [
+            (msgspec.structs.replace(report, samples=next(claims)), payload)
+        ],
+    )
+    bench.wait_for(full=4)
+    method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
+    broadcasts = rounds.Broadcasts(method, steps.start(method), ["d1", "d2", "d3", "grows"])
+    counted = [
+        {u.client: u.samples for u in fleet.train(round, method, broadcasts)}["grows"] for round in (1, 2, 3)
+    ]
+    assert counted == [20, 40, 60]
 
 
 BUFFER = "buffer:extractor.convolutions.1."
