@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from devices.config import DeviceConfig
 from devices.data.files import walk
 from devices.data.pictures import SUFFIXES
+from devices.flash.names import require_names
 from devices.flash.wheels import Wheelhouse
 from edge_fl.errors import ConfigError
 from edge_fl.wire import identity
@@ -47,8 +48,11 @@ def with_pi_paths(config: DeviceConfig, *, identified: bool, root: bool) -> Devi
     return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
 
 
-def read_images(folder: Path, config: DeviceConfig) -> tuple[tuple[tuple[str, Path], ...], int]:
-    """List the pictures to copy to the device's data folder, one folder per class, and count the other files. Raises ConfigError."""
+def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple[tuple[str, Path], ...], int]:
+    """List the pictures to copy to the device's data folder, one folder per class, and count the other files.
+
+    Raises ConfigError, also for names that cannot be written, to a FAT partition if `fat`.
+    """
     if not data_folder(config):
         raise ConfigError(f"data {config.data}: --images needs a folder such as folder:/srv/images")
     if not folder.is_dir():
@@ -62,6 +66,7 @@ def read_images(folder: Path, config: DeviceConfig) -> tuple[tuple[tuple[str, Pa
     )
     if not images:
         raise ConfigError(f"{folder}: no pictures in it; expected a folder of pictures per class")
+    require_names((name for name, _ in images), str(folder), fat=fat)
     return images, len(listing.files) + len(listing.skipped) - len(images)
 
 

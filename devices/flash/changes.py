@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from devices.flash import first_boot
 from devices.flash.bundle import LOG, MANIFEST, File, bundle_files, parse_manifest
 from devices.flash.card_contents import CardContents
-from devices.flash.names import require_names
 from devices.flash.targets.base import Target
 from edge_fl.errors import ConfigError
 
@@ -23,9 +22,7 @@ def plan_changes(
 
     `contents` is called with the target's Python versions once the target has been checked.
     """
-    prepared = contents(target.pythons())
-    require_names((path for path, _ in prepared.images), fat=target.is_boot_partition)
-    planned = bundle_files(prepared)
+    planned = bundle_files(contents(target.pythons()))
     there = parse_manifest((target.read(MANIFEST) or b"").decode("utf-8", "replace"))
     wanted = parse_manifest(planned[-1].read().decode())
     new = [file for file in planned if file.path in wanted and there.get(file.path) != wanted[file.path]]

@@ -83,7 +83,7 @@ def flash(
             f"{IDENTITIES / device}: no identity; expected one made by 'edge-fl fleet enrol {device}', or --insecure for a broker in"
             " plaintext"
         )
-    pictures, others = read_images(images, config) if images else ((), 0)
+    pictures, others = read_images(images, config, fat=target.is_boot_partition) if images else ((), 0)
     if others:
         print_status(
             f"{images}: {others} files are not readable pictures in a folder per class; they are left out"

@@ -1,4 +1,4 @@
-"""Check the file names of a bundle: its manifest and, on a card, the FAT file system must be able to hold them."""
+"""Check the names of pictures: the bundle's manifest and, on a card, the FAT file system must be able to hold them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DEVICES = re.compile(
 )  # reserved by Linux and Windows
 
 
-def require_names(paths: Iterable[str], *, fat: bool) -> None:
+def require_names(paths: Iterable[str], where: str, *, fat: bool) -> None:
     """Raise ConfigError that names the first few paths that cannot be written, to a FAT partition if `fat`."""
     if problems := list(_problems(paths, fat)):
         more = f" and {len(problems) - MOST_NAMED} more" if len(problems) > MOST_NAMED else ""
         raise ConfigError(
-            f"file names that cannot be written: {', '.join(problems[:MOST_NAMED])}{more}; expected other names",
+            f"{where}: names that cannot be written: {', '.join(problems[:MOST_NAMED])}{more}; expected other names",
             consequence="nothing was written",
         )
 
@@ -47,7 +47,7 @@ def _problem(name: str, fat: bool) -> str:
     if not fat:
         return ""
     if found := NOT_IN_FAT.search(name):
-        return f"FAT holds no {found[0]}"
+        return f"contains {found[0]}, which FAT cannot hold"
     if name.endswith((".", " ")):
         return "ends in a dot or space, which FAT drops"
     if DEVICES.fullmatch(name):
