@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import csv
 import json
+import re
 import signal
 import threading
 from dataclasses import replace as changed
@@ -26,6 +27,10 @@ from edge_fl.config import (
 )
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError, StoppedError
 from edge_fl.learn.tree import same
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Assignment, ServerState, decode
 from server.mqtt.journal import Journal
 from server.mqtt.session import connected
@@ -171,6 +176,33 @@ def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_stages(st
     assert (larger, second.state, second.stage) == (list(CAREFUL[1:]), "completed", 2)
 
 
+def test_a_device_that_sends_outliers_changes_nothing_and_is_quarantined_by_name(stage, run_request):
+    def oversized(mode, report, payload):
+        if mode != "train":
+            return [(report, payload)]
+        parts = {name: {key: 20 * a for key, a in p.items()} for name, p in tensors.unpack(payload).items()}
+        payload = tensors.pack(parts)
+        return [(replace(report, blob=describe(payload, 1024)), payload)]
+
+    for id in ("d1", "d2", "d3", "d4"):
+        stage.device(id)
+    stage.device("liar", tamper=oversized)
+    path = finished(
+        with_recipe(run_request, rounds=5, cohort=replace(run_request.recipe.cohort, min_devices=4))
+    )
+    *records, _ = round_metrics.lines(path / round_metrics.FILE)
+    assert [("liar" in record.selected) for record in records] == [True] * 3 + [False] * 2
+    known = {device.device: device for device in devices.listed(Database.open(run_request.registry), "main")}
+    assert re.search(r"3 reports rejected.*change of .* times the cohort's median", known["liar"].quarantine)
+    assert known["liar"].outlier_score > 1
+    assert not any(device.quarantine or device.outlier_score for id, device in known.items() if id != "liar")
+    before = steps.start(build_method(stage.spec("fedavg")))["extractor"]
+    after = checkpoint.load(Results.open(path).checkpoints).shared["extractor"]
+    assert max(float(t.abs().max()) for t in after.values()) < 3 * max(
+        float(t.abs().max()) for t in before.values()
+    )
+
+
 def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
     run_request = with_recipe(run_request, rounds=1, release=ReleaseConfig(heads=1, wait_s=20.0))
@@ -185,6 +217,16 @@ def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, run_r
     arrival.join()
     assert stage.heads[0].served == [1]
     assert Results.open(path).summary()["head." + metrics.PERSONAL_AFTER].clients == 1
+
+
+def test_more_classes_than_a_device_accepts_are_rejected_before_the_run(run_request, tmp_path):
+    labels = np.arange(1025)
+    np.savez(tmp_path / "toy.npz", x=np.zeros((1025, 1, 4, 4), np.uint8), y=labels)
+    with pytest.raises(
+        ConfigError, match=r"'toy': 1025 classes, expected at most 1024 .*; no run was started"
+    ):
+        finished(run_request)
+    assert not run_request.runs.exists()
 
 
 def test_too_few_devices_end_the_run_with_who_is_there(stage, run_request):
