@@ -78,6 +78,11 @@ def decode(
     if expected and expected.channels not in _MODES:
         raise DataError(f"{path}: a picture has 1 or 3 channels, the extractor takes {expected.channels}")
     with _opened(path, limits) as file:
+        if (
+            expected and resize
+        ):  # JPEG is decoded at 1/2 to 1/8 of its size, but at least twice the expected one
+            size = 2 * max(expected.height, expected.width)
+            file.draft(None, (size, size))
         picture = ImageOps.exif_transpose(file)
         if picture.mode.startswith("I"):  # 16 bits; Pillow's conversion would clip them
             picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -104,6 +105,32 @@ def test_a_camera_held_sideways_still_gives_upright_pictures(tmp_path: Path) -> 
         exif[0x0112] = 6
         image.save(tmp_path / "cat" / f"{i}.png", exif=exif)
     assert load.load(str(tmp_path))[0].train.shape == (1, 6, 4)
+
+
+PEAK = """
+import sys
+from devices.data import load
+from devices.data.spec import DataSpec
+from edge_fl.config import InputSpec
+print(load.load(sys.argv[1], DataSpec(("cat", "dog"), InputSpec(3, 32, 32)))[1].samples)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def test_photos_of_a_phone_are_read_in_little_memory(tmp_path: Path) -> None:
+    rough = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8))
+    photo = rough.resize((4000, 3000), Image.Resampling.BICUBIC)
+    exif = photo.getexif()
+    exif[0x0112] = 6  # held upright
+    (tmp_path / "cat").mkdir()
+    for name in ("1.jpg", "2.jpg", "3.jpg"):
+        photo.save(tmp_path / "cat" / name, exif=exif)
+    command = [sys.executable, "-c", PEAK, str(tmp_path)]
+    samples, peak_kb = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert samples == "3" and int(peak_kb) < 100 * 1024
+    exact = np.asarray(photo.transpose(Image.Transpose.ROTATE_270).resize((32, 32), Image.Resampling.LANCZOS))
+    found = pictures.decode(tmp_path / "cat/1.jpg", InputSpec(3, 32, 32)).transpose(1, 2, 0)
+    assert np.abs(found.astype(int) - exact).mean() < 2
 
 
 def test_sixteen_bit_pictures_keep_their_shades(tmp_path: Path) -> None:
