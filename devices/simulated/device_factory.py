@@ -49,6 +49,10 @@ class DeviceFactory:
         self._config, self._fitter, self._full_worker = config, fitter, full_worker
         self._dataset = datasets.load(config.data.dataset, Path(config.data.data_dir))
         self._split = split_clients(self._dataset, config.data, config.seed)
+        if (clients := len(self._split.clients)) != config.data.clients:
+            raise ConfigError(
+                f"{config.data.split}: {clients} clients for {config.data.clients} devices; expected --devices {clients}"
+            )
         self.names = config.ids or names(len(self._split.clients))
         self.clock: Callable[[str], Callable[[], datetime]] = lambda name: wall_clock
         self._numbers = {name: number for number, name in enumerate(self.names)}

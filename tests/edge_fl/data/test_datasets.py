@@ -150,3 +150,22 @@ def test_real_fashion_mnist_has_its_published_statistics() -> None:
     found = datasets.load("fashion-mnist", DATA)
     assert found.samples.counts(10).tolist() == [7000] * 10
     assert found.mean + found.std == pytest.approx((0.2860, 0.3530), abs=1e-4)
+
+
+def test_missing_folders_empty_names_and_repeated_class_names_are_one_line_each(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no folder .*nowhere, expected mnist\.npz in it; fetch it"):
+        datasets.load("mnist", tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"no folder .*nowhere, expected pacs-art_painting\.npz"):
+        datasets.load("pacs", tmp_path / "nowhere")
+    with pytest.raises(DataError, match="dataset '': expected a name"):
+        datasets.load("", tmp_path)
+    for classes, flaw in (
+        (["good", "good"], "'good' occurs more than once"),
+        (["good", " "], "class 1 has an empty name"),
+    ):
+        npz.write(
+            tmp_path / "screws.npz",
+            {"x": images(), "y": np.array([0, 1, 1, 0]), "classes": np.array(classes)},
+        )
+        with pytest.raises(DataError, match=flaw):
+            datasets.load("screws", tmp_path)

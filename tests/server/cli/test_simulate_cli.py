@@ -1,0 +1,171 @@
+"""`edge-fl simulate`: resumed runs, split files, options of another model or method, and the engine in results and report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_fl import cli, config
+from edge_fl.config import Recipe
+from edge_fl.data import npz
+from server.orchestrate import run as orchestrator
+from server.orchestrate.setup import RunRequest
+from server.runs.results import Results
+from server.training.fleet import Fleet
+from server.training.rounds import RoundResult, RunHooks
+
+SMALL = ["data.clients=4", "data.fraction=0.2", "rounds=4", "model.options={feature_dim=8, width=4}"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def simulate(*arguments: str) -> Path:
+    """Simulate a small study; the folder of its results."""
+    before = set(Path("runs").glob("simulate-*"))
+    settings = [argument for setting in SMALL for argument in ("--set", setting)]
+    assert cli.main(["simulate", *settings, *arguments]) == 0
+    (new,) = set(Path("runs").glob("simulate-*")) - before
+    return new
+
+
+class Interrupt(RunHooks):
+    """Ends a run after round 2, as Ctrl-C does."""
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        if result.round == 2:
+            raise KeyboardInterrupt
+
+
+def outcome(run: Path) -> dict[str, object]:
+    """Everything that a run measured, except for durations, and its final state."""
+    lines = [json.loads(line) for line in (run / "round_metrics.jsonl").read_text().splitlines()]
+    (last,) = (run / "checkpoints").glob("*-final.safetensors")
+    return {
+        "rounds": [{**line, "seconds": None} for line in lines],
+        "summary": (run / "metrics_summary.json").read_text(),
+        "clients": (run / "devices.csv").read_text(),
+        "final": last.read_bytes(),
+        "state": Results.open(run).state(),
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method.name=fedrep", "engine=sequential", "cohort.participation=0.5", "data.unseen=1"],
+        ["method.name=fedavg", "engine=vector", "cohort.buffer_size=2"],
+        pytest.param(["method.name=ditto", "engine=pool"], marks=pytest.mark.slow),
+    ],
+    ids=lambda settings: settings[1],
+)
+def test_a_resumed_simulation_is_bit_identical_to_an_undisturbed_one(
+    folder: Path, settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = simulate(*(argument for setting in settings for argument in ("--set", setting)))
+    table = capsys.readouterr().out
+    recipe = config.with_settings(Recipe(name="simulate"), [*SMALL, *settings])
+    with pytest.raises(KeyboardInterrupt):
+        orchestrator.run(RunRequest(recipe), Interrupt())
+    (stopped,) = set(Path("runs").glob("simulate-*")) - {whole}
+    assert Results.open(stopped).state().state == "stopped"
+    capsys.readouterr()
+    assert cli.main(["simulate", "--resume", str(stopped)]) == 0
+    said = capsys.readouterr()
+    assert "resumed after round" in said.err and said.out == table
+    assert outcome(stopped) == outcome(whole)
+
+
+def test_a_run_is_resumed_with_its_own_settings_and_data_only(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    npz.write(folder / "own.npz", npz_of(0))
+    recipe = config.with_settings(
+        Recipe(name="simulate"), ["data.dataset=own", "data.data_dir=.", "rounds=3", "data.clients=2"]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        orchestrator.run(RunRequest(recipe), Interrupt())
+    (stopped,) = Path("runs").glob("simulate-*")
+    assert cli.main(["simulate", "--resume", str(stopped), "--rounds", "9"]) == 4
+    assert "takes all settings from the run" in capsys.readouterr().err
+    npz.write(folder / "own.npz", npz_of(1))
+    assert cli.main(["simulate", "--resume", str(stopped)]) == 4
+    assert "began with other data or another split" in capsys.readouterr().err
+    assert Results.open(stopped).state().state == "stopped"
+
+
+def npz_of(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"x": rng.integers(0, 255, (40, 8, 8)).astype(np.uint8), "y": np.arange(40) % 2}
+
+
+def test_another_model_or_method_does_not_inherit_options(folder: Path) -> None:
+    demo = ["--recipe", "demo", "--rounds", "1", "--set", "data.fraction=0.2", "--clients", "3"]
+    assert cli.main(["simulate", *demo, "--set", "method.name=ditto", "--model", "cnn-tiny"]) == 0
+    (run,) = Path("runs").glob("demo-*")
+    recipe = Results.open(run).recipe()
+    assert recipe.method.options == {} and recipe.model.options == {"width": 32}  # the same model keeps them
+    changed = config.with_settings(recipe, ["model.options.feature_dim=4", "model.name=cnn4"])
+    assert changed.model.options == {"feature_dim": 4}
+
+
+def test_the_engine_that_ran_is_in_results_and_report(folder: Path) -> None:
+    run = simulate("--set", "engine=auto", "--rounds", "1")
+    assert Results.open(run).manifest().engine == "sequential"
+    report = (run / "report.html").read_text()
+    assert "<dt>engine</dt>" in report or ">engine<" in report
+    assert Results.open(simulate("--engine", "vector", "--rounds", "1")).manifest().engine == "vector"
+
+
+def test_a_saved_split_is_used_by_simulate_and_compare(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = simulate("--rounds", "1", "--save-split", "split.csv")
+    assert Path("split.csv").read_text().startswith("sample,client,set\n0,")
+    table = capsys.readouterr().out
+    small = [argument for setting in SMALL[2:] for argument in ("--set", setting)]
+    assert cli.main(["simulate", *small, "--rounds", "1", "--split", "split.csv"]) == 0
+    assert capsys.readouterr().out == table
+    (again,) = set(Path("runs").glob("simulate-*")) - {drawn}
+    assert Results.open(again).recipe().data.clients == 4
+    assert Results.open(again).manifest().data_hash == Results.open(drawn).manifest().data_hash
+    command = [
+        "compare",
+        "--methods",
+        "local",
+        *small,
+        "--rounds",
+        "1",
+        "--seeds",
+        "1",
+        "--split",
+        "split.csv",
+    ]
+    assert cli.main(command) == 0
+    assert "digits, split split, cnn-tiny" in capsys.readouterr().out
+
+
+def test_a_wrong_split_starts_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("split.csv").write_text("sample,client,set\n0,a,train\n0,a,test\n")
+    for command in (["simulate"], ["compare", "--methods", "local"]):
+        assert cli.main([*command, "--split", "split.csv"]) == 4
+        assert "split.csv line 3: sample 0 again" in capsys.readouterr().err
+        assert cli.main([*command, "--split", "split.csv", "--clients", "3"]) == 4
+        assert "the clients are those of the --split file" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_classes_without_training_samples_are_reported(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = npz_of(0)
+    npz.write(folder / "own.npz", {**content, "y": content["y"] * 2})
+    command = ["simulate", "--dataset", "own", "--data-dir", ".", "--clients", "2", "--rounds", "0"]
+    assert cli.main(command) == 0
+    assert "own: no samples of 1 of 3 classes: 1" in capsys.readouterr().err
