@@ -21,15 +21,16 @@ class Listing:
 
 
 def walk(root: Path) -> Listing:
-    """List the files below `root` without hidden ones. Opens no file, so that a FIFO or a device cannot block."""
+    """List the files below `root`, without hidden files and folders. Opens no file, so that a FIFO or a device cannot block."""
     listing = Listing()
 
     def on_error(error: OSError) -> None:
         listing.skipped.append((Path(error.filename), "unreadable folder"))
 
     for parent, folders, names in os.walk(root, onerror=on_error):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         if Path(parent) == root:
-            listing.folders.extend(sorted(name for name in folders if not name.startswith(".")))
+            listing.folders.extend(sorted(folders))
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
             if reason := unusable(path):
                 listing.skipped.append((path, reason))

@@ -24,7 +24,7 @@ from devices.config import DeviceBroker, DeviceConfig
 from devices.flash.bundle import FOLDER
 from devices.flash.card_contents import CardContents, with_pi_paths
 from devices.flash.changes import apply_changes, plan_changes
-from devices.flash.first_boot import START
+from devices.flash.first_boot import INSTALL_SCRIPT, START
 from devices.flash.targets.image import Image
 from devices.flash.templates import INSTALLER, SERVICE
 from devices.flash.wheels import Wheelhouse, gather
@@ -214,6 +214,13 @@ def test_an_offline_installation_is_tried_again(tmp_path: Path) -> None:
         wait_for(lambda: list((pi.root / "opt/edge-fl").glob("venv-*/bin")), process)
     assert is_enabled(pi, INSTALLER)  # the power was cut
     assert_installed(pi)
+    by_hand = ["env", "SUDO_UID=1001", "sh", INSTALL_SCRIPT]
+    pi.run("chown", "1002", "/srv/images")
+    pi.run(*by_hand)
+    assert pi.run("stat", "-c", "%u", "/srv/images") == "1002\n"  # a folder that exists keeps its owner
+    pi.run("rm", "-r", "/srv/images")
+    pi.run(*by_hand)
+    assert pi.run("stat", "-c", "%u", "/srv/images") == "1001\n"
 
 
 def test_a_damaged_bundle_is_not_tried_again_and_written_anew_by_the_next_flash(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_files_that_cannot_be_used_are_skipped_counted_and_named(tmp_path: Path)
     picture(tmp_path / "zebra" / "0.png", 200)
     picture(tmp_path / "lost.png", 200)
     (tmp_path / "cat" / ".DS_Store").write_text("hidden files are ignored")
+    picture(tmp_path / ".thumbnails" / "0.png", 200)
+    picture(tmp_path / "cat" / ".thumbnails" / "0.png", 200)
     found, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert everything(found) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert report.skipped == {

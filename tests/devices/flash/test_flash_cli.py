@@ -74,7 +74,15 @@ def test_only_readable_pictures_in_class_folders_are_copied(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for path in ("cat/1.png", "cat/2.HEIC", "cat/notes.txt", "cat/old/3.png", "lost.png", "cat/.DS_Store"):
+    for path in (
+        "cat/1.png",
+        "cat/2.HEIC",
+        "cat/notes.txt",
+        "cat/old/3.png",
+        "lost.png",
+        "cat/.DS_Store",
+        ".old/1.png",
+    ):
         (tmp_path / "mine" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / path).write_bytes(b"content")
     os.mkfifo("mine/cat/pipe.png")
