@@ -11,7 +11,7 @@ from edge_fl.wire.messages import Mode
 
 RunEnd = Literal["completed", "failed", "stopped", "budget_exhausted"]
 RunState = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
-RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "removed"]
+RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "cancelled"]
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "failed"]
 

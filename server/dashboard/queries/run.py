@@ -23,7 +23,7 @@ PERSONAL = (PERSONAL_AFTER, PERSONAL_BEFORE)
 UNMEASURED = Summary(nan, nan, nan, nan, 0)
 DROPPED = case(
     ((requests.c.state == "failed") & (requests.c.reason != ""), requests.c.reason),
-    (requests.c.state.in_(("failed", "timed_out", "removed")), requests.c.state),
+    (requests.c.state.in_(("failed", "timed_out", "cancelled")), requests.c.state),
     else_="",
 )
 """Why a request had no success; "" for all others."""

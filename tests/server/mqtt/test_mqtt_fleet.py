@@ -263,7 +263,7 @@ def test_a_round_ends_at_its_goal_and_the_others_get_a_rest(bench):
     assert time.monotonic() - started < 3.5
     assert (result.selected, result.responded) == (("d1", "d2", "d3", "d4"), ("d1", "d2"))
     states = {given.device: given.state for given in runs.requests_of(bench.inbox.journal.db, "t1")}
-    assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "removed", "d4": "removed"}
+    assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "cancelled", "d4": "cancelled"}
 
 
 def test_a_round_below_its_quorum_is_repeated_and_counts_each_device_once(bench):
