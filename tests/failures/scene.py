@@ -6,10 +6,15 @@ The processes are forked from one that has imported torch already, so that a res
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
+import os
+import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,6 +25,8 @@ import numpy as np
 from broker.config import Settings
 from broker.find import Program
 from broker.mosquitto import Mosquitto
+from broker.provision import register_sync
+from broker.provision.authority import Authority
 from edge_fl.config import (
     CohortConfig,
     CompressionConfig,
@@ -33,6 +40,7 @@ from edge_fl.config import (
 )
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.seeds import generator
+from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from server.registry import Database, reports, runs
@@ -46,7 +54,7 @@ PROCESSES.set_forkserver_preload(
 
 DEVICES = ("d1", "d2")
 ROUNDS = 3
-RUN_S = 90.0
+RUN_S = 120.0
 POLL_S = 0.02
 
 
@@ -62,12 +70,14 @@ def data_of(client: str, samples: int = 20) -> ClientData:
     return ClientData(sample(samples), sample(4), sample(8))
 
 
-def recipe_of(folder: Path, seed: int, method: str, compression: Any = "none", **cohort: Any) -> Recipe:
-    """Three rounds of a method with personal parts."""
+def recipe_of(
+    folder: Path, seed: int, method: str, compression: Any = "none", rounds: int = ROUNDS, **cohort: Any
+) -> Recipe:
+    """Some rounds of a method with personal parts."""
     return Recipe(
         name="scene",
         seed=seed,
-        rounds=ROUNDS,
+        rounds=rounds,
         source="fleet",
         evaluate_every=0,
         data=DataConfig("toy", str(folder), clients=3, beta=5.0),
@@ -142,6 +152,15 @@ def _log_to(log: Path) -> None:
     sys.stderr = log.open("a")  # progress of a run
 
 
+@dataclass(frozen=True)
+class Fault:
+    """`victim` is killed, or stopped for `stall_s` seconds, `after_s` seconds after the previous fault."""
+
+    victim: str
+    after_s: float
+    stall_s: float = 0.0
+
+
 @dataclass
 class Ending:
     """How a run ended: its state in the folder and in the registry, and its results."""
@@ -159,7 +178,7 @@ class Ending:
 
 @dataclass
 class Scene:
-    """One run whose server, devices and broker are restarted whenever they die."""
+    """One run whose server, devices and broker are restarted whenever they die. With `secure` all connections use mutual TLS."""
 
     program: Program
     folder: Path
@@ -171,6 +190,9 @@ class Scene:
     broker_dies_at: tuple[str, int] | None = None
     database: str = ""
     cohort: dict[str, Any] = field(default_factory=dict)
+    rounds: int = ROUNDS
+    secure: bool = False
+    faults: tuple[Fault, ...] = ()
     deaths: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> Ending:
@@ -178,22 +200,38 @@ class Scene:
         self.folder.mkdir(parents=True, exist_ok=True)
         data = data_of("everybody", 60).train
         np.savez(self.folder / "toy.npz", x=data.x, y=data.y)
-        recipe = recipe_of(self.folder, self.seed, self.method, self.compression, **self.cohort)
-        broker = Mosquitto(Settings(self.folder / "mosquitto", port=0), self.program)
+        recipe = recipe_of(self.folder, self.seed, self.method, self.compression, self.rounds, **self.cohort)
+        settings = Settings(self.folder / "mosquitto", port=0)
+        broker = Mosquitto(self._secured(settings) if self.secure else settings, self.program)
         broker.start()
         processes: dict[str, BaseProcess] = {}
+        faults = deque(self.faults)
+        next_fault = time.monotonic() + faults[0].after_s if faults else math.inf
+        stopped: list[tuple[float, int]] = []  # (when to continue, process id)
         try:
             for name in DEVICES:
                 death = self.device_death if name == DEVICES[self.seed % len(DEVICES)] else None
                 death = self._of_broker(broker, death, server=False) if name == DEVICES[0] else death
-                processes[name] = self._start(live, broker.endpoint, self.folder, name, death)
+                processes[name] = self._start(live, self._endpoint(broker, name), self.folder, name, death)
             death = self._of_broker(broker, self.server_death, server=True)
-            arguments = (broker.endpoint, self.folder, recipe)
+            arguments = (self._endpoint(broker, "server"), self.folder, recipe)
             processes["server"] = self._start(serve, *arguments, death, self.database)
             until = time.monotonic() + RUN_S
             while True:
                 if time.monotonic() > until:
                     raise TimeoutError(f"no end after {RUN_S:g} s: {self.deaths}\n{self.log_tails()}")
+                if time.monotonic() >= next_fault:
+                    fault = faults.popleft()
+                    pid = broker.pid if fault.victim == "broker" else processes[fault.victim].pid
+                    os.kill(pid or 0, signal.SIGSTOP if fault.stall_s else signal.SIGKILL)
+                    if fault.stall_s:
+                        self._count(fault.victim)
+                        stopped.append((time.monotonic() + fault.stall_s, pid or 0))
+                    next_fault = time.monotonic() + faults[0].after_s if faults else math.inf
+                for at, pid in [one for one in stopped if time.monotonic() >= one[0]]:
+                    stopped.remove((at, pid))
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
                 if broker.has_ended():
                     self._count("broker")
                     broker.kill()
@@ -201,7 +239,9 @@ class Scene:
                 for name in DEVICES:
                     if not processes[name].is_alive():
                         self._count(name)
-                        processes[name] = self._start(live, broker.endpoint, self.folder, name, None)
+                        processes[name] = self._start(
+                            live, self._endpoint(broker, name), self.folder, name, None
+                        )
                 if not (server := processes["server"]).is_alive():
                     if server.exitcode is not None and server.exitcode >= 0:
                         break
@@ -214,6 +254,20 @@ class Scene:
                 process.join(10)
             broker.kill()
         return self._ending()
+
+    def _secured(self, settings: Settings) -> Settings:
+        """The broker's settings with certificates; creates an identity for every client."""
+        authority = Authority.make(self.folder / "ca")
+        authority.bake({name: self.folder / "ca" / name for name in DEVICES})
+        certificates = register_sync.certificates(authority, "127.0.0.1")
+        return register_sync.with_register(
+            replace(settings, fleet="main", certificates=certificates), authority
+        )
+
+    def _endpoint(self, broker: Mosquitto, name: str) -> Endpoint:
+        if not self.secure:
+            return broker.endpoint
+        return identity.read(self.folder / "ca" / name).endpoint("127.0.0.1", broker.settings.port)
 
     def log_tails(self) -> str:
         """The last lines of each log, for failure messages."""

@@ -5,6 +5,7 @@ The run never hangs, ends in one named state, and counts no report twice.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.failures.points import DEVICE, POINTS, SERVER, Death
-from tests.failures.scene import DEVICES, PROCESSES, ROUNDS, Ending, Scene, nothing
+from tests.failures.scene import DEVICES, PROCESSES, ROUNDS, Ending, Fault, Scene, nothing
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -119,3 +120,27 @@ def test_a_killed_broker_does_not_change_the_result(
     found = scene.run()
     require_same(found, undisturbed(seed), "broker")
     assert found.state == "completed", found.reason
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_random_faults_over_mutual_tls_do_not_change_the_result(mosquitto_program, tmp_path: Path, seed):
+    """Three faults each: SIGKILL or a stall of the server, a device or the broker, at random times of a run of ten rounds."""
+    rng = random.Random(seed)
+    faults = tuple(
+        Fault(
+            rng.choice(["server", "broker", *DEVICES]),
+            rng.uniform(0.5, 2.5),
+            rng.choice([0.0, 0.0, rng.uniform(0.5, 3.0)]),
+        )
+        for _ in range(3)
+    )
+    arguments = {"method": "fedavg", "rounds": 10, "secure": True}
+    expected = Scene(mosquitto_program, tmp_path / "undisturbed", seed, **arguments).run()
+    found = Scene(mosquitto_program, tmp_path / "disturbed", seed, faults=faults, **arguments).run()
+    assert sum(found.deaths.values()) >= 1, "no fault came in time"
+    assert (found.state, found.registered) == ("completed", "completed"), found.reason
+    assert found.shared == expected.shared
+    assert found.summary == expected.summary
+    assert found.rounds == list(range(1, 11))
+    assert max(Counter(found.counted).values()) <= found.attempts
