@@ -26,12 +26,13 @@ SLOW_MS = 20.0  # an answer that waits for delayed acknowledgements takes more t
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check: subject, what was found, what is needed, and whether it passed."""
+    """Result of one check: subject, what was found, what is needed, whether it passed, and whether devices require it."""
 
     what: str
     found: str
     needed: str
     ok: bool
+    required: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,8 @@ def _round_trip(probe: Probe, topic: str) -> CheckResult:
         probe.packet()
         times_ms.append((time.perf_counter() - begin) * 1000)
     median = statistics.median(times_ms)
-    return CheckResult(
-        "round trip", f"{median:.2f} ms", f"below {SLOW_MS:g} ms (set_tcp_nodelay true)", median < SLOW_MS
-    )
+    needed = f"below {SLOW_MS:g} ms in one network (set_tcp_nodelay true)"
+    return CheckResult("round trip", f"{median:.2f} ms", needed, median < SLOW_MS, required=False)
 
 
 def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> CheckResult:
@@ -151,7 +151,11 @@ def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> Ch
     """Two clients share a subscription; each message must reach exactly one of them."""
     sent = [str(number).encode() for number in range(SHARED)]
     received: list[bytes] = []
-    with probing(operator, deadline_s) as one, probing(device, deadline_s) as other:
+    with (
+        suppress(DeadlineError),  # a broker without shared subscriptions disconnects the client
+        probing(operator, deadline_s) as one,
+        probing(device, deadline_s) as other,
+    ):
         for probe in (other, one):
             probe.client.subscribe(f"$share/check/{topic}")
             probe.client.drain(deadline_s)
@@ -165,9 +169,8 @@ def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> Ch
                     received.append(replace(probe, deadline_s=SHARED_WAIT_S).packet().payload)
     ok = sorted(received) == sorted(sent)
     found = "shared" if ok else f"{len(received)} of {len(sent)} messages received"
-    return CheckResult(
-        "shared subscriptions", found, "each message reaches one subscriber (only for --workers)", ok
-    )
+    needed = "each message reaches one subscriber (only for --workers)"
+    return CheckResult("shared subscriptions", found, needed, ok, required=False)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import typer
 from broker.provision import cli as provision
 from edge_fl.cli import App, FormatOption, fleet_name
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl.errors import ConfigError, ConnectError, RunError
+from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import descriptors
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def up(
     from broker.find import find
     from broker.mosquitto import Mosquitto, replace_process
     from broker.provision.register_sync import RegisterSync
+    from broker.supervisor import Supervisor
 
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
@@ -109,14 +110,9 @@ def up(
         print_status(
             f"mosquitto {version} on {broker.endpoint} ({security}), fleet {fleet!r}; log {broker.log_path}; stop with Ctrl-C"
         )
-        sync = RegisterSync(broker, authority) if authority else None
+        supervisor = Supervisor(broker, RegisterSync(broker, authority) if authority else None, print_status)
         while not stopping.wait(WATCH_S):
-            if sync and sync.update():
-                print_status("access list reloaded")
-            if broker.has_ended():
-                raise ConnectError(
-                    f"mosquitto ended unexpectedly: {broker.log_tail()}; log {broker.log_path}"
-                )
+            supervisor.update(stopping)
     print_status("mosquitto stopped")
 
 
@@ -155,6 +151,12 @@ def check(
         Path,
         typer.Option(help="Folder of the CA; it certifies two temporary devices to check the access list."),
     ] = provision.DEFAULT_HOME,
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            "--identity", help="Folder with username and password; replaces --home, no access list."
+        ),
+    ] = None,
     deadline_s: Annotated[
         float, typer.Option("--deadline", min=0.1, help="Seconds to wait for each answer.")
     ] = 10.0,
@@ -165,18 +167,28 @@ def check(
 
     from broker import check as checks
     from broker.provision.full_check import full_check
+    from edge_fl.wire import identity as identities
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 
+    if identity and (insecure or identities.certificate_in(identity)):
+        raise ConfigError(
+            f"--identity {identity}: expected a folder with username and password, and no --insecure;"
+            " for certificates give --home, from which two temporary devices are certified"
+        )
     endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))
+    if identity:
+        endpoint = identities.endpoint(host, port or 0, identity)
     with _silent(logging.getLogger("edge_fl.wire")):
-        if insecure:
+        if insecure or identity:
             results = checks.check(*checks.temporary_parties(endpoint), fleet, deadline_s)
         else:
             results = full_check(home, endpoint, fleet, deadline_s)
-    columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok"}
+    columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok", "required": "required"}
     show_table([asdict(result) for result in results], columns, format)
     sys.stdout.flush()
-    if failed := [result.what for result in results if not result.ok]:
+    if identity:
+        print_status("not checked: which topics the broker allows to whom")
+    if failed := [result.what for result in results if result.required and not result.ok]:
         raise RunError(f"broker {endpoint}: {', '.join(failed)} failed; devices would not work with it")
 
 

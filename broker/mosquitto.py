@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from broker import child
 from broker.config import Settings, render, render_access
@@ -74,8 +74,9 @@ class Mosquitto:
             if self._any_port:
                 self.settings = replace(self.settings, port=free_port(self.settings.host))
             require_free(self.settings.host, self.settings.port)
+            write_files(self.settings, self.program)
             try:
-                self._start(deadline_s)
+                self.restart(deadline_s)
             except ConnectError:
                 if (
                     not self._any_port or attempt == FREE_PORT_ATTEMPTS - 1
@@ -90,13 +91,17 @@ class Mosquitto:
 
         Since version 2.1 clients stay connected; an older version is restarted, so all clients reconnect.
         """
+        write_files(settings, self.program, "the previous access list stays in force")
         self.settings = settings
         if self.program.version >= RELOADS:
-            write_files(settings, self.program)
             os.kill(self.pid, signal.SIGHUP)
         else:
             self.stop()
-            self._start(START_S)
+            self.restart()
+
+    def save(self) -> None:
+        """Save sessions and retained messages to disk now. Raises ConnectError if mosquitto is not running."""
+        os.kill(self.pid, signal.SIGUSR1)
 
     def stop(self, deadline_s: float = STOP_S) -> None:
         """Stop mosquitto, which saves its database; kill it after `deadline_s`."""
@@ -121,6 +126,14 @@ class Mosquitto:
         """Whether it ended without `stop`."""
         return self._process is None or self._process.poll() is not None
 
+    def end_reason(self) -> str:
+        """Exit status or signal of a mosquitto that ended, and the end of its log."""
+        code = self._process.returncode if self._process else None
+        if code is None:
+            return self.log_tail()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return f"{how}; {self.log_tail()}"
+
     def log_tail(self, lines: int = 3) -> str:
         """The last lines of the log, in one line."""
         with contextlib.suppress(OSError):
@@ -136,10 +149,10 @@ class Mosquitto:
     ) -> None:
         self.stop()
 
-    def _start(self, deadline_s: float) -> None:
-        write_files(self.settings, self.program)
+    def restart(self, deadline_s: float = START_S) -> None:
+        """Start with the files that are there, so after a crash also on a full disk. Raises ConnectError, DeadlineError."""
         command = [str(self.program.path), "-c", str(self.settings.config_path)]
-        with self.log_path.open("ab") as log:
+        with self._opened_log() as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
@@ -164,6 +177,14 @@ class Mosquitto:
                 )
             time.sleep(PAUSE_S)
 
+    def _opened_log(self) -> BinaryIO:
+        try:
+            return self.log_path.open("ab")
+        except OSError as error:
+            raise ConnectError(
+                f"{self.log_path}: {error.strerror}; expected a writable folder", "mosquitto was not started"
+            ) from error
+
     def _answers(self) -> bool:
         """Whether it accepts a connection and keeps it: with an invalid configuration mosquitto listens for a moment."""
         try:
@@ -175,8 +196,8 @@ class Mosquitto:
             return False
 
 
-def write_files(settings: Settings, program: Program) -> None:
-    """Write configuration and access list to the folder. Raises ConnectError on failure."""
+def write_files(settings: Settings, program: Program, consequence: str = "no broker was started") -> None:
+    """Write configuration and access list to the folder. Raises ConnectError, which ends in `consequence`."""
     try:
         settings.folder.mkdir(parents=True, exist_ok=True)
         atomic.write(settings.config_path, render(settings, program))
@@ -185,7 +206,7 @@ def write_files(settings: Settings, program: Program) -> None:
         atomic.write(settings.access_path, access, private=True)
     except OSError as error:
         raise ConnectError(
-            f"{settings.folder}: {error.strerror}; expected a writable folder", "no broker was started"
+            f"{settings.folder}: {error.strerror}; expected a writable folder", consequence
         ) from error
 
 
@@ -234,4 +255,5 @@ def _bound(host: str, port: int) -> socket.socket:
 def _put_aside(log: Path) -> None:
     """Keep the log of the previous run."""
     if log.exists():
-        os.replace(log, log.with_name(log.name + ".1"))
+        with contextlib.suppress(OSError):  # reported when files are written
+            os.replace(log, log.with_name(log.name + ".1"))

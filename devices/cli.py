@@ -100,16 +100,17 @@ def _run(config: DeviceConfig, children: Children) -> None:
     from devices.runtime.run_device import run_device
     from devices.runtime.runner import Runner
     from edge_fl.console.progress import Progress
+    from edge_fl.wire import identity
 
     log_warnings()
     broker = config.broker
-    if broker.identity:
+    if identity.certificate_in(broker.identity):
         connect, renewal = own_connector(
             broker.host, broker.port, Path(broker.identity), broker.fleet, print_status
         )
         tick: Callable[[], None] = renewal.tick
     else:
-        connect, tick = connector(broker.endpoint), lambda: None
+        connect, tick = connector(broker.endpoint, broker.fleet), lambda: None
     runner = Runner(notifier=Notifier())
     stop_on_signal(runner)
     with Progress() as progress:

@@ -85,7 +85,9 @@ def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, obje
     folder = broker.get("identity") if isinstance(broker, dict) else None
     if not folder or not isinstance(folder, str):
         return tree
-    name = identity.read(Path(folder)).device
+    if (certificate := identity.certificate_in(folder)) is None:
+        return tree
+    name = certificate.device
     if tree.get("id", name) != name:
         raise ConfigError(
             f"{where}: id = {tree['id']!r}, but the identity in {folder} is that of {name!r}; expected one name"

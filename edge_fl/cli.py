@@ -47,7 +47,7 @@ IdentityOption = Annotated[
     Path | None,
     typer.Option(
         "--identity",
-        help="Folder with this client's identity (edge-fl fleet enrol); enables TLS [plaintext].",
+        help="Folder with this client's certificate (edge-fl fleet enrol), or with username and password; enables TLS [plaintext].",
     ),
 ]
 

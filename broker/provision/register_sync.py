@@ -57,17 +57,19 @@ class RegisterSync:
         self._seen, self._ended = self._stamps(), self._revoked()
 
     def update(self) -> bool:
-        """Reload the broker if claims, workers or revocations changed; True if it was reloaded."""
+        """Reload the broker if claims, workers or revocations changed; True if it was reloaded.
+
+        Raises ConnectError, DeadlineError; the next call tries again.
+        """
         stamps = self._stamps()
         if stamps == self._seen:
             return False
-        self._seen = stamps
         settings, ended = with_register(self._broker.settings, self._authority), self._revoked()
-        if settings == self._broker.settings and ended == self._ended:
-            return False
-        self._ended = ended
-        self._broker.reload(settings)
-        return True
+        changed = settings != self._broker.settings or ended != self._ended
+        if changed:
+            self._broker.reload(settings)
+        self._seen, self._ended = stamps, ended
+        return changed
 
     def _stamps(self) -> tuple[int, ...]:
         files = (self._authority.register.path, self._authority.revoked_path)

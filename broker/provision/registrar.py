@@ -36,7 +36,10 @@ class Registrar:
         self._thread = threading.Thread(target=self._work, name="edge-fl-registrar", daemon=True)
 
     def __enter__(self) -> Self:
-        self._transport = MqttTransport(self._endpoint, "registrar", None, self._take, session_expiry_s=0)
+        # with a session: requests that arrive while the registrar reconnects wait at the broker
+        self._transport = MqttTransport(
+            self._endpoint, "registrar", None, self._take, session_expiry_s=ANSWER_EXPIRY_S
+        )
         self._thread.start()
         return self
 

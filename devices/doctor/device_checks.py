@@ -87,8 +87,7 @@ def clock(config: DeviceConfig) -> Iterator[CheckResult]:
         seen = datetime.fromisoformat(text).astimezone(UTC)
     behind = f", but {seen:%Y-%m-%d} was seen already" if now < seen else ""
     yield result("clock", now >= seen, f"{now:%Y-%m-%d %H:%M} UTC{behind}", SET_CLOCK)
-    if config.broker.identity:
-        who = identity.read(Path(config.broker.identity))
+    if who := identity.certificate_in(config.broker.identity):
         remedy = f"{SET_CLOCK}; if the clock is right: edge-fl fleet rotate {config.id}"
         if who.device != config.id:
             remedy = f"this identity is not that of {config.id}: enrol it"

@@ -73,7 +73,7 @@ def _tls(endpoint: Endpoint) -> CheckResult:
             socket.create_connection((endpoint.host, endpoint.port), WAIT_S) as plain,
             context.wrap_socket(plain, server_hostname=endpoint.host) as secure,
         ):
-            signed = f"{secure.version()}, the broker's certificate is signed by {endpoint.ca}"
+            signed = f"{secure.version()}, the broker's certificate is signed by {endpoint.ca or 'a CA of this system'}"
             return CheckResult("TLS", "ok", signed)
     except ssl.SSLCertVerificationError as error:
         remedy = "a wrong clock, another CA than the broker's, or another host name than in its certificate"
@@ -85,7 +85,8 @@ def _tls(endpoint: Endpoint) -> CheckResult:
 def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[CheckResult]:
     """Sign in as the device, subscribe to its topics, and publish harmless messages to its log and echo topics."""
     topics, received = Topics(config.broker.fleet), list[Event]()
-    client = MqttTransport(endpoint, config.id, None, received.append, session_expiry_s=0, clean_start=True)
+    client_id = endpoint.client_id(config.broker.fleet, config.id)
+    client = MqttTransport(endpoint, client_id, None, received.append, session_expiry_s=0, clean_start=True)
     try:
         client.wait_connected(WAIT_S)
         yield CheckResult("sign-in", "ok", f"as {config.id}")

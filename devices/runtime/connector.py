@@ -1,9 +1,8 @@
-"""Functions that connect devices to their broker: one with its identity, many simulated ones, or all without TLS."""
+"""Functions that connect devices to their broker: one with its certificate, many simulated ones, or all without certificates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from devices.runtime.certificates import Renewal, enrol
@@ -17,9 +16,13 @@ from edge_fl.wire.transport import Listener, Packet
 ENROL_S = 60.0
 
 
-def connector(endpoint: Endpoint) -> DeviceConnect:
-    """Connect all clients with the endpoint's certificate, if any."""
-    return partial(MqttTransport, endpoint)
+def connector(endpoint: Endpoint, fleet: str) -> DeviceConnect:
+    """Connect all clients with the endpoint's certificate or login, if any."""
+
+    def connect(name: str, will: Packet | None, deliver: Listener, /) -> MqttTransport:
+        return MqttTransport(endpoint, endpoint.client_id(fleet, name), will, deliver)
+
+    return connect
 
 
 def own_connector(
@@ -34,13 +37,13 @@ def own_connector(
     while device.role == "claim":
         endpoint = device.endpoint(host, port or TLS_PORT)
         try:
-            device = enrol(device, endpoint, fleet, connector(endpoint), ENROL_S)
+            device = enrol(device, endpoint, fleet, connector(endpoint, fleet), ENROL_S)
         except DeadlineError as error:
             notify(f"{error}; trying again")
         else:
             notify(f"{device.name}: enrolled, certificate valid until {device.expires:%Y-%m-%d}")
     renewal = Renewal(device, fleet)
-    return renewal.through(connector(device.endpoint(host, port or TLS_PORT))), renewal
+    return renewal.through(connector(device.endpoint(host, port or TLS_PORT), fleet)), renewal
 
 
 def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], DeviceConnect]:

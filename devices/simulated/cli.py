@@ -24,6 +24,7 @@ from devices.options import (
 )
 from edge_fl.cli import FormatOption
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
+from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
     from devices.runtime.device import Device
@@ -48,6 +49,12 @@ def up(
     beta: Annotated[
         float, typer.Option(help="Dirichlet concentration; smaller values make clients more different.")
     ] = 0.3,
+    split: Annotated[
+        str,
+        typer.Option(
+            help="A CSV file that assigns each sample to a client and a set, instead of drawing them."
+        ),
+    ] = "",
     fraction: Annotated[float, typer.Option(help="Fraction of the samples to use.")] = 1.0,
     seed: Annotated[
         int, typer.Option(min=0, help="Random seed for the data split and the selection of full devices.")
@@ -60,6 +67,12 @@ def up(
         typer.Option(
             "--identities",
             help="Folder with the devices' identities (edge-fl fleet enrol --baked); enables TLS [plaintext].",
+        ),
+    ] = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            "--identity", help="Folder with the username and password of all devices; replaces --identities."
         ),
     ] = None,
     folder: Annotated[
@@ -96,6 +109,7 @@ def up(
     from devices.simulated.live_table import LiveTable
     from devices.storage.store import Store
     from edge_fl.config import DataConfig, checked
+    from edge_fl.wire.identity import certificate_in
 
     head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
@@ -107,14 +121,22 @@ def up(
         "partition": partition,
         "beta": beta,
         "fraction": fraction,
+        "split": split,
     }
     data = checked(tree, DataConfig, "fleet up")
-    broker = checked(connection(host, port, fleet, identities), DeviceBroker, "fleet up")
-    endpoint = broker.address
+    broker = checked(connection(host, port, fleet, identities or identity), DeviceBroker, "fleet up")
     if identities:
+        if identity:
+            raise ConfigError("--identity and --identities: expected one of them")
+        endpoint = broker.address
         ids, connect = fleet_connector(broker.host, endpoint.port, identities, head_only + trains)
+    elif certificate := certificate_in(identity):
+        raise ConfigError(
+            f"--identity {identity}: a certificate for {certificate.name!r} alone; expected a folder with username and"
+            " password, or --identities with a certificate per device"
+        )
     else:
-        ids, connect = (), connector(endpoint)
+        ids, connect = (), connector(endpoint := broker.endpoint, broker.fleet)
     config = FleetConfig(
         data,
         trains,

@@ -1,4 +1,4 @@
-"""A client's identity: a folder with a CA certificate, a client certificate and its key, or with a one-time claim.
+"""A client's identity: a folder with a CA certificate, a client certificate and its key, or with a one-time claim, or with a login.
 
     ca.crt        the CA that signs every certificate of the fleet, the broker's included (PEM)
     client.crt    the certificate; its common name is the user name, the client id and, on a device, the device id
@@ -7,6 +7,9 @@
 
 The folder has mode 0700. `edge-fl fleet enrol` creates such folders; a device with a claim generates its own key and replaces the claim by
 the certificate that it gets for it.
+
+For a broker with user names and passwords the folder contains a login (edge_fl/wire/login.py) instead of or in addition to certificate and
+key. Without a certificate `ca.crt` is optional: the CA of the broker's certificate, if that is not one of the system's.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files import atomic
+from edge_fl.wire import login
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl.wire.topics import NAME, Role, role_of
 
@@ -85,7 +89,17 @@ class Identity:
     def endpoint(self, host: str, port: int = TLS_PORT) -> Endpoint:
         """The broker as an endpoint with this identity."""
         ca, cert, key = (self.folder / file for file in (CA_FILE, CERT_FILE, KEY_FILE))
-        return Endpoint(host, port, ca, cert, key)
+        return Endpoint(host, port, ca, cert, key, self.folder if login.exists(self.folder) else None)
+
+
+def certificate_in(folder: Path | str | None) -> Identity | None:
+    """The certificate's identity in a folder; None without a folder, or if it contains only a login. Raises ConfigError."""
+    if not folder:
+        return None
+    folder = Path(folder)
+    if login.exists(folder) and not (folder / CERT_FILE).exists():
+        return None
+    return read(folder)
 
 
 def read(folder: Path) -> Identity:
@@ -129,9 +143,13 @@ def endpoint(host: str, port: int = 0, folder: Path | str | None = None) -> Endp
 
     TLS with the identity in `folder`, plaintext without one; port 0 is the default port. Raises ConfigError.
     """
-    if folder:
-        return read(Path(folder)).endpoint(host, port or TLS_PORT)
-    return Endpoint(host, port or PORT)
+    if not folder:
+        return Endpoint(host, port or PORT)
+    if certificate := certificate_in(folder):
+        return certificate.endpoint(host, port or TLS_PORT)
+    login.read(folder := Path(folder))
+    ca = folder / CA_FILE
+    return Endpoint(host, port or TLS_PORT, ca if ca.exists() else None, login=folder)
 
 
 def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | None = None) -> Identity:
@@ -304,7 +322,7 @@ def _mode(path: Path) -> int:
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"{path}: {error.strerror}; expected an identity ({CA_FILE}, {CERT_FILE}, {KEY_FILE}) as created by"
-        " 'edge-fl fleet enrol'"
+        " 'edge-fl fleet enrol', or the files username and password of a broker's account"
     )
 
 

@@ -28,7 +28,7 @@ def denied(folder: Path | str) -> Path | None:
 
 def connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:
     """A function that connects clients to one broker. Raises ConfigError for an unusable identity."""
-    if folder and (own := identity.read(Path(folder))).role not in SERVER_ROLES:
+    if (own := identity.certificate_in(folder)) and own.role not in SERVER_ROLES:
         raise ConfigError(
             f"{folder}: the identity of {own.name!r} ({own.role}), expected that of the server or the operator, which may read the"
             " whole fleet (runs/identities/operator)"

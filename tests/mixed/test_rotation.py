@@ -69,7 +69,7 @@ class Closed:
         """Everybody by a certificate of their own."""
         if client_id not in IDS:
             return connector("127.0.0.1", self.port, self.folder("server"))(client_id, *arguments, **options)
-        way = device_connector(identity.read(self.folder(client_id)).endpoint("127.0.0.1", self.port))
+        way = device_connector(identity.read(self.folder(client_id)).endpoint("127.0.0.1", self.port), "main")
         return (self.renewal.through(way) if client_id == "d1" else way)(client_id, *arguments)
 
     def end_the_old(self) -> None:

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 from paho.mqtt.client import MQTT_CLEAN_START_FIRST_ONLY
 from paho.mqtt.client import Client as PahoClient
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from edge_fl.errors import ConfigError
 from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.login import read as read_login
 from edge_fl.wire.mqtt.tls import earliest, kept_fresh, secure
 from edge_fl.wire.transport import Packet, TransportLimits
 
@@ -42,7 +44,6 @@ class BrokerLimits:
 
     max_packet_bytes: int = MAX_PACKET_BYTES
     receive_maximum: int = RECEIVE_MAXIMUM
-    retain: bool = True
 
 
 class MqttClient(PahoClient):
@@ -50,6 +51,14 @@ class MqttClient(PahoClient):
 
     tls: Callable[[], ssl.SSLContext | None]
     since: datetime | None = None
+    login: Path | None = None
+
+    def reconnect(self) -> MQTTErrorCode:
+        """Connect with the current user name and password. Raises OSError, ConfigError."""
+        if self.login:
+            current = read_login(self.login)
+            self.username_pw_set(current.username, current.password)
+        return super().reconnect()
 
     def _create_socket(self) -> socket.socket:
         sock = socket.create_connection((self.host, self.port), self.connect_timeout)
@@ -82,6 +91,7 @@ def make_client(
         client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
     client.tls = kept_fresh(endpoint)
     client.since = earliest(endpoint)
+    client.login = endpoint.login
     properties = _connect_properties(session_expiry_s, limits.receive_maximum, limits.max_packet_bytes)
     clean = MQTT_CLEAN_START_FIRST_ONLY if clean_start else False
     try:
@@ -98,7 +108,6 @@ def broker_limits(properties: Properties | None) -> BrokerLimits:
     return BrokerLimits(
         max_packet_bytes=getattr(properties, "MaximumPacketSize", MAX_PACKET_BYTES),
         receive_maximum=getattr(properties, "ReceiveMaximum", RECEIVE_MAXIMUM),
-        retain=bool(getattr(properties, "RetainAvailable", 1)),
     )
 
 

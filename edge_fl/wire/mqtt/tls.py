@@ -73,8 +73,10 @@ def secure(sock: socket.socket, context: ssl.SSLContext, host: str, since: datet
 def explain(error: BaseException) -> str:
     """Explain a failed connection; quotes the clock for errors about dates."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in (NOT_YET_VALID, EXPIRED):
-        return f"{text} ({clock()})"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in (NOT_YET_VALID, EXPIRED):
+            return f"{text} ({clock()})"
+        return f"{text} (expected a certificate for this host, signed by the CA in ca.crt; without that file, by a CA of this system)"
     return str(text)
 
 

@@ -49,6 +49,9 @@ NONE_DENIED: dict[str, str] = {}  # shared by all clients without denied topics
 CLOSE_S = 2.0
 # Rejections that a retry does not change: protocol version, client id, user or password, not authorised, banned, method.
 FINAL_REASONS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
+# Features that the broker lacks: retained messages, QoS 1, shared subscriptions, wildcards.
+UNSUPPORTED_REASONS = frozenset({0x9A, 0x9B, 0x9E, 0xA2})
+LOGIN_REASONS = frozenset({0x86, 0x87})
 
 
 class MqttTransport(Transport):
@@ -83,7 +86,7 @@ class MqttTransport(Transport):
         self._outgoing = Outgoing(limits.max_queued_bytes, self._changed)
         self._max_packet_bytes = limits.max_packet_bytes
         self._window = limits.max_inflight
-        self._sending = self._closed = self._ended = False
+        self._sending = self._closed = self._ended = self._awaited = False
 
         self._spread_s = 0.0
         self._state, self._attempts = State.WAITING, 0
@@ -134,7 +137,13 @@ class MqttTransport(Transport):
 
     def wait_connected(self, deadline_s: float) -> None:
         with self._changed:
+            self._awaited = True
             self._changed.wait_for(lambda: self._state in (State.ONLINE, State.ENDED), deadline_s)
+            self._awaited = False
+        if self._rejected:
+            raise ConnectError(
+                f"broker {self.endpoint} does not accept {self.client_id!r}: {self._failure}", "not connected"
+            )
         if self._state is not State.ONLINE:
             raise ConnectError(
                 f"no MQTT broker at {self.endpoint} accepts {self.client_id!r}: {self._failure} (tried for {deadline_s:g} s);"
@@ -199,7 +208,7 @@ class MqttTransport(Transport):
     ) -> None:
         if reason.is_failure:
             self._rejected = reason.value in FINAL_REASONS
-            self._lose(f"rejected: {reason}")  # paho closes the socket
+            self._lose(f"rejected: {reason}{self._login_hint(reason)}")  # paho closes the socket
             return
         self.broker_limits = allowed = broker_limits(properties)
         self._max_packet_bytes = min(self._limits.max_packet_bytes, allowed.max_packet_bytes)
@@ -212,13 +221,21 @@ class MqttTransport(Transport):
         self._emit(Connected(flags.session_present))
         self._send_soon()
 
+    def _login_hint(self, reason: ReasonCode) -> str:
+        if reason.value not in LOGIN_REASONS or self.endpoint.cert:
+            return ""
+        if self.endpoint.login:
+            return f" (username and password are in {self.endpoint.login})"
+        return " (neither a certificate nor a user name was sent: expected an identity)"
+
     def _on_disconnect(
         self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, properties: ReceivedProperties
     ) -> None:
         if flags.is_disconnect_packet_from_server:
+            self._rejected = reason.value in UNSUPPORTED_REASONS
             self._lose(str(reason))
         elif (
-            self._state is State.HANDSHAKE and self.endpoint.ca
+            self._state is State.HANDSHAKE and self.endpoint.uses_tls
         ):  # TLS 1.3 reports a rejected certificate only now
             self._lose(tls.explain_rejection(self.endpoint))
         else:
@@ -236,7 +253,8 @@ class MqttTransport(Transport):
         if self._closed:
             self._set_state(State.ENDED, ended=True)
         elif self._rejected:
-            log.error("%s: %s by %s; not trying again", self.client_id, self._failure, self.endpoint)
+            if not self._awaited:  # else `wait_connected` reports it
+                log.error("%s: %s: %s; not trying again", self.client_id, self.endpoint, self._failure)
             self._set_state(State.ENDED)
             self._emit(Disconnected(self._failure, final=True))
         else:

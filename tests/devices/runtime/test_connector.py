@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
 
 import pytest
 
+from broker.mosquitto import Mosquitto
 from broker.provision.authority import Authority
 from devices import config
-from devices.runtime.connector import fleet_connector
+from devices.runtime.connector import connector, fleet_connector
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Connected, Disconnected, Packet, Transport
+from tests.edge_fl.wire.conftest import Recorder
 
 
 @pytest.fixture
@@ -51,3 +58,52 @@ def test_a_missing_identity_is_one_line_and_bad_input(
     ):
         assert main(command) == 4
         assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.broker
+def test_devices_of_two_fleets_may_have_one_name_on_one_broker(mosquitto: Mosquitto) -> None:
+    """Session, queued messages and will are each device's own."""
+    name, heard = "sim-001", {fleet: Recorder() for fleet in ("one", "two")}
+    wills = {fleet: Packet(Topics(fleet).state(name), fleet.encode()) for fleet in heard}
+    watcher_heard = Recorder()
+    watcher = MqttTransport(mosquitto.endpoint, "will-watcher", None, watcher_heard, session_expiry_s=0)
+    for will in wills.values():
+        watcher.subscribe(will.topic)
+    watcher.drain(10)
+
+    def join(fleet: str) -> Transport:
+        device = connector(mosquitto.endpoint, fleet)(name, wills[fleet], heard[fleet])
+        device.wait_connected(10)
+        return device
+
+    one, two = join("one"), join("two")
+    assert not heard["one"].next(Connected).session_present
+    one.subscribe(Topics("one").down(name))
+    one.drain(10)
+    two.publish(Packet(Topics("two").log(name), b""))
+    two.drain(10)
+    with pytest.raises(queue.Empty):
+        heard["one"].next(Disconnected, 0.5)
+    one.close(clean=False)
+    assert watcher_heard.next(Packet).payload == b"one"
+    two.publish(Packet(Topics("one").command(name), b"queued"))
+    two.drain(10)
+    again = join("one")
+    assert heard["one"].next(Connected).session_present
+    assert heard["one"].next(Packet).payload == b"queued"
+    for client in (again, two, watcher):
+        client.close()
+
+
+def test_a_certificate_names_the_client(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("ca", "cert", "key")]
+    assert Endpoint("broker.example", 8883, *files).client_id("mill", "pi-1") == "pi-1"
+    assert Endpoint("broker.example").client_id("mill", "pi-1") == "mill_pi-1"
+
+
+def test_one_certificate_is_not_for_a_fleet(
+    authority: Authority, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority.bake({"pi-1": tmp_path / "pi-1"})
+    assert main(["fleet", "up", "--head", "1", "--identity", str(tmp_path / "pi-1")]) == 4
+    assert "a certificate for 'pi-1' alone" in capsys.readouterr().err

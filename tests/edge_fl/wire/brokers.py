@@ -1,12 +1,20 @@
-"""Brokers that no mosquitto can play: a server on loopback that treats every connection in its own way."""
+"""Other brokers than our own mosquitto: one with passwords, and a server that treats every connection in its own way."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import os
 import socket
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
+from broker.find import Program
+from broker.mosquitto import free_port
 from edge_fl.wire.mqtt.transport import Endpoint
 from edge_fl.wire.transport import TransportLimits
 
@@ -33,3 +41,44 @@ def broker_that(answers: Callable[[socket.socket], object]) -> Iterator[Endpoint
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         thread.join(5)
+
+
+@contextlib.contextmanager
+def password_broker(
+    folder: Path, program: Program, certificate: tuple[Path, Path, Path], users: Mapping[str, str]
+) -> Iterator[int]:
+    """A mosquitto with TLS and passwords instead of client certificates, as managed brokers have them -> its port."""
+    port, (_, cert, key) = free_port("127.0.0.1"), certificate
+    lines = [
+        f"listener {port} 127.0.0.1",
+        f"certfile {cert}",
+        f"keyfile {key}",
+        "allow_anonymous false",
+        f"password_file {folder / 'passwords'}",
+        *(["user root"] if os.geteuid() == 0 else []),
+    ]
+    (folder / "mosquitto.conf").write_text("\n".join(lines) + "\n")
+    (folder / "passwords").write_text("".join(f"{user}:{_hashed(word)}\n" for user, word in users.items()))
+    (folder / "passwords").chmod(0o600)
+    command = [str(program.path), "-c", str(folder / "mosquitto.conf")]
+    environment = {**os.environ, **program.environment}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        until = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None and time.monotonic() < until, (folder / "log").read_text()
+            time.sleep(0.02)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _hashed(password: str) -> str:
+    """mosquitto_passwd's format: PBKDF2 with SHA-512."""
+    salt = os.urandom(12)
+    key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101, 64)
+    return f"$7$101${base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}"

@@ -37,7 +37,7 @@ def test_a_refusal_is_final(recorder: MakeRecorder, reason: int) -> None:
         event = heard.next(Disconnected)
         assert event.final
         assert event.reason.startswith("rejected: ")
-        with pytest.raises(ConnectError, match=r"accepts 'stranger': rejected: "):
+        with pytest.raises(ConnectError, match=r"does not accept 'stranger': rejected: "):
             client.wait_connected(5)
         time.sleep(0.5)  # three times the longest pause
         assert len(attempts) == 1
