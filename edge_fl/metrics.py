@@ -1,8 +1,9 @@
 """Names of metrics, and summaries over the fleet of one value per client.
 
 `global.test_acc`: the shared model on each client's test set; `personal.test_acc.before` and `.after`: the client's own model before and
-after personalisation; `local_only.test_acc`: a model trained on one client's data only; `unseen.test_acc`: the shared model on clients that
-never trained. A method's own numbers begin with its name (`fedcrl.tau_mix`; `Method.measure`).
+after final personalisation, `.post_local`: after its local update and before aggregation; `local_only.test_acc`: a model trained on one
+client's data only; `unseen.test_acc`: the shared model on clients that never trained. A method's own numbers begin with its name
+(`fedcrl.tau_mix`; `Method.measure`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ GLOBAL_TEST = "global.test_acc"
 GLOBAL_VALIDATION = "global.validation_acc"
 PERSONAL_BEFORE = "personal.test_acc.before"
 PERSONAL_AFTER = "personal.test_acc.after"
+PERSONAL_LOCAL = "personal.test_acc.post_local"
+PERSONAL_VALIDATION_LOCAL = "personal.validation_acc.post_local"
+LOCAL = (PERSONAL_LOCAL, PERSONAL_VALIDATION_LOCAL)
 PERSONAL_VALIDATION_BEFORE = "personal.validation_acc.before"
 PERSONAL_VALIDATION_AFTER = "personal.validation_acc.after"
 LOCAL_ONLY = "local_only.test_acc"
 UNSEEN_TEST = "unseen.test_acc"
+UNSEEN_AFTER = "unseen.test_acc.after"
 TEST_SAMPLES = "test_samples"
 VALIDATION_SAMPLES = "validation_samples"
 TEST_LOST = "test_samples.lost"

@@ -62,6 +62,28 @@ def _levelled(owned: list[Indices], minimum: int) -> list[Indices]:
     return owned
 
 
+def dirichlet_clients(labels: Labels, clients: int, beta: float, seed: int) -> list[Indices]:
+    """Draw each client's class shares from Dir(beta * 1_C), in equal numbers of samples (docs/methods.md G18, FedCRC section IV-A).
+
+    The clients take single samples in random order; of a class without samples left, a client takes another by its shares.
+    """
+    _require(beta > 0, f"beta {beta}, expected a number above 0")
+    _require_enough(len(labels), clients)
+    rng = generator(seed, "partition")
+    classes, left = np.unique(labels, return_counts=True)
+    pools = [rng.permutation(np.flatnonzero(labels == label)) for label in classes]
+    shares = rng.dirichlet(np.full(len(classes), beta), size=clients) + 1e-12  # a tiny beta underflows
+    owned: list[list[int]] = [[] for _ in range(clients)]
+    for client, drawn in zip(
+        rng.permutation(np.arange(len(labels)) % clients), rng.random(len(labels)), strict=True
+    ):
+        limits = np.cumsum(shares[client] * (left > 0))
+        chosen = np.searchsorted(limits, drawn * limits[-1], side="right")
+        left[chosen] -= 1
+        owned[client].append(pools[chosen][left[chosen]])
+    return [np.sort(np.array(indices, np.int64)) for indices in owned]
+
+
 def pathological(labels: Labels, clients: int, classes_per_client: int, seed: int) -> list[Indices]:
     """Assign exactly `classes_per_client` classes to every client, in equal shares of each class (docs/methods.md G18, `pat(k)`).
 

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from edge_fl.learn.augment import AUGMENTATIONS
 from edge_fl.learn.network.part import Part
 from edge_fl.learn.random import fold, key_of
 from edge_fl.learn.tree import Params
 from edge_fl.seeds import generator, seed_for
 
 EVALUATION_BATCH = 64
+VIEW = 97  # distinguishes the draws of `augment` from a method's own
 SHORTEST_NORM_BATCH = 4  # docs/methods.md G9: two or three samples spoil BatchNorm's statistics
 
 
@@ -55,7 +57,8 @@ class Batch:
 class Batches:
     """x uint8 [N, C, H, W] or float32 features [N, d]; y int64 [N]; `run`, `round` and `client` seed every draw.
 
-    `stragglers`: the probability that the client runs only some of the epochs in a round.
+    `stragglers`: the probability that the client runs only some of the epochs in a round. `augment`: the augmentation of training images,
+    by name; features are never augmented.
     """
 
     x: Tensor
@@ -66,6 +69,7 @@ class Batches:
     round: int = 0
     client: str = ""
     stragglers: float = 0.0
+    augment: str = "none"
 
     @classmethod
     def of(cls, x: np.ndarray | Tensor, y: np.ndarray | Tensor, **settings: object) -> Batches:
@@ -88,7 +92,12 @@ class Batches:
             index = torch.from_numpy(np.concatenate(rows)).to(self.y.device)
             sizes = [len(batch) for batch in rows]
             for x, y in zip(take(self.x, index).split(sizes), take(self.y, index).split(sizes), strict=True):
-                yield Batch(pixels(x), y, key, next(step))
+                yield self._augmented(Batch(pixels(x), y, key, next(step)))
+
+    def _augmented(self, batch: Batch) -> Batch:
+        if self.augment == "none" or batch.x.dim() != 4:
+            return batch
+        return replace(batch, x=AUGMENTATIONS[self.augment](batch.x, fold(batch.key, VIEW)))
 
     def noise_seed(self, stage: str) -> int:
         """The seed of a stage's keys."""
@@ -122,6 +131,13 @@ class Batches:
     def with_stragglers(self, probability: float) -> Batches:
         """The same samples on a client that with `probability` runs only 1 to E epochs (FedProx)."""
         return replace(self, stragglers=probability)
+
+    def in_at_least(self, batches: int, epochs: int, *, norm: bool = False) -> Batches:
+        """The same samples in smaller batches if `epochs` have fewer than `batches`, as far as there are enough samples."""
+        if epochs * -(-len(self) // self.batch_size) >= batches:
+            return self
+        smallest = SHORTEST_NORM_BATCH if norm else 1
+        return replace(self, batch_size=min(self.batch_size, max(len(self) // batches, smallest)))
 
     def _epochs_in_time(self, stage: str, epochs: int) -> int:
         if not (self.stragglers and epochs):

@@ -59,7 +59,8 @@ class Stacked(Batches):
             for step, (x, y, mask, active) in enumerate(columns):
                 mask = None if plan.full[step] else mask
                 active = None if plan.all_on[step] else active
-                yield Batch(self._pixels(x), y, key, start + step, mask, active, vectorised=True)
+                batch = Batch(self._pixels(x), y, key, start + step, mask, active, vectorised=True)
+                yield self._augmented(batch)
 
     def copy(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
@@ -76,6 +77,10 @@ class Stacked(Batches):
 
     def with_stragglers(self, probability: float) -> Batches:
         return replace(self, members=tuple(member.with_stragglers(probability) for member in self.members))
+
+    def in_at_least(self, batches: int, epochs: int, *, norm: bool = False) -> Batches:
+        members = tuple(member.in_at_least(batches, epochs, norm=norm) for member in self.members)
+        return replace(self, members=members)
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
         parts = [fn(self._pixels(chunk)) for chunk in self.x.split(EVALUATION_BATCH)]

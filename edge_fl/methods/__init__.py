@@ -6,8 +6,11 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
 
+import torch
+
 from edge_fl.config import MethodSpec
 from edge_fl.errors import MethodError, nearest
+from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.methods.contract import hyper, steps, update_codec
@@ -103,18 +106,44 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
         return inner
     if not {"extractor", "head"} <= steps.broadcast(inner, steps.start(inner), "").keys():
         raise MethodError(f"method {name!r}: fine-tuning needs a shared extractor and a shared head")
+    if not _predicts_with_received_head(inner):
+        raise MethodError(
+            f"method {name!r}: its clients predict with a model of their own, which fine-tuning would not change"
+        )
     return FineTuned(
         inner.net, epochs, optimiser, inner=inner, **{k: v for k, v in options.items() if k in tuning}
     )
+
+
+def _predicts_with_received_head(method: Method) -> bool:
+    """Whether another received head changes the prediction of a client that has trained."""
+    trained = {
+        name: dict.fromkeys(spec.start, torch.tensor(1.0))
+        for name, spec in method.parts.items()
+        if spec.start
+    }
+    down, own = steps.broadcast(method, steps.start(method), ""), {**steps.start_own(method, ""), **trained}
+    other = {**down, "head": tree.map(lambda t: t + torch.arange(t.numel()).reshape(t.shape), down["head"])}
+    x = torch.ones(1, *method.net.input.shape)
+    return not torch.equal(*(steps.predict(method, parts, own, x) for parts in (down, other)))
 
 
 def build_method(spec: MethodSpec) -> Method:
     """Build a method from its spec, on server and devices: equal specs give equal initial values. Raises MethodError."""
     config = spec.method
     net = build_net(spec.model, spec.input, len(spec.classes), spec.seed)
+    net = net.with_projector() if config.projector else net
     method = build(
         config.name, net, epochs=config.epochs, optimiser=optimiser(config.optimiser), **config.options
     )
-    method = replace(method, compression=spec.compression, privacy=spec.privacy)
+    method = replace(
+        method,
+        compression=spec.compression,
+        privacy=spec.privacy,
+        augmentation=config.augment,
+        norm_policy=config.batch_norm,
+        total_rounds=spec.rounds,
+        evaluate_every=spec.evaluate_every,
+    )
     update_codec.require_possible(method)
     return method

@@ -51,5 +51,8 @@ class Ditto(Method):
         w = fit(self.loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
         return w, tree.prefixed(PERSONAL, v)
 
+    def before_training(self, down: Parts, own: Parts) -> Parts:
+        return {**own, **tree.prefixed(PERSONAL, down)}
+
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.classify(tree.unprefixed(PERSONAL, parts), x)

@@ -12,26 +12,27 @@ heads are combined for prediction; the server averages with equal weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, supcon, unit
-from edge_fl.learn.network.part import Net, linear_head, personal, shared
+from edge_fl.learn.network.part import linear_head, personal, projector, shared
 from edge_fl.learn.tree import Parts, buffers, merge
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
 
-
-def _projector(net: Net, method: DualFed) -> nn.Module:
-    """Features [N, d] -> [N, d]: Linear to d/2, ReLU, BatchNorm, Linear back to d, BatchNorm."""
-    dim, half = net.feature_dim, max(net.feature_dim // 2, 1)
-    first = [nn.Linear(dim, half), nn.ReLU(), nn.BatchNorm1d(half)]
-    return nn.Sequential(*first, nn.Linear(half, dim), nn.BatchNorm1d(dim))
+PERSONAL_PARTS = (
+    "projector+head",
+    "projector+head+global_head",
+    "head",
+    "none",
+    "extractor+projector+head+global_head",
+)
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,23 @@ class DualFed(Method):
     """Shared extractor and global head; personal projector and head. Equal client weights."""
 
     contrast: float = hyper(
-        2.0, "λ of the contrastive loss; 0: none; PACS 40", low=0, source="Office-Home [C]"
+        0.5, "λ of the contrastive loss; 0: none", low=0, source="[D]; PACS 40, Office-Home 2 [C]"
     )
-    temperature: float = hyper(0.2, "τ of the contrastive loss", low=1e-3, source="PACS [C]")
+    temperature: float = hyper(
+        0.5, "τ of the contrastive loss", low=1e-3, source="[D]; PACS 0.2, Office-Home 0.05 [C]"
+    )
     ensemble: str = hyper(
         "prob", "how both heads are combined, Eq. 5 [P]", choices=("prob", "logit", "personal")
     )
     training: str = hyper(
         "stages", "two stages, or all at once (Table 4)", choices=("stages", "simultaneous"), source="[P]"
+    )
+    personal_parts: str = hyper("projector+head", "Table 7", choices=PERSONAL_PARTS, source="[P]")
+    global_input: str = hyper(
+        "extractor",
+        "input of the global head; projector: DualFed-P, and with a shared projector DualFed-G (Table 6)",
+        choices=("extractor", "projector"),
+        source="[P]",
     )
     frozen_bn: str = hyper("eval", "BatchNorm in stage 2; train [C]", choices=("eval", "train"), source="[D]")
 
@@ -59,7 +69,7 @@ class DualFed(Method):
     parts: ClassVar = {
         "extractor": shared(),
         "global_head": shared(linear_head, like="head"),
-        "projector": personal(_projector, salted=True),
+        "projector": personal(projector),
         "head": personal(),
     }
     head_tier: ClassVar = HeadTier(
@@ -67,8 +77,20 @@ class DualFed(Method):
     )
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.01, momentum=0.5)
     deviations: ClassVar = (
-        "probabilities are summed (official code: logits); frozen parts run in inference behaviour"
+        "probabilities are summed (official code: logits); frozen parts run in inference behaviour (code: BatchNorm moves in stage 2);"
+        " λ and τ are for small networks (PACS 40 and 0.2, Office-Home 2 and 0.05)"
     )
+
+    def __post_init__(self) -> None:
+        own = self.personal_parts.split("+")
+        if self.personal_parts != "projector+head" or self.global_input != "extractor":  # in simulation only
+            parts = {name: replace(spec, travels=name not in own) for name, spec in type(self).parts.items()}
+            object.__setattr__(self, "parts", parts)
+            object.__setattr__(self, "head_tier", HeadTier("none"))
+            object.__setattr__(self, "exports", () if "extractor" in own else ("extractor",))
+            needed = {"global_head"} | ({"projector"} if self.global_input == "projector" else set())
+            object.__setattr__(self, "has_global", not needed & {*own})
+        super().__post_init__()
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, w, together = self.net, {**down, **own}, self.training == "simultaneous"
@@ -78,15 +100,17 @@ class DualFed(Method):
             u = net.projector(w["projector"], z)
             contrast = self.contrast * supcon(unit(u), batch.y, self.temperature, batch.mask)
             heads = [net.head(w["head"], u)]
-            heads += [net.global_head(w["global_head"], z)] if "global_head" in w else []
+            if "global_head" in w:
+                heads.append(net.global_head(w["global_head"], u if self.global_input == "projector" else z))
             return sum((cross_entropy(logits, batch.y, batch.mask) for logits in heads), contrast)
 
         def stage_2(w2: Parts, batch: Batch) -> Tensor:  # Eq. 9
             extractor = net.extractor if w2["extractor"] else net.extractor.frozen
             z = extractor({**w["extractor"], **w2["extractor"]}, batch.x)
+            z = self._global_input(w, z)
             return cross_entropy(net.global_head(w2["global_head"], z), batch.y, batch.mask)
 
-        trained = w if together else {name: w[name] for name in ("extractor", *own)}
+        trained = w if together else {name: w[name] for name in ("extractor", "projector", "head")}
         w |= fit(stage_1, trained, data, stage="s1", epochs=self.epochs, optimiser=self.optimiser)
         if not together:
             statistics = buffers(w["extractor"]) if self.frozen_bn == "train" else {}
@@ -99,5 +123,16 @@ class DualFed(Method):
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         z = self.features(parts, x)
         p = self.net.head.frozen(parts["head"], self.net.projector.frozen(parts["projector"], z))
-        g = self.net.global_head.frozen(parts["global_head"], z)
+        g = self.net.global_head.frozen(parts["global_head"], self._global_input(parts, z))
         return {"prob": p.softmax(1) + g.softmax(1), "logit": p + g, "personal": p}[self.ensemble]  # Eq. 5
+
+    def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
+        if not self.has_global:
+            return None
+        return self.net.global_head.frozen(
+            shared["global_head"], self._global_input(shared, self.features(shared, x))
+        )
+
+    def _global_input(self, parts: Parts, z: Tensor) -> Tensor:
+        """What the global head sees for features z."""
+        return self.net.projector.frozen(parts["projector"], z) if self.global_input == "projector" else z

@@ -30,12 +30,24 @@ from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MOD
 
 @dataclass(frozen=True)
 class FedAMP(Method):
-    """Personal model w_i, which is sent; the server's memory `mixed` holds the mixture u_i of every client."""
+    """Personal model w_i, which is sent; the server's memory `mixed` holds the mixture u_i of every client.
 
-    lam: float = hyper(1.0, "λ, the pull towards u_i is λ/α; 0 is Local", low=0, source="[R]")
-    alpha: float = hyper(1e4, "α_k", low=1e-12, source="[R]; 1 in PFLlib")
+    Unless `distances` is "absolute", α and σ of Eq. 4 count in units of the median squared distance of the round's models.
+    """
+
+    lam: float = hyper(0.02, "λ, the pull towards u_i is λ/α; 0 is Local", low=0, source="[D]; 1 [R]")
+    alpha: float = hyper(0.1, "α_k; absolute 1e4 [R], 1 in PFLlib", low=1e-12, source="[D]")
     sigma: float = hyper(
-        1e6, "σ, squared distance at which attention fades", low=1e-12, source="[R]; 1 in PFLlib"
+        1.0,
+        "σ, squared distance at which attention fades; absolute 1e6 [R], 1 in PFLlib",
+        low=1e-12,
+        source="[D]",
+    )
+    distances: str = hyper(
+        "relative",
+        "unit of α and σ in Eq. 4: the median of the models' distances, or 1",
+        choices=("relative", "absolute"),
+        source="[D]",
     )
     variant: str = hyper(
         "fedamp", "attention by distance, or by cosine", choices=("fedamp", "heur"), source="[P]"
@@ -50,7 +62,10 @@ class FedAMP(Method):
     sends: ClassVar = ("extractor", "head")
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")
-    deviations: ClassVar = "attention to others that adds up to more than 1 is scaled to 1"
+    deviations: ClassVar = (
+        "α and σ of Eq. 4 count in units of the median squared distance of the round's models;"
+        " attention to others that adds up to more than 1 is scaled to 1"
+    )
 
     def init_shared(self) -> Parts:
         return {**super().init_shared(), "mixed": {}}
@@ -73,10 +88,11 @@ class FedAMP(Method):
         sent = {update.client: update.parts for update in updates}
         models = list(sent.values())
         flat = vectors(models)
+        median = median_distance(flat) if self.distances == "relative" else 1.0
         if self.variant == "heur":
             weights = attention_by_cosine(flat, self.own_weight, self.scale)
         else:
-            weights = attention_by_distance(flat, self.alpha, self.sigma)
+            weights = attention_by_distance(flat, self.alpha * median, self.sigma * median)
         mixed = dict(shared["mixed"])
         for client, model in zip(sent, mixtures(models, weights), strict=True):
             mixed |= {
@@ -88,8 +104,16 @@ class FedAMP(Method):
         return self.classify(tree.unprefixed(PERSONAL, parts), x)
 
 
+def median_distance(models: Tensor) -> float:
+    """Median of the squared distances between models [n, D]; 0 for fewer than two, or equal ones."""
+    pairs = torch.pdist(models)
+    return float(pairs.median() ** 2) if len(pairs) else 0.0
+
+
 def attention_by_distance(models: Tensor, alpha: float, sigma: float) -> Tensor:
     """FedAMP's weights ξ [n, n] of models [n, D] (Eq. 4); a row's weights for others that sum to more than 1 are scaled to 1."""
+    if sigma == 0:  # all models are equal
+        return torch.eye(len(models), dtype=models.dtype, device=models.device)
     squared = torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     others = _off_diagonal(models) * (alpha / sigma) * torch.exp(-squared / sigma)
     return _with_own_weight(others / others.sum(1, keepdim=True).clamp(min=1))

@@ -75,6 +75,9 @@ class FedCP(Method):
         up = {"extractor": w["extractor"], "policy": w["policy"], "head": lerp(head, down["head"], 0.5)}
         return up, {"personal_head": head, "context": {"v": head["weight"].sum(0)}}
 
+    def after_training(self, down: Parts, up: Parts) -> Parts:
+        return {**down, **up, "head": down["head"]}  # what is sent is half the personal head
+
     def _logits(self, parts: Parts, z: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """h_i(a ⊙ z) + h^t(b ⊙ z), the global head frozen (Eqs. 4 to 8)."""
         policy = self.net.policy(parts["policy"], z * unit(parts["context"]["v"])) + noise

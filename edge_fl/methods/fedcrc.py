@@ -37,7 +37,9 @@ class FedCRC(Method):
     kl: str = hyper(
         "forward", "forward: the personal head is the teacher", choices=("forward", "reverse"), source="[D]"
     )
-    refresh_personal: bool = hyper(False, "refit the personal head on the final extractor", source="[D]")
+    refresh_personal: bool = hyper(
+        True, "refit the personal head on the final extractor, as devices do", source="[D]; not in [P]"
+    )
 
     title: ClassVar = "FedCRC"
     citation: ClassVar = "Wang et al., conference paper (the copy at hand names no venue)"
@@ -49,8 +51,8 @@ class FedCRC(Method):
         "head": personal(),
     }
     head_tier: ClassVar = HeadTier(
-        "native",
-        "head (stage 2), global head (stage 3)",
+        "adapted",
+        "head, then the global head (stage 3)",
         extras=("global_head",),
         updates={"global_head": "taught_head"},
         start="global_head",

@@ -78,8 +78,28 @@ class FedETF(Method):
     exports: ClassVar = ("extractor", "projection")
     sends: ClassVar = (*exports, "scale")
     fixed_head: ClassVar = True
-    head_tier: ClassVar = HeadTier("native", "a personal copy of the frame", extras=("head", "scale"))
+    head_tier: ClassVar = HeadTier(
+        "native",
+        "a personal copy of the frame",
+        extras=("head", "scale"),
+        way="tuned",
+        numbers={
+            "epochs": "frame_epochs",
+            "lr": "frame_lr",
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "min_steps": 0,
+        },
+    )
+    deviations: ClassVar = (
+        "official runs use 3 epochs and batches of 128, here the recipe's; BatchNorm as in any method"
+    )
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.04, momentum=0.9, weight_decay=5e-4)
+
+    @property
+    def frame_epochs(self) -> int:
+        """Epochs on the personal frame in final personalisation."""
+        return self.alternations * self.ft_epochs
 
     def init_shared(self) -> Parts:
         return {**super().init_shared(), "scale": {"s": torch.tensor(self.scale)}}

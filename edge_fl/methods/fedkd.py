@@ -40,9 +40,9 @@ class FedKD(Method):
 
     energy: float = hyper(0.95, "T_0, energy kept in the first round; 1: all", low=0, high=1, source="[P]")
     last_energy: float = hyper(0.98, "T_1, energy kept in the last round", low=0, high=1, source="[P]")
-    rounds: int = hyper(100, "rounds from T_0 to T_1", low=1, source="[D]")
+    rounds: int = hyper(0, "rounds from T_0 to T_1; 0: those of the run", low=0, source="[D]")
     compress: str = hyper("update", "what is factorised", choices=("update", "parameters"), source="[C]")
-    detach_weight: bool = hyper(False, "no gradient through 1/(CE_t + CE_s)", source="[D]")
+    detach_weight: bool = hyper(True, "no gradient through 1/(CE_t + CE_s)", source="[D]; false [P, C]")
     max_norm: float = hyper(10.0, "limit of the gradient's norm; 0: none", low=0, source="PFLlib [C]")
 
     title: ClassVar = "FedKD"
@@ -55,10 +55,13 @@ class FedKD(Method):
     student: ClassVar = dict.fromkeys((*receives, *sends), shared())
     parts: ClassVar = {**student, **PERSONAL_MODEL, "alignment": personal(_alignment, salted=True)}
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
-    deviations: ClassVar = "clients receive the whole student, so that one that missed a round is up to date"
+    deviations: ClassVar = (
+        "clients receive the whole student, so that one that missed a round is up to date;"
+        " no gradient through the weight 1/D, which grows as losses fall"
+    )
 
     def at(self, round: int) -> Self:
-        past = min(round / self.rounds, 1.0)
+        past = min(round / (self.rounds or self.total_rounds or round), 1.0)
         return replace(super().at(round), energy=self.energy + past * (self.last_energy - self.energy))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -78,6 +81,9 @@ class FedKD(Method):
         base = self._base(down)
         change = {name: tree.map(torch.sub, w[name], base[name]) for name in down}
         return {"change": tree.flat(change)}, {name: w[name] for name in own}
+
+    def before_training(self, down: Parts, own: Parts) -> Parts:
+        return {**own, **tree.prefixed(PERSONAL, {name: down[name] for name in self.receives})}
 
     def pack(self, up: Parts) -> Parts:
         return {name: factorised(change, self.energy) for name, change in up.items()}

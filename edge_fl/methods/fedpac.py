@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge_fl.config import OptimiserConfig
 from edge_fl.learn.aggregation.mean import Update, mixture, prototypes, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
@@ -56,10 +55,12 @@ class FedPAC(Method):
         extras=("head", "prototypes"),
         updates={"head": "fitted_head", "prototypes": "class_means", "spread": "spread"},
         way="tuned",
-        numbers={"lr": "head_lr", "momentum": 0.5, "epochs": 1},
+        numbers={"lr": "head_lr", "momentum": 0.5, "weight_decay": 5e-4, "epochs": 1, "min_steps": 0},
     )
-    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.01, momentum=0.5, weight_decay=5e-4)
-    deviations: ClassVar = "a client that never took part gets the mean of the heads"
+    deviations: ClassVar = (
+        "a client that never took part gets the mean of the heads;"
+        " official runs: E = 5, SGD 0.01, momentum 0.5, weight decay 5e-4"
+    )
 
     def broadcast(self, shared: Parts, client: str) -> Parts:
         combined = shared.get("combined", {})

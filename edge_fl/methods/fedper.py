@@ -28,7 +28,7 @@ class FedPer(Method):
     citation: ClassVar = "Arivazhagan et al., arXiv:1912.00818 (2019)"
     family: ClassVar = "shared extractor"
     parts: ClassVar = {"extractor": shared(), "head": personal()}
-    head_tier: ClassVar = HeadTier("native", "head, as in the joint update")
+    head_tier: ClassVar = HeadTier("adapted", "head")
 
     def __post_init__(self) -> None:
         super().__post_init__()

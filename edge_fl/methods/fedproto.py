@@ -48,7 +48,8 @@ class FedProto(Method):
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")
     deviations: ClassVar = (
-        "prototypes are the plain mean over clients that have the class; the paper's weights do not sum to 1"
+        "prototypes are the plain mean over clients that have the class, because the paper's weights do not sum to 1;"
+        " class means are taken after training (Eq. 3), not during its last epoch (code)"
     )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

@@ -37,7 +37,7 @@ class FedRep(Method):
     citation: ClassVar = "Collins et al., ICML 2021"
     family: ClassVar = "shared extractor"
     parts: ClassVar = {"extractor": shared(), "head": personal()}
-    head_tier: ClassVar = HeadTier("native", "head, the method's first stage")
+    head_tier: ClassVar = HeadTier("adapted", "head")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         head = self._fit_head(down["extractor"], own["head"], data, self.head_epochs)  # stage 1

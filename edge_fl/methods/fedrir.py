@@ -53,10 +53,14 @@ STATES = {  # a personal part that keeps an optimiser's state -> the parts that 
 class FedRIR(Method):
     """Shared extractor; personal specific extractor, decoder, estimator q, head on both features, and the states of their optimisers."""
 
+    mcsl: bool = hyper(True, "train the specific extractor (s1); without: Table 5", source="[P]")
     mask: float = hyper(0.6, "share of 4x4 patches that is hidden; 0: none", low=0, high=1, source="[P]")
-    kld_weight: float = hyper(0.1, "w, weight of the KL term in s1", low=0, source="[C]")
-    id_weight: float = hyper(1.0, "λ, weight of the bound; 0.01 to 1 is sensible", low=0, source="[P]")
+    kld_weight: float = hyper(0.0, "w, weight of the KL term in s1", low=0, source="none [P]; 0.1 [C]")
+    id_weight: float = hyper(0.01, "λ, weight of the bound", low=0, source="by validation [D]; 1 [P]")
     id_objective: str = hyper("vclub", "nll_joint: official code [C]", choices=tuple(OBJECTIVES))
+    id_variance: str = hyper(
+        "tanh", "end of q's log-variance; relu [P]", choices=("tanh", "relu"), source="[C]"
+    )
     id_clamp: bool = hyper(True, "a negative bound counts as 0, else vclub diverges", source="[D]")
 
     title: ClassVar = "FedRIR"
@@ -64,17 +68,21 @@ class FedRIR(Method):
     family: ClassVar = "shared and personal extractor"
     parts: ClassVar = {
         "extractor": shared(),
-        "specific_extractor": personal(networks.specific_extractor, salted=True),
-        "decoder": personal(networks.decoder, salted=True),
-        "estimator": personal(networks.estimator, salted=True),
-        "head": personal(networks.joint_head, salted=True),
+        "specific_extractor": personal(networks.specific_extractor),
+        "decoder": personal(networks.decoder),
+        "estimator": personal(networks.estimator),
+        "head": personal(networks.joint_head),
         **{name: personal() for name in STATES},
     }
     batch_norm: ClassVar = BatchNorm.LOCAL_STATS
     head_tier: ClassVar = HeadTier("adapted", "head on the shared extractor alone")
     measures: ClassVar = MEASURES
-    usual_optimiser: ClassVar = OptimiserConfig("adam", 5e-4)
-    deviations: ClassVar = "q is fitted by likelihood (paper: with L_id); a negative bound counts as 0"
+    usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
+    deviations: ClassVar = (
+        "q is fitted by likelihood (paper: with the bound); a negative bound counts as 0; λ is 0.01 (paper: 1);"
+        " q's log-variance ends in tanh, and the KL term is an option (both from the code);"
+        " the frozen specific extractor runs in inference behaviour (code: BatchNorm moves)"
+    )
 
     def init_own(self, client: str) -> Parts:
         trained = {
@@ -93,7 +101,8 @@ class FedRIR(Method):
             for name, parts in zip(STATES, (s1, q, w), strict=True)
         )
         fill = self.reconstruction
-        s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=epochs, optimiser=opt)
+        if self.mcsl:
+            s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=epochs, optimiser=opt)
 
         def step(carry: tuple[Parts, Any, Parts, Any], batch: Batch) -> tuple[Parts, Any, Parts, Any]:
             (q, q_state, w, w_state), f_cs = carry, specific_feature(net, s1, batch.x)

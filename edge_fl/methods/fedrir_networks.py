@@ -39,7 +39,9 @@ def decoder(net: Net, method: object = None) -> nn.Module:
 
 def estimator(net: Net, method: object = None) -> nn.Module:
     """Features [N, d] -> mean and log-variance [N, 2d] of a Gaussian over the other feature."""
-    return Estimator(net.feature_dim)
+    return Estimator(
+        net.feature_dim, nn.ReLU() if getattr(method, "id_variance", "") == "relu" else nn.Tanh()
+    )
 
 
 def joint_head(net: Net, method: object = None) -> nn.Module:
@@ -77,14 +79,12 @@ class Decoder(nn.Module):
 
 
 class Estimator(nn.Module):
-    """Two networks d -> 128 -> d; the log-variance ends in tanh, which limits it to -1..1."""
+    """Two networks d -> 128 -> d; the log-variance ends in `last` (tanh limits it to -1..1)."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, last: nn.Module) -> None:
         super().__init__()
         self.mean = nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, dim))
-        self.log_variance = nn.Sequential(
-            nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, dim), nn.Tanh()
-        )
+        self.log_variance = nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, dim), last)
 
     def forward(self, z: Tensor) -> Tensor:
         return torch.cat([self.mean(z), self.log_variance(z)], dim=1)

@@ -29,6 +29,9 @@ DECLARED = (
     "unit_norm",
     "has_global",
     "trains_everyone",
+    "vectorises",
+    "sends",
+    "receives",
     "measures",
 )
 
@@ -40,7 +43,10 @@ class FineTuned(Method):
     inner: Method = field(kw_only=True)
     ft_epochs: int = hyper(10, "epochs of fine-tuning", low=0, source="RepPer [P]")
     ft_lr: float = hyper(
-        0.01, "learning rate of fine-tuning, momentum 0.9", low=0, source="unspecified in the paper [D]"
+        0.1, "learning rate of fine-tuning, momentum 0.9", low=0, source="as RepPer's head [D]"
+    )
+    ft_steps: int = hyper(
+        300, "at least so many steps, if any epochs; scope head", low=0, source="as RepPer's head [D]"
     )
     ft_scope: str = hyper("head", "what is tuned", choices=("head", "full"), source="RepPer [P]")
 
@@ -53,7 +59,13 @@ class FineTuned(Method):
         "head, which is the fine-tuning itself",
         extras=("head",),
         way="tuned",
-        numbers={"epochs": "ft_epochs", "lr": "ft_lr", "momentum": 0.9, "weight_decay": 0.0, "min_steps": 0},
+        numbers={
+            "epochs": "ft_epochs",
+            "lr": "ft_lr",
+            "momentum": 0.9,
+            "weight_decay": 0.0,
+            "min_steps": "least_steps",
+        },
     )
 
     def __post_init__(self) -> None:
@@ -65,6 +77,11 @@ class FineTuned(Method):
             raise MethodError(
                 f"method {self.title}: ft_scope = 'full', expected 'head' (the method computes features in its own way)"
             )
+
+    @property
+    def least_steps(self) -> int:
+        """`ft_steps`, 0 without epochs."""
+        return self.ft_steps if self.ft_epochs else 0
 
     def at(self, round: int) -> Self:
         return replace(self, inner=self.inner.at(round))
@@ -84,6 +101,15 @@ class FineTuned(Method):
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         return self.inner.aggregate(shared, updates)
 
+    def before_training(self, down: Parts, own: Parts) -> Parts:
+        return self.inner.before_training(down, own)
+
+    def after_training(self, down: Parts, up: Parts) -> Parts:
+        return self.inner.after_training(down, up)
+
+    def pack(self, up: Parts) -> Parts:
+        return self.inner.pack(up)
+
     def averages(self) -> bool:
         return self.inner.averages()
 
@@ -94,7 +120,9 @@ class FineTuned(Method):
             tuned = fit(self.loss, both, data, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
             return {}, {**own, **tree.prefixed(TUNED, tuned)}
         z = data.mapped(lambda x: self.inner.features(down, x))
-        head = fit(self.head_loss, down["head"], z, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
+        per_epoch = -(-len(z) // z.batch_size)
+        epochs = max(self.ft_epochs, -(-self.least_steps // per_epoch))
+        head = fit(self.head_loss, down["head"], z, stage="ft", epochs=epochs, optimiser=optimiser)
         return {}, {**own, TUNED + "head": head}
 
     def finalise(self, shared: Parts, updates: Iterable[Update]) -> Parts:

@@ -51,6 +51,9 @@ class MOON(Method):
         "history": history(trained=0.0),
     }
     exports: ClassVar = ("extractor", "projection")
+    deviations: ClassVar = (
+        "no projection by default; the published network has a 2-layer one of width 256 (moon_proj)"
+    )
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

@@ -43,6 +43,7 @@ class PerFedAvg(Method):
     family: ClassVar = "global model, then fine-tuned"
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
+    deviations: ClassVar = "first order by default, as in PFLlib; β is the recipe's rate; a client with too few batches divides them"
     head_tier: ClassVar = HeadTier("adapted", "`adapt_steps` of size α", ("head",), way="tuned", numbers=TIER)
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -64,6 +65,7 @@ class PerFedAvg(Method):
 
         w = tree.parameters(down)
         carry, norm = (w, down, w, self.optimiser.init(w), 0), tree.has_buffers(down)
+        data = data.in_at_least(3 if self.variant == "hf" else 2, self.epochs, norm=norm)
         w, model, *_ = scan(step, carry, data, stage="train", epochs=self.epochs, norm=norm)
         return tree.replaced(model, w), own
 

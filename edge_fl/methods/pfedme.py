@@ -37,7 +37,9 @@ class PFedMe(Method):
 
     lam: float = hyper(15.0, "λ, pull of θ towards w", low=0, source="official code [C]")
     inner_steps: int = hyper(5, "K, steps on θ per batch", low=0, source="official code [C]")
-    inner_lr: float = hyper(0.09, "η_p, learning rate of θ", low=0, source="official code, 0.01 to 0.1 [C]")
+    inner_lr: float = hyper(
+        0.03, "η_p, learning rate of θ", low=0, source="0.01 to 0.1 [C]; 0.09 diverges [D]"
+    )
     beta: float = hyper(1.0, "β, server's step to the mean; 0: none", low=0, high=2, source="1 or 2 [C]")
     batches: int = hyper(0, "R, batches per round; 0: those of `epochs`", low=0, source="official 20 [C]")
 
@@ -77,6 +79,9 @@ class PFedMe(Method):
 
     def _towards(self, old: Params, mean: Params) -> Params:
         """(1 - β) old + β mean; running statistics with β at most 1, because a larger one may make a variance negative."""
+        old = {
+            name: t for name, t in old.items() if name in mean
+        }  # without BatchNorm that stays on the clients
         statistics = {name: t for name, t in old.items() if name.startswith(tree.BUFFER)}
         return {**lerp(old, mean, 1 - self.beta), **lerp(statistics, mean, max(1 - self.beta, 0.0))}
 

@@ -39,7 +39,10 @@ class RepPer(Method):
     supcon: str = hyper("in", "L_in of Eq. 5, or L_out", choices=("in", "out"), source="Eq. 5 [P]")
     proj_dim: int = hyper(0, "width of the projection in stage 1; 0: none", low=0, source="128 in Khosla")
     augment: str = hyper(
-        "supcon", "augmentation that makes a view", choices=tuple(AUGMENTATIONS), source="[D]"
+        "auto",
+        "augmentation that makes a view; auto: gentle for grey images, supcon for colour",
+        choices=("auto", *AUGMENTATIONS),
+        source="[D]",
     )
     head: str = hyper(
         "mlp", "kind of the personal head", choices=tuple(heads.HEADS), source="MLP, SVM or LR [P]"
@@ -56,10 +59,14 @@ class RepPer(Method):
     predicts_early: ClassVar = False
     head_tier: ClassVar = HeadTier("native", "SVM, logistic regression or MLP on unit-length features")
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.001, weight_decay=1e-4)
-    deviations: ClassVar = "mean over anchors (Eq. 4 sums); augmentations are SupCon's usual ones"
+    deviations: ClassVar = (
+        "mean over anchors (Eq. 4 sums); the paper names no augmentation;"
+        " the MLP head trains for at least 300 steps (paper: 10 epochs)"
+    )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net, view = self.net, AUGMENTATIONS[self.augment]
+        net, suitable = self.net, "supcon" if self.net.input.channels == 3 else "gentle"
+        view = AUGMENTATIONS[suitable if self.augment == "auto" else self.augment]
         contrast = supcon_in if self.supcon == "in" else supcon
 
         def loss(w: Parts, batch: Batch) -> Tensor:  # Eq. 5

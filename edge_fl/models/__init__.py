@@ -27,6 +27,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
     "mobilenet": mobilenet.mobilenet,
+    "mobilenet-v1": mobilenet.mobilenet_v1,
 }
 
 

@@ -19,9 +19,11 @@ from server.compare.grid import Cell, blocks
 
 METRICS = (
     metrics.GLOBAL_TEST,
+    metrics.PERSONAL_LOCAL,
     metrics.PERSONAL_BEFORE,
     metrics.PERSONAL_AFTER,
     metrics.UNSEEN_TEST,
+    metrics.UNSEEN_AFTER,
     metrics.EPSILON,
 )
 STATISTICS = ("weighted_mean", "std", "bottom_decile")

@@ -45,6 +45,7 @@ def plain(value: MeanStd, seeds: int) -> str:
 PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
 COLUMNS = (
     Column("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
+    Column("post-local", metrics.PERSONAL_LOCAL, percent, "the client's own model after its last local update, before aggregation"),
     Column("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the final personalisation"),
     Column("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
     Column("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
@@ -52,6 +53,7 @@ COLUMNS = (
     Column("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
     Column("local only", metrics.LOCAL_ONLY, percent, "'after' of the same clients under Local"),
     Column("unseen", metrics.UNSEEN_TEST, percent, "the global model, as it is, on clients that never trained"),
+    Column("unseen tuned", metrics.UNSEEN_AFTER, percent, "the same clients, after fine-tuning a head on the frozen extractor"),
     Column("std", f"{metrics.PERSONAL_AFTER}.std", percent, "standard deviation of 'after' over clients"),
     Column("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the lowest 10 % of the clients"),
     Column("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
@@ -91,7 +93,7 @@ def conditions(recipe: Recipe) -> str:
     least, most = cohort.participation_from, cohort.participation
     return ", ".join(filter(None, [
         f"{data.dataset}" + (data.fraction < 1) * f" ({data.fraction:.2%} of the data)",
-        f"{partition_label(data)}: {data.clients} clients",
+        f"{partition_label(data)}: {data.clients} clients" if not data.split else partition_label(data),
         (most < 1 or least > 0) * f"{(least > 0) * f'{least:.0%} to '}{most:.0%} of them in a round",
         (data.unseen > 0) * f"{data.unseen} of them unseen",
         recipe.model.name,

@@ -77,7 +77,7 @@ def _changed(method: MethodConfig, change: Mapping[str, Any]) -> MethodConfig:
 
 def _shortened_schedule(optimiser: OptimiserConfig, scale: float) -> OptimiserConfig:
     return replace(
-        optimiser, lr_steps=[(_scaled_count(start, scale), factor) for start, factor in optimiser.lr_steps]
+        optimiser, lr_steps=[(round((start - 1) * scale) + 1, factor) for start, factor in optimiser.lr_steps]
     )
 
 

@@ -69,9 +69,19 @@ def test_partitions_of_the_tables() -> None:
     assert (pathological.partition, pathological.classes_per_client) == ("pathological", 10)
     assert recipes.find("fedcrl-cifar10-dir001").data.beta == 0.01
     assert recipes.find("fedcrc-mnist-iid").data.partition == "iid"
+    assert recipes.find("fedcrc-cifar10-dir05").data.partition == "dirichlet-clients"
+    assert all(recipes.find(name).data.validation_fraction == 0 for name in recipes.names() if name != "demo")
     assert recipes.find("fedrir-fmnist-rho01").cohort.participation_from == 0.1
     assert recipes.find("fedcrc-newclients-dir01").data.unseen == 40
     assert recipes.find("dualfed-pacs").data.max_train == 500
+
+
+def test_dualfed_s_baselines_train_as_in_its_paper() -> None:
+    table = recipes.find("dualfed-pacs")
+    found = {name: with_method(table, name).method for name in ("dualfed", "fedper", "fedbn")}
+    assert {one.augment for one in found.values()} == {"flip-rotate"}
+    assert [one.projector for one in found.values()] == [False, True, True]
+    assert [one.batch_norm for one in found.values()] == ["local_stats", "local_stats", ""]
 
 
 def test_a_recipe_file_changes_only_the_given_values_of_its_base(tmp_path: Path) -> None:
@@ -108,7 +118,10 @@ def test_outside_a_table_a_method_uses_its_usual_optimiser() -> None:
 def test_scaling_shrinks_rounds_data_and_schedules_together() -> None:
     whole, small = recipes.find("fedcrc"), scaled(recipes.find("fedcrc"), 0.1)
     assert (small.rounds, small.data.fraction) == (10, 0.1)
-    assert small.method.optimiser.lr_steps == [(5, 0.2), (8, 0.02)]
+    assert small.method.optimiser.lr_steps == [
+        (6, 0.2),
+        (8, 0.02),
+    ]  # the shares of rounds before them are kept
     assert small.data.clients == whole.data.clients and small.method.epochs == whole.method.epochs
     assert scaled(recipes.find("dualfed"), 0.1).data.max_train == 50
     assert scaled(whole, 1e-6).rounds == 1

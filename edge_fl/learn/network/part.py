@@ -118,6 +118,11 @@ class Net:
         """The net with one more part; `like` names the part whose initial values it shares."""
         return replace(self, parts={**self.parts, name: Part(like or name, build, self.seed)})
 
+    def with_projector(self) -> Net:
+        """The net with `projector` behind its extractor, drawn after it from the same seed."""
+        build = self.parts["extractor"].build
+        return self.with_part("extractor", lambda: nn.Sequential(build(), projector(self)))
+
     def with_added(self, name: str, spec: PartSpec, method: object) -> Net:
         """The net with a part declared by `method`; an already added part stays."""
         if name in self.added or not (spec.build or spec.like):
@@ -180,6 +185,13 @@ def history(**start: float) -> PartSpec:
 def linear_head(net: Net, method: object = None) -> nn.Module:
     """A head of the net's size: features [N, d] -> logits [N, C]."""
     return nn.Linear(net.feature_dim, net.classes)
+
+
+def projector(net: Net, method: object = None) -> nn.Module:
+    """DualFed's, on features [N, d] -> [N, d]: Linear to d/2, ReLU, BatchNorm, Linear back to d, BatchNorm."""
+    dim, half = net.feature_dim, max(net.feature_dim // 2, 1)
+    first = [nn.Linear(dim, half), nn.ReLU(), nn.BatchNorm1d(half)]
+    return nn.Sequential(*first, nn.Linear(half, dim), nn.BatchNorm1d(dim))
 
 
 def projection(net: Net, width: int) -> nn.Module:

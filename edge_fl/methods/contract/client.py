@@ -6,7 +6,7 @@ Simulation and full devices run the same code, therefore their results are bit-i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -48,15 +48,34 @@ class Client:
         x, y = self._placed["train"]
         return Batches(x, y, self.classes, self.batch_size, self.run, round, self.id)
 
+    def training_batches(self, method: Method, round: int) -> Batches:
+        """The training data as the local update of a round sees them: augmented, if the method's settings say so."""
+        return replace(self.batches(round), augment=method.augmentation)
+
     def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """Run one local update -> (the update to send, the new personal parts)."""
+        data = self.training_batches(method, round)
         with computing_in(self.precision):
-            up, own = steps.train(method, down, own, self.batches(round), self.noise)
-        return Update(self.id, len(self.data.train), up, update_codec.epsilon_spent(method, own)), own
+            up, own = steps.trained(method, down, own, data)
+        measured = self.evaluate_update(method, round, down, up, own)
+        with computing_in(self.precision):
+            up, own = steps.sent(method, "train", down, up, own, data, self.noise)
+        measured |= update_codec.epsilon_spent(method, own)
+        return Update(self.id, len(self.data.train), up, measured), own
+
+    def evaluate_update(
+        self, method: Method, round: int, down: Parts, up: Parts, own: Parts
+    ) -> dict[str, float]:
+        """`post_local` accuracies (docs/methods.md G13): with the client's own update, before aggregation; in rounds with evaluation."""
+        if not method.evaluate_every or round % method.evaluate_every or not method.predicts_early:
+            return {}
+        parts = method.after_training(down, up)
+        return self._accuracies(metrics.LOCAL, lambda x: steps.predict(method, parts, own, x))
 
     def personalise(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """Final personalisation, with the accuracies before it (if the method can predict by then) and after it."""
         before = self.evaluate(method, down, own) if method.predicts_early else {}
+        own = steps.newcomer(method, self.id, down, own, self.batches(round))
         with computing_in(self.precision):
             up, own = steps.personalise(method, down, own, self.batches(round), self.noise)
         after = self.evaluate(method, down, own, personalised=True)
@@ -69,23 +88,24 @@ class Client:
         """Accuracies on the client's test and validation sets (docs/methods.md G13), named as in `edge_fl.metrics`, and the method's own
         numbers.
         """
+        own = steps.newcomer(method, self.id, down, own, self.batches(0))
         measured: dict[str, float] = {
             metrics.TEST_SAMPLES: len(self.data.test),
             metrics.VALIDATION_SAMPLES: len(self.data.validation),
         }
 
-        def record(names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> None:
-            for name, part in zip(names, ("test", "validation"), strict=True):
-                x, y = self._placed[part]
-                if len(y):
-                    measured[name] = _accuracy(predict, x, y)
-
         if personalised or method.predicts_early:
-            record(AFTER if personalised else BEFORE, lambda x: steps.predict(method, down, own, x))
+            names = AFTER if personalised else BEFORE
+            measured |= self._accuracies(names, lambda x: steps.predict(method, down, own, x))
         if method.has_global:
             with_norm = norm.restored(down, own)  # local BatchNorm tensors belong to the model here too
-            record(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
+            measured |= self._accuracies(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
         return {**measured, **steps.measure(method, down, own, self.batches(0))}
+
+    def _accuracies(self, names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Accuracies on the test and the validation set, by `names`; empty sets are left out."""
+        sets = zip(names, (self._placed["test"], self._placed["validation"]), strict=True)
+        return {name: _accuracy(predict, x, y) for name, (x, y) in sets if len(y)}
 
     @cached_property
     def _placed(self) -> dict[str, tuple[Tensor, Tensor]]:

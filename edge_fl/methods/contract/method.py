@@ -85,7 +85,9 @@ class HeadTier:
 class Method(ABC):
     """A method on a net. Fields made with `hyper(...)` are its hyper-parameters; they are checked when the method is built.
 
-    `compression` and `privacy` are for the update codec; methods do not use them.
+    `compression` and `privacy` are for the update codec; methods do not use them. `augmentation` is for the clients' batches, `norm_policy`
+    replaces the method's `batch_norm`. `total_rounds` are those of the run (0: unknown); after
+    every `evaluate_every`-th local update a client evaluates its own model (0: never).
     """
 
     net: Net = field(repr=False)
@@ -93,6 +95,10 @@ class Method(ABC):
     optimiser: Optimiser = Sgd(0.05)
     compression: CompressionConfig = field(default=CompressionConfig(), kw_only=True)
     privacy: PrivacyConfig = field(default=PrivacyConfig(), kw_only=True)
+    augmentation: str = field(default="none", kw_only=True)
+    norm_policy: str = field(default="", kw_only=True)
+    total_rounds: int = field(default=0, kw_only=True)
+    evaluate_every: int = field(default=0, kw_only=True)
 
     title: ClassVar[str]
     citation: ClassVar[str]
@@ -121,6 +127,8 @@ class Method(ABC):
         hyper.check(self.title, {name: getattr(self, name) for name in known}, known)
         if self.epochs < 0:
             raise MethodError(f"method {self.title}: epochs = {self.epochs}, expected 0 or more")
+        if self.norm_policy:
+            object.__setattr__(self, "batch_norm", BatchNorm(self.norm_policy))
         net = self.net
         for name, spec in self.parts.items():
             net = net.with_added(name, spec, self)
@@ -161,6 +169,14 @@ class Method(ABC):
     @abstractmethod
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         """One client's training in a round -> (up, own). Pure: arguments are not changed, randomness comes from `data`."""
+
+    def before_training(self, down: Parts, own: Parts) -> Parts:
+        """The personal parts with which a client that never trained predicts; by default `own` as drawn (docs/methods.md G16)."""
+        return own
+
+    def after_training(self, down: Parts, up: Parts) -> Parts:
+        """The received parts as this client's own update left them, for the evaluation before aggregation; `up` over `down`."""
+        return tree.merge(down, up)
 
     def pack(self, up: Parts) -> Parts:
         """An update for transport: prototypes without absent classes. Runs outside vmap, so shapes may depend on values."""

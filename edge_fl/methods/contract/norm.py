@@ -19,6 +19,7 @@ from edge_fl.learn.tree import Params, Parts, merge
 from edge_fl.methods.contract.method import BatchNorm, Method
 
 OWN, EXPORT = ".norm", ".export_norm"
+SETTLED = 30  # updates after which 4 % of the initial statistics remain
 
 
 def kept(method: Method, part: str) -> frozenset[str]:
@@ -78,6 +79,18 @@ def for_export(shared: Parts) -> Parts:
     """Shared parts with the averaged export statistics inserted."""
     averaged = {name.removesuffix(EXPORT): params for name, params in shared.items() if name.endswith(EXPORT)}
     return merge({name: params for name, params in shared.items() if not name.endswith(EXPORT)}, averaged)
+
+
+def estimated(method: Method, down: Parts, own: Parts, x: Tensor) -> Parts:
+    """Personal parts with the extractor's running statistics measured on the client's own pixels x."""
+    if "extractor" + OWN not in own:
+        return own
+    extractor = tree.clone(restored(down, own)["extractor"])
+    chunks = [chunk for chunk in x.split(EVALUATION_BATCH) if len(chunk) > 1]
+    with torch.no_grad():
+        for chunk in chunks * -(-SETTLED // max(len(chunks), 1)):
+            method.net.extractor(extractor, pixels(chunk))  # updates the buffers in place
+    return {**own, "extractor" + OWN: _only(extractor, kept(method, "extractor"))}
 
 
 def newcomer(method: Method, shared: Parts, x: Tensor) -> Parts:

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from edge_fl import metrics
 from edge_fl.errors import MethodError, RunError
+from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.codec.privacy import Noise
 from edge_fl.learn.tree import Parts, first_not_finite, merge
 from edge_fl.methods.contract import norm, update_codec
-from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl.seeds import seed_for
 
 Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
@@ -46,10 +47,16 @@ def train(
 
     Raises RunError if the update diverged, PrivacyError if the client's privacy budget is exhausted.
     """
+    up, new = trained(method, down, own, data)
+    return sent(method, "train", down, up, new, data, noise)
+
+
+def trained(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+    """`train` without the update codec -> (up, own)."""
     update_codec.require_budget(method, own)
     up, new = local_update(method, down, own, data)
     require_finite(method, data.client, data.round, up, new)
-    return sent(method, "train", down, up, new, data, noise)
+    return up, new
 
 
 def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -93,6 +100,20 @@ def aggregate(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts
 def finalise(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:
     """Complete the shared parts from the updates of final personalisation."""
     return method.finalise(shared, updates)
+
+
+def newcomer(method: Method, client: str, down: Parts, own: Parts, data: Batches) -> Parts:
+    """The personal parts for prediction; where a client never trained, what it received and its own BatchNorm statistics replace
+    initial values (docs/methods.md G16).
+    """
+    if type(method).before_training is Method.before_training and method.batch_norm is BatchNorm.SYNC:
+        return own
+    drawn = tree.to_device(start_own(method, client), data.x.device)
+    if not tree.same(
+        *({k: p for k, p in o.items() if not update_codec.is_codec_state(k)} for o in (own, drawn))
+    ):
+        return own
+    return norm.estimated(method, down, method.before_training(down, own), data.x)
 
 
 def predict(method: Method, down: Parts, own: Parts, x: Tensor) -> Tensor:

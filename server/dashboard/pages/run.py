@@ -18,6 +18,7 @@ from server.report.formatting import NOTHING, clock, escape, number, positive, s
 CURVES = {
     metrics.PERSONAL_BEFORE: "personal, before final personalisation",
     metrics.PERSONAL_AFTER: "personal, after",
+    metrics.PERSONAL_LOCAL: "personal, before aggregation",
     metrics.GLOBAL_TEST: "global",
     metrics.LOCAL_ONLY: "local only",
 }

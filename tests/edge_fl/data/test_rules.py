@@ -31,6 +31,24 @@ def test_dirichlet_deals_every_sample_once_and_keeps_the_minimum(
     assert min(map(len, owned)) >= min(rules.MINIMUM, len(y) // n)
 
 
+@given(labels, clients, st.sampled_from([1e-300, 0.01, 0.3, 1.0, 100.0]), seeds)
+def test_dirichlet_by_client_deals_every_sample_once_in_equal_shares(
+    y: np.ndarray, n: int, beta: float, seed: int
+) -> None:
+    owned = rules.dirichlet_clients(y, n, beta, seed)
+    assert dealt(owned) == list(range(len(y)))
+    assert max(map(len, owned)) - min(map(len, owned)) <= 1
+
+
+def test_dirichlet_by_client_follows_each_clients_own_shares() -> None:
+    y = np.repeat(np.arange(10), 2000)
+    few, many = (
+        [np.bincount(y[rows], minlength=10) / len(rows) for rows in rules.dirichlet_clients(y, 20, beta, 0)]
+        for beta in (0.1, 100.0)
+    )
+    assert np.mean([share.max() for share in few]) > 0.4 > 0.2 > max(share.max() for share in many)
+
+
 @given(labels, clients, seeds)
 def test_iid_deals_every_sample_once_in_equal_shares(y: np.ndarray, n: int, seed: int) -> None:
     owned = rules.iid(y, n, seed)

@@ -114,3 +114,17 @@ def test_evaluation_in_batches_is_the_whole_at_once() -> None:
 def test_counts_are_of_every_class_absent_ones_too() -> None:
     found = Batches.of(np.zeros((4, 1), np.float32), np.array([2, 0, 2, 2]), classes=4)
     assert found.counts.tolist() == [1, 0, 3, 0]
+
+
+def test_batches_shrink_where_a_stage_needs_more_of_them() -> None:
+    def sizes(samples: int, batches: int, epochs: int = 1, *, norm: bool = False) -> list[int]:
+        data = Batches.of(torch.zeros(samples, 1), torch.zeros(samples), classes=1, batch_size=32)
+        cut = data.in_at_least(batches, epochs, norm=norm)
+        return [len(batch.y) for batch in cut.batches("train", epochs, norm=norm)]
+
+    assert sizes(40, 2) == [32, 8]
+    assert sizes(30, 2) == [15, 15]
+    assert sizes(30, 2, epochs=2) == [30, 30]
+    assert sizes(9, 2, norm=True) == [4, 5]
+    assert sizes(6, 2, norm=True) == [6]
+    assert sizes(1, 2) == [1]

@@ -8,6 +8,7 @@ import torch
 from edge_fl.learn import tree
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import scalar, toy
 
 
@@ -44,3 +45,16 @@ def test_v_persists_differs_between_clients_and_may_train_longer() -> None:
     assert tree.same(
         absent.own["c0"], toy.federate(toy.method("ditto"), rounds=1, cohort=lambda number: ["c0"]).own["c0"]
     )
+
+
+def test_a_client_that_never_trained_predicts_with_the_received_model() -> None:
+    """Its v still has initial values (docs/methods.md G16)."""
+    run = toy.federate(toy.method("ditto"), rounds=3, cohort=lambda number: ["c0", "c1"])
+    for client, personal in (("c0", True), ("c4", False)):
+        down = steps.broadcast(run.method, run.shared, client)
+        found = run.clients[client].evaluate(run.method, down, run.own[client])
+        assert (found["personal.test_acc.before"] == found["global.test_acc"]) != personal
+    own = run.clients["c4"].personalise(
+        run.method, 4, steps.broadcast(run.method, run.shared, "c4"), run.own["c4"]
+    )[1]
+    assert tree.same(tree.unprefixed("personal_", own), run.shared)

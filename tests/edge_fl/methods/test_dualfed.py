@@ -13,7 +13,9 @@ from edge_fl.learn.aggregation.mean import weighted_mean
 from edge_fl.learn.batches import Batch
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, supcon, unit
+from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.tree import Parts
+from edge_fl.methods import dualfed as dualfed_module
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from tests.edge_fl.methods import toy
@@ -22,7 +24,7 @@ FIRST = ("extractor", "projector", "head")
 
 
 def dualfed(**options: Any) -> Method:
-    return toy.method("dualfed", **{"contrast": 2.0, **options})
+    return toy.method("dualfed", **{"contrast": 2.0, "temperature": 0.2, **options})
 
 
 def one_update(method: Method) -> tuple[Parts, Parts, Parts, Parts]:
@@ -31,11 +33,10 @@ def one_update(method: Method) -> tuple[Parts, Parts, Parts, Parts]:
     return down, own, *method.local_update(down, own, toy.batches())
 
 
-def test_projectors_start_from_other_values_on_every_client_and_heads_from_the_global_one() -> None:
-    method, twice = dualfed(), dualfed()
-    one, other, again = method.init_own("c0"), method.init_own("c1"), twice.init_own("c0")
-    assert not tree.same(one["projector"], other["projector"])
-    assert tree.same(one["projector"], again["projector"])
+def test_projectors_start_equal_on_all_clients_and_heads_as_the_global_one() -> None:
+    method = dualfed()
+    one, other = method.init_own("c0"), method.init_own("c1")
+    assert tree.same(one["projector"], other["projector"])
     assert tree.same(one["head"], other["head"])
     assert tree.same(one["head"], method.init_shared()["global_head"])
 
@@ -164,3 +165,32 @@ def test_the_projector_narrows_to_half() -> None:
         name: tuple(t.shape) for name, t in dualfed().init_own("c0")["projector"].items() if t.ndim == 2
     }
     assert shapes == {"0.weight": (6, 12), "3.weight": (12, 6)}
+
+
+@pytest.mark.parametrize("personal", dualfed_module.PERSONAL_PARTS)
+def test_any_parts_of_table_7_may_be_personal(personal: str) -> None:
+    run = toy.federate(dualfed(personal_parts=personal), rounds=1)
+    shared = {"extractor", "projector", "head", "global_head"} - {*personal.split("+")}
+    assert run.downs[0]["c0"].keys() == shared
+    assert {name.partition(".")[0] for name in run.updates[0]["c0"].parts} == shared
+    assert (
+        run.method.has_global
+        == ("global_head" in shared)
+        == (run.method.predict_global(run.shared, run.images("c0")) is not None)
+    )
+    assert run.predict("c0").isfinite().all()
+
+
+@pytest.mark.parametrize("personal", ["projector+head", "head"])
+def test_the_global_head_may_see_the_personal_or_the_shared_projection(personal: str) -> None:
+    """DualFed-P and DualFed-G, Table 6."""
+    method = dualfed(global_input="projector", personal_parts=personal, ensemble="logit")
+    down, _, up, kept = one_update(method)
+    net, data, w = method.net, toy.batches(), {**up, **kept}
+    z = data.mapped(lambda x: net.projector.frozen(w["projector"], net.extractor.frozen(w["extractor"], x)))
+    loss = CrossEntropy({"global_head": net.global_head})
+    expected = fit(loss, down["global_head"], z, stage="s2", epochs=1, optimiser=method.optimiser)
+    assert all(torch.allclose(up["global_head"][key], t, atol=1e-6) for key, t in expected.items())
+    both = net.head.frozen(w["head"], z.x) + net.global_head.frozen(w["global_head"], z.x)
+    assert torch.allclose(method.predict(w, data.x.float() / 255), both, atol=1e-5)
+    assert (method.has_global, method.head_tier.kind) == (personal == "head", "none")

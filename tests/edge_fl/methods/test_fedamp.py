@@ -84,7 +84,7 @@ def test_every_client_gets_its_own_mixture_and_who_was_absent_keeps_its_last(var
 
 
 def test_running_statistics_are_mixed_with_the_same_weights() -> None:
-    method = toy.method("fedamp", sigma=1.0, alpha=0.2)
+    method = toy.method("fedamp", sigma=1.0, alpha=0.2, distances="absolute")
     run = toy.federate(method, rounds=1)
     models = [update.parts for update in run.updates[0].values()]
     weights = fedamp.attention_by_distance(fedamp.vectors(models), 0.2, 1.0)[0]
@@ -104,3 +104,20 @@ def test_a_client_continues_from_its_own_model_pulled_towards_the_mixture() -> N
 
     assert gap(near) < gap(far)
     assert tree.same(tree.unprefixed("personal_", near.own["c0"]), near.updates[1]["c0"].parts)
+
+
+def test_by_default_the_distances_of_the_round_are_the_unit() -> None:
+    """Whatever the size of the network, the pull does not vanish; absolute values of the paper switch it off here."""
+    assert fedamp.median_distance(SCALARS) == pytest.approx(4)
+    assert fedamp.median_distance(SCALARS[:1]) == fedamp.median_distance(torch.zeros(3, 2)) == 0
+    method = toy.method("fedamp", alpha=0.2, sigma=0.5)
+    run = toy.federate(method, rounds=1)
+    models = fedamp.vectors([update.parts for update in run.updates[0].values()])
+    unit = fedamp.median_distance(models)
+    weights = fedamp.attention_by_distance(models, 0.2 * unit, 0.5 * unit)[0].float()
+    heads = torch.stack([update.parts["head"]["bias"] for update in run.updates[0].values()])
+    assert torch.allclose(run.method.broadcast(run.shared, "c0")["head"]["bias"], weights @ heads, atol=1e-6)
+    far = fedamp.attention_by_distance(models, 1e4, 1e6)
+    assert float(far.diag().min()) > 0.95 > float(weights[0]) > 0.05
+    alone = toy.federate(method, rounds=2, cohort=lambda number: ["c0"])
+    assert tree.same(alone.method.broadcast(alone.shared, "c0"), alone.updates[1]["c0"].parts)

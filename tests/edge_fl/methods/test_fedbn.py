@@ -81,3 +81,18 @@ def test_the_export_has_averaged_batchnorm() -> None:
         run.method.net.extractor.frozen(whole["extractor"], x)
     )
     assert export.export(run.method, run.shared).difference < 1e-4
+
+
+@pytest.mark.parametrize("name", ["fedbn", "dualfed"])
+def test_a_client_that_never_trained_predicts_with_statistics_of_its_own_images(name: str) -> None:
+    run = toy.federate(toy.method(name), rounds=2, cohort=lambda number: ["c0", "c1"])
+    down = steps.broadcast(run.method, run.shared, "c4")
+    own = steps.newcomer(run.method, "c4", down, run.own["c4"], toy.batches("c4"))
+    extractor = norm.restored(down, own)["extractor"]
+    first = run.method.net.extractor.build().extractor.convolutions[0]
+    first.load_state_dict({key: extractor[f"extractor.convolutions.0.{key}"] for key in ("weight", "bias")})
+    z = first.requires_grad_(False)((toy.batches("c4").x.float() / 255 - 0.3) / 0.4)
+    mean = extractor["buffer:extractor.convolutions.1.running_mean"]
+    assert torch.allclose(mean, z.mean((0, 2, 3)), atol=0.05 * float(z.abs().max()))
+    trained = steps.broadcast(run.method, run.shared, "c0"), run.own["c0"]
+    assert steps.newcomer(run.method, "c0", *trained, toy.batches()) is run.own["c0"]

@@ -111,7 +111,8 @@ def test_the_personal_head_just_trained_teaches_the_global_one(order: str) -> No
     assert all(torch.allclose(up["global_head"][name], expected[name], atol=1e-6) for name in expected)
 
 
-def test_the_personal_head_is_refitted_on_the_final_extractor_with_the_option() -> None:
+def test_the_personal_head_is_refitted_on_the_final_extractor_unless_the_option_is_off() -> None:
+    assert toy.method("fedcrc").refresh_personal
     for refresh in (False, True):
         run = toy.federate(toy.method("fedcrc", refresh_personal=refresh), rounds=1)
         down = steps.broadcast(run.method, run.shared, "c0")

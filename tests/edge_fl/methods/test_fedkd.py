@@ -56,7 +56,7 @@ def test_teachers_differ_and_start_as_the_student_alignments_differ_from_the_sta
 
 def test_one_step_follows_the_gradient_of_the_whole_loss() -> None:
     """Teacher, student and alignment move at once against one gradient, that of the weights 1/(CE_t + CE_s) included."""
-    method = toy.method("fedkd", toy.flat_net(), max_norm=0.0)
+    method = toy.method("fedkd", toy.flat_net(), max_norm=0.0, detach_weight=False)
     down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
     own = {**own, "personal_head": tree.map(lambda t: 1.5 * t, own["personal_head"])}
     data = toy.batches(batch_size=64)
@@ -74,7 +74,7 @@ def test_one_step_follows_the_gradient_of_the_whole_loss() -> None:
     expected = tree.map(lambda p: -0.05 * p.grad, w)
     found = {**tree.shaped(up["change"], down), **{n: tree.map(torch.sub, new[n], own[n]) for n in own}}
     assert distance(expected, found) < 1e-6
-    other = replace(method, detach_weight=True).local_update(down, own, data)[1]
+    other = replace(method, detach_weight=not method.detach_weight).local_update(down, own, data)[1]
     assert not tree.same(other, new)
 
 
@@ -142,6 +142,8 @@ def test_energy_rises_from_round_to_round_to_its_last_value() -> None:
     assert method.at(1).energy == pytest.approx(0.953)
     assert method.at(10).energy == pytest.approx(0.98)
     assert method.at(50).energy == pytest.approx(0.98)
+    of_the_run = replace(toy.method("fedkd"), total_rounds=10)
+    assert [of_the_run.at(number).energy for number in (1, 10)] == pytest.approx([0.953, 0.98])
 
 
 def test_clients_predict_with_their_teacher_and_the_global_model_is_the_student() -> None:

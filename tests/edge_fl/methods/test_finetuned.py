@@ -8,6 +8,7 @@ from edge_fl.errors import MethodError
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.tiers import head_plan
 from tests.edge_fl.methods import toy
 
 both = pytest.mark.parametrize("name", ["fedavg", "fedprox"])
@@ -58,3 +59,28 @@ def test_a_schedule_reaches_the_inner_method() -> None:
     run = toy.federate(toy.method("fedavg+ft", optimiser=optimiser))
     before, after = (tree.parameters(shared) for shared in run.history[1:])
     assert all(after[path].equal(t) for path, t in before.items())
+
+
+@pytest.mark.parametrize("name", ["ditto+ft", "pfedme+ft", "fedkd+ft", "fedamp+ft"])
+def test_a_method_that_predicts_with_a_model_of_its_own_cannot_be_tuned(name: str) -> None:
+    with pytest.raises(MethodError, match=rf"{name[:-3]}\+ft'.*predict with a model of their own"):
+        toy.method(name)
+
+
+def test_it_sends_and_packs_as_the_inner_method_and_is_vectorised_like_it() -> None:
+    plain, method = toy.method("fedpac"), toy.method("fedpac+ft")
+    assert (method.sent(), method.vectorises) == (plain.sent(), True)
+    assert not toy.method("fedala+ft").vectorises
+    sent = [toy.federate(one, rounds=1).updates[0][toy.SINGLE].parts for one in (plain, method)]
+    assert sent[0]["prototypes"]["mean"].shape == sent[1]["prototypes"]["mean"].shape == (1, 12)
+
+
+def test_the_head_gets_at_least_as_many_steps_as_repper_s_unless_there_are_no_epochs() -> None:
+    def head(**options: float) -> Parts:
+        return tuned(toy.federate(toy.method("fedavg+ft", **options), rounds=1))
+
+    assert tree.same(head(), head(ft_epochs=60, ft_steps=0))  # 37 samples, 5 batches per epoch
+    assert not tree.same(head(), head(ft_steps=0))
+    assert tree.same(head(ft_epochs=70), head(ft_epochs=70, ft_steps=0))
+    plan = head_plan(toy.method("fedavg+ft"), batch_size=8)
+    assert (plan.epochs, plan.min_steps, plan.lr) == (10, 300, 0.1)

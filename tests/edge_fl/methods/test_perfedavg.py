@@ -60,3 +60,13 @@ def test_adapting_leaves_the_meta_model_as_it_is_and_takes_one_step_on_training_
         run.method, steps.broadcast(run.method, run.shared, "c0"), {}, toy.batches(round=2)
     )
     assert not tree.same(own["adapted_head"], run.shared["head"])
+
+
+@pytest.mark.parametrize("variant", ["fo", "hf"])
+def test_a_client_with_a_single_batch_trains_on_parts_of_it(variant: str) -> None:
+    method = toy.method("per-fedavg", variant=variant)
+    run = toy.federate(method, rounds=1, data=toy.clients(batch_size=64))
+    moved = tree.parameters(run.updates[0]["c0"].parts)
+    assert not any(moved[path].equal(t) for path, t in tree.parameters(run.downs[0]["c0"]).items())
+    before, after = (tree.parameters(w) for w in (run.downs[0][toy.PAIR], run.updates[0][toy.PAIR].parts))
+    assert all(t.equal(before[path]) for path, t in after.items())  # two samples: too few for BatchNorm

@@ -35,7 +35,11 @@ def test_only_the_extractor_is_sent_without_labels_features_or_heads() -> None:
 
 @pytest.mark.parametrize("where", ["in", "out"])
 def test_stage_one_contrasts_two_views_so_that_every_anchor_has_a_positive(where: str) -> None:
-    method, view, data = toy.method("repper", supcon=where), AUGMENTATIONS["supcon"], toy.batches(toy.PAIR)
+    method, view, data = (
+        toy.method("repper", supcon=where, augment="supcon"),
+        AUGMENTATIONS["supcon"],
+        toy.batches(toy.PAIR),
+    )
 
     def loss(f: Params, batch: Batch) -> Tensor:
         views = [view(batch.x, fold(batch.key, number)) for number in (1, 2)]
@@ -107,4 +111,17 @@ def test_views_come_from_the_batchs_key_alone() -> None:
     assert tree.same(trained(method, data), trained(method, data))
     batch = next(data.batches("train", 1))
     assert isinstance(batch, Batch)
-    assert not tree.same(trained(method, data), trained(toy.method("repper", augment="gentle"), data))
+    assert not tree.same(trained(method, data), trained(toy.method("repper", augment="crop"), data))
+
+
+def test_grey_images_are_not_mirrored_by_default() -> None:
+    data = toy.batches()
+    assert tree.same(
+        trained(toy.method("repper"), data), trained(toy.method("repper", augment="gentle"), data)
+    )
+    colour = toy.build_net(toy.ModelConfig("cnn-tiny"), toy.InputSpec(3, 8, 8), toy.CLASSES)
+    coloured = Batches.of(data.x.repeat(1, 3, 1, 1), data.y, classes=toy.CLASSES)
+    found = [
+        trained(toy.method("repper", colour, augment=name), coloured) for name in ("auto", "supcon", "gentle")
+    ]
+    assert tree.same(found[0], found[1]) and not tree.same(found[0], found[2])
