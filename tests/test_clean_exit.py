@@ -215,12 +215,16 @@ def test_a_demo_leaves_nothing(number: signal.Signals, mosquitto_program: Progra
 
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("server", "line"), [(["run", "demo"], "waiting for 4 full devices"), (["up"], "online, no release yet")]
+)
 def test_a_server_with_a_dashboard_leaves_nothing(
-    number: signal.Signals, mosquitto: Mosquitto, tmp_path: Path
+    server: list[str], line: str, number: signal.Signals, mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
-    server = ["server", "run", "demo", "--fleet", f"server-{number.name.lower()}", "--dashboard", "0"]
-    with running([*server, "--port", str(mosquitto.endpoint.port)], tmp_path) as command:
-        command.wait_for(lambda: command.says("waiting for 4 full devices") and command.says("dashboard:"))
+    options = ["--fleet", f"{server[0]}-{number.name.lower()}", "--dashboard", "0"]
+    where = ["--port", str(mosquitto.endpoint.port)]
+    with running(["server", *server, *options, *where], tmp_path) as command:
+        command.wait_for(lambda: command.says(line) and command.says("dashboard:"))
         os.kill(command.process.pid, number)
         command.require_clean_end(command.shared(), killed=number == signal.SIGKILL)
         assert not command.says("Traceback")

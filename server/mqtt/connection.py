@@ -225,6 +225,8 @@ class ServerConnection:
                 self._on_connection(fresh=not (event.session_present and self._connected.is_set()))
             case Disconnected(reason, final=True):
                 self.end(f"the broker ended the connection ({reason})")
+            case Disconnected(reason) if self._yields:  # a new connection would end that of a run's server
+                self.end(f"connection lost ({reason})")
             case Disconnected(reason):
                 self._steady = False
                 log.warning("server: connection lost (%s); reconnecting", reason)

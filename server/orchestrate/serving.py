@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ SERVING = RolloutOptions(resume=True)
 class FleetServer:
     """Serves the fleet `fleet` with the releases in `home`/`fleet`. `denied` is the file with the names of revoked devices.
 
-    A run whose server goes offline keeps the fleet for `return_s`, because its connection may return.
+    A run whose server goes offline keeps the fleet for `return_s`, and no more than twice that, because its connection may return.
     """
 
     connect: ServerConnect
@@ -48,22 +48,32 @@ class FleetServer:
 
         Raises InputError and ArtefactError if the folder of releases or its keys cannot be used.
         """
-        told, seen_s = "", time.monotonic()  # when another server was last online, as far as known
+        told, missed = "", False
         while not stopping.is_set():
+            run = ""
             try:
+                run = self._unfinished_run()
                 if boot := reader.online_server(self.connect, Topics(self.fleet), self.limits):
-                    reason, seen_s = f"fleet {self.fleet!r}: server {boot} is online", time.monotonic()
-                elif (run := self._unfinished_run()) and time.monotonic() - seen_s < self.return_s:
-                    reason = f"run {run} has not ended; its server is offline, and has {self.return_s:g} s to return"
+                    reason, missed = f"fleet {self.fleet!r}: server {boot} is online", False
+                elif run and not missed:
+                    reason, missed = f"run {run} has not ended; its server is offline and may return", True
                 else:
                     self._serve(stopping)
                     return
             except (ConnectError, DeadlineError, RunError) as error:
-                reason, seen_s = error.message, time.monotonic()
+                reason, missed = error.message, False
             if reason != told:
                 print_status(f"{reason}; waiting")
             told = reason
-            stopping.wait(self.limits.lease_s)
+            self._wait(stopping, run)
+
+    def _wait(self, stopping: threading.Event, run: str) -> None:
+        """Wait `lease_s`; for a run until it has ended, at most `return_s`: each look at the broker may end the connection of a reader."""
+        until = time.monotonic() + (self.return_s if run else self.limits.lease_s)
+        with suppress(RunError):
+            while not stopping.wait(POLL_S) and time.monotonic() < until:
+                if run and self._unfinished_run() != run:
+                    break
 
     def _unfinished_run(self) -> str:
         return next((run.run for run in runs.listed(self.db, self.fleet) if run.state == "running"), "")
@@ -76,7 +86,8 @@ class FleetServer:
             closing(RolloutCoordinator(server, Repository(self.home / self.fleet), SERVING)) as rollout,
         ):
             runs.abandon(self.db, self.fleet)
-            release = f"release {rollout.current.release}" if rollout.current else "no release yet"
+            stages = rollout.stages
+            release = f"release {stages.release} {stages.state}" if stages else "no release yet"
             print_status(
                 f"fleet {self.fleet!r}: online, {release}; 'edge-fl server run' takes over for a run"
             )

@@ -38,7 +38,7 @@ class Inbox:
         self.journal = journal or Journal(fleet=connection.topics.fleet)
         self._open: dict[str, RoundRequest] = {}
         self._lock = threading.Lock()
-        self._on_head: HeadHandler = lambda device, report: Verdict(report.id, "rejected", STALE)
+        self._on_head: HeadHandler = lambda device, report: None  # the device sends it again
         self._head_updates: HeadUpdates | None = None
         self.counts: Counter[str] = Counter()
         connection.on("rpt", self._on_report)

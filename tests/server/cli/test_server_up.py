@@ -21,7 +21,7 @@ from server.release.repository import Repository
 from tests.devices import graphs
 from tests.server.conftest import Stage
 
-START_S = 120.0
+START_S = 240.0  # of which two minutes are for a killed run to return
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -70,6 +70,7 @@ def test_a_server_between_runs_serves_devices_that_join_whoever_is_killed(
             assert has_joined("h1"), lines
             run = children.start("run", "server", "run", "demo", "--runs", str(tmp_path / "runs"), *options)
             assert becomes("run"), lines
+            assert not [line for line in lines if "reconnecting" in line], lines
             os.kill(run.pid, signal.SIGKILL)
             assert becomes("up"), lines
             assert has_joined("h2"), lines

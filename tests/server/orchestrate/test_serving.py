@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.config import RolloutConfig
-from edge_fl.wire.messages import ServerState, decode
+from edge_fl.wire.messages import Report, ServerState, decode
 from server.mqtt.journal import Journal
 from server.mqtt.session import connected
 from server.orchestrate.serving import FleetServer
@@ -102,6 +102,14 @@ def test_a_run_takes_over_and_the_server_continues_after_it(server, stage, tmp_p
         assert stage.eventually(lambda: is_online(stage), 10)
         late = stage.head("late", tmp_path)
         assert stage.eventually(lambda: late.served == [1], 10)
+
+
+def test_a_report_that_arrives_before_the_releases_are_known_is_not_answered(bench, tmp_path) -> None:
+    """The device sends it again; a rejection would delete it."""
+    head = bench.head("h1", tmp_path)
+    bench.wait_for(heads=1)
+    head._publish(bench.topics.report("h1", "toy-1", 1), Report("rel-1", "head", "h1", 9, release=1))
+    assert not bench.eventually(lambda: bool(head.acks), 1.0)
 
 
 def test_it_waits_for_a_server_that_is_online(server, bench, db) -> None:
