@@ -84,7 +84,7 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     `split` is a file that assigns each sample to a client and a set (`edge_fl.data.split_file`), instead of drawing them. `max_train`
     limits the training samples per client, `shots` those of each class (0: no limit). Of the `clients`, `unseen` never train; the global
-    model is evaluated on them after the last round.
+    model is evaluated on them after the last round, and after they fine-tuned its head for `unseen_epochs` (0: not).
     """
 
     dataset: str = "digits"
@@ -99,6 +99,7 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     shots: Annotated[int, Meta(ge=0)] = 0
     split: str = ""
     unseen: Annotated[int, Meta(ge=0)] = 0
+    unseen_epochs: Annotated[int, Meta(ge=0)] = 0
     fraction: Fraction = 1.0
 
 
@@ -112,6 +113,9 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     With a `buffer_size` above 0 aggregation is asynchronous (FedBuff): a round ends after that many updates, each begun at most
     `max_staleness` rounds ago; the other clients keep working, and only the missing part of the cohort is selected anew.
+
+    In simulation, the updates of `drop_out` of a round's clients are lost, `slow_training` of all clients train only half of the epochs,
+    and with a buffer the updates of `slow_sending` of all clients take four times as long (PFLlib's -cdr, -tsr and -ssr).
     """
 
     participation: Fraction = 1.0
@@ -124,6 +128,15 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
     wait_s: Annotated[float, Meta(gt=0)] = 120.0
     buffer_size: Annotated[int, Meta(ge=0)] = 0
     max_staleness: Annotated[int, Meta(ge=0, le=1000)] = 10
+    drop_out: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    slow_training: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    slow_sending: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.drop_out + self.quorum > 1 + 1e-9:
+            raise ValueError(
+                f"drop_out {self.drop_out:g} and quorum {self.quorum:g}: expected at most 1 together"
+            )
 
 
 class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""`edge-fl data download`."""
+"""`edge-fl data download` and `edge-fl data convert`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App
+from edge_fl.console.output import print_status
 
 
 def register(app: App) -> None:
     """Add the group `data`."""
-    app.group("data", "Datasets, as .npz files in a folder.").command()(download)
+    data = app.group("data", "Datasets, as .npz files in a folder.")
+    data.command()(download)
+    data.command()(convert)
 
 
 def download(
@@ -23,3 +26,21 @@ def download(
     from server import dataset_download
 
     print(dataset_download.download(name, data_dir))
+
+
+def convert(
+    folder: Annotated[
+        Path, typer.Argument(help="A dataset's folder of PFLlib or LEAF, with train and test.")
+    ],
+    name: Annotated[str, typer.Argument(help="Name of the new dataset.")],
+    data_dir: Annotated[Path, typer.Option(help="Folder to write NAME.npz and NAME-split.csv to.")] = Path(
+        ".data"
+    ),
+) -> None:
+    """Convert a dataset that PFLlib or LEAF split over clients to an .npz file and a split file, for --dataset and --split."""
+    from server import dataset_convert
+
+    data, split, left_out = dataset_convert.convert(folder, name, data_dir)
+    if left_out:
+        print_status(f"{left_out} clients without training or test samples are left out")
+    print(f"{data}\n{split}")

@@ -10,6 +10,7 @@ from edge_fl.console.progress import Watch, unwatched
 from edge_fl.errors import BudgetExhaustedError
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary
 from server.orchestrate import setup as setups
@@ -22,6 +23,7 @@ from server.training.engines import choice
 from server.training.fleet import Fleet
 from server.training.rounds import FinalResult, Plan, Reports, RunHooks
 from server.training.study import Study
+from server.training.unreliable import UnreliableFleet, drawn
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,14 @@ def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: N
         choice.Effort(recipe.rounds, cohort),
         say,
     )
+    if cohort.drop_out or cohort.slow_training:
+        clients = UnreliableFleet(clients, cohort, recipe.seed)
     if not (size := cohort.buffer_size):
         return clients
+    slow = drawn(clients.clients(), cohort.slow_sending, recipe.seed, "slow.sending")
+    staleness = cohort.max_staleness
     return DelayedFleet(
-        clients, setup.method, recipe.seed, buffer_size=size, max_staleness=cohort.max_staleness
+        clients, setup.method, recipe.seed, buffer_size=size, max_staleness=staleness, slow=slow
     )
 
 
@@ -131,7 +137,14 @@ def _unseen(setup: RunSetup, method: Method, shared: Parts, fleet: Fleet, traine
         return {}
     samples = {id: len(data.train) for id, data in study.data().items() if id in trained}
     model = newcomers.newcomers_model(method, shared, fleet.personal_state(), samples)
-    return newcomers.meet(model, unseen, setup.device) if model else {}
+    reports = newcomers.meet(model, unseen, setup.device) if model else {}
+    if epochs := setup.recipe.data.unseen_epochs:
+        kind = setup.recipe.method.batch_size, setup.recipe.seed, setup.device
+        clients = [Client(id, data, len(setup.spec.classes), *kind) for id, data in unseen.items()]
+        own = fleet.personal_state()
+        after = newcomers.fine_tuned(method, shared, own, samples, clients, epochs)
+        reports = {id: {**reports.get(id, {}), **report} for id, report in after.items()}
+    return reports
 
 
 def _validation(summary: Mapping[str, Summary]) -> float:

@@ -96,6 +96,7 @@ def _build(recipe: Recipe, dataset: Dataset, study: Study | None, spec: MethodSp
     method = build_method(spec)
     method.net.to(device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
+    cohort.require_simulable(recipe)
     if recipe.release.heads:
         export.require_exportable(method)
     return RunSetup(recipe, dataset, study, spec, method, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import floor
 
-from edge_fl.config import CohortConfig, Source
+from edge_fl.config import CohortConfig, Recipe, Source
 from edge_fl.errors import ConfigError
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
@@ -64,6 +64,22 @@ def require_bufferable(cohort: CohortConfig, method: Method, source: Source) -> 
         raise ConfigError(
             f"{setting}: source hybrid, expected simulated or fleet (simulated clients are late in a time of their own)"
         )
+
+
+def require_simulable(recipe: Recipe) -> None:
+    """Raise ConfigError for drop-out and slow clients that the run cannot simulate."""
+    cohort, fleet = recipe.cohort, recipe.source == "fleet"
+    conditions = {
+        "drop_out": (fleet or cohort.buffer_size > 0, "simulated clients, and buffer_size = 0"),
+        "slow_training": (
+            fleet or recipe.method.epochs < 2,
+            "simulated clients, and 2 or more method.epochs",
+        ),
+        "slow_sending": (fleet or not cohort.buffer_size, "simulated clients, and buffer_size > 0"),
+    }
+    for name, (impossible, expected) in conditions.items():
+        if (share := getattr(cohort, name)) and impossible:
+            raise ConfigError(f"cohort.{name} = {share:g}: expected {expected}")
 
 
 def round_up(value: float) -> int:

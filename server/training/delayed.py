@@ -19,6 +19,7 @@ from edge_fl.seeds import generator
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
 PENDING, START = "pending", "start."  # names of pending work among a client's personal parts
+SLOWDOWN = 4  # of slow clients
 TICKS = 1_000_000  # durations are integers, which checkpoints store exactly
 
 
@@ -32,12 +33,22 @@ class PendingUpdate:
 
 
 class DelayedFleet(Fleet):
-    """A fleet of which at most `buffer_size` clients respond per round. Updates later than `max_staleness` rounds are dropped."""
+    """A fleet of which at most `buffer_size` clients respond per round. Updates later than `max_staleness` rounds are dropped.
+
+    An update of a `slow` client takes SLOWDOWN times as long.
+    """
 
     def __init__(
-        self, fleet: Fleet, method: Method, seed: int, *, buffer_size: int, max_staleness: int
+        self,
+        fleet: Fleet,
+        method: Method,
+        seed: int,
+        *,
+        buffer_size: int,
+        max_staleness: int,
+        slow: Collection[ClientId] = (),
     ) -> None:
-        self._fleet, self._method, self._seed = fleet, method, seed
+        self._fleet, self._method, self._seed, self._slow = fleet, method, seed, slow
         self._size, self._max_staleness = buffer_size, max_staleness
         self._pending: dict[ClientId, PendingUpdate] = {}
 
@@ -71,6 +82,7 @@ class DelayedFleet(Fleet):
     def _train(self, round: int, downs: Downs) -> Iterator[Update]:
         for client in downs:
             takes = abs(generator(self._seed, "delay", round, client).normal())
+            takes *= SLOWDOWN if client in self._slow else 1
             self._pending[client] = PendingUpdate(round, downs[client], int(takes * TICKS))
         first = sorted(self._pending, key=lambda client: (self._pending[client].left, client))[: self._size]
         done = {client: self._pending.pop(client) for client in first}

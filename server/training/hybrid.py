@@ -10,7 +10,7 @@ from edge_fl.methods.contract.method import Method
 from server.training.fleet import ClientId, Downs, Fleet, Step
 
 
-class _Subset(Mapping[ClientId, Parts]):
+class Subset(Mapping[ClientId, Parts]):
     """The broadcasts of some clients of a cohort, computed on access."""
 
     def __init__(self, downs: Downs, clients: Sequence[ClientId]) -> None:
@@ -50,8 +50,8 @@ class HybridFleet(Fleet):
         return sorted([*self._simulated.trainable(), *devices])
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        of_devices = _Subset(downs, [client for client in downs if client not in self._names])
-        of_simulated = _Subset(downs, [client for client in downs if client in self._names])
+        of_devices = Subset(downs, [client for client in downs if client not in self._names])
+        of_simulated = Subset(downs, [client for client in downs if client in self._names])
         requested = self._devices.each(step, round, method, of_devices) if of_devices else iter(())
         return _chained(self._simulated.each(step, round, method, of_simulated), requested)
 

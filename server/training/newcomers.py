@@ -26,8 +26,9 @@ from edge_fl.learn.fit import descend, scan
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.network.part import Part
 from edge_fl.learn.optimiser import Optimiser, Sgd
-from edge_fl.learn.tree import Params, Parts, parameters
+from edge_fl.learn.tree import Params, Parts, parameters, to_device
 from edge_fl.methods.contract import norm, steps
+from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl.seeds import generator
 
@@ -67,15 +68,51 @@ def newcomers_model(
         return lambda _: lambda x: _required(steps.predict_global(method, shared, x))
     if method.batch_norm is BatchNorm.LOCAL_BN:
         return lambda pixels: partial(method.predict, norm.newcomer(method, shared, pixels))
+    if (head := _mean_head(method, own, samples)) is None:
+        log.warning("%s: has no model for new clients; %s is not measured", method.title, metrics.UNSEEN_TEST)
+        return None
+    return lambda _: partial(method.classify, {**norm.for_export(shared), "head": head})
+
+
+def fine_tuned(
+    method: Method,
+    shared: Parts,
+    own: Iterable[tuple[str, Parts]],
+    samples: Mapping[str, int],
+    clients: Iterable[Client],
+    epochs: int,
+) -> Reports:
+    """Test accuracy of new clients after they fine-tuned a head on the frozen shared extractor; empty without such an extractor.
+
+    They start from the global head, else from the mean of the personal heads, else from the initial head; other arguments as above.
+    """
+    if "extractor" not in method.exports or "extractor" not in shared:
+        return {}
+    start = (
+        shared.get("global_head")
+        or shared.get("head")
+        or _mean_head(method, own, samples)
+        or method.net.head.init()
+    )
+    features = partial(steps.exported_features, method, shared)
+    reports = {}
+    for client in clients:
+        head = to_device({"head": start}, client.device)["head"]
+        head = method.fit_head(head, client.batches(0).mapped(features), stage="unseen", epochs=epochs)
+        z = in_batches(features, torch.from_numpy(client.data.test.x).to(client.device))
+        predicted = method.net.head.frozen(head, z).argmax(1).cpu().numpy()
+        reports[client.id] = {metrics.UNSEEN_AFTER: metrics.accuracy(predicted, client.data.test.y)}
+    return reports
+
+
+def _mean_head(method: Method, own: Iterable[tuple[str, Parts]], samples: Mapping[str, int]) -> Params | None:
+    """Mean of the personal heads of the clients in `samples`, None if there are none."""
     mean = Mean()
     if _has_personal_heads(method):
         for client, parts in own:
             if client in samples:
                 mean.add(parts["head"], samples[client])
-    if (head := mean.value()) is None:
-        log.warning("%s: has no model for new clients; %s is not measured", method.title, metrics.UNSEEN_TEST)
-        return None
-    return lambda _: partial(method.classify, {**norm.for_export(shared), "head": head})
+    return mean.value()
 
 
 def _has_personal_heads(method: Method) -> bool:

@@ -51,7 +51,7 @@ class PoolFleet(SimulatedFleet):
         """Yield updates in order of completion. The number of queued clients is bounded; the work of a dead worker is repeated."""
         try:
             with processes.threads(1):  # the workers use all cores, also while the caller processes an update
-                yield from self._updates(step, round, downs)
+                yield from self._updates(step, round, method.epochs, downs)
         except GeneratorExit:  # the caller has enough updates
             for future in list(self._unfinished):
                 future.cancel()
@@ -62,8 +62,8 @@ class PoolFleet(SimulatedFleet):
         for path in self._messages.glob(f"down-{step}-{round}-*"):
             path.unlink()
 
-    def _updates(self, step: Step, round: int, downs: Downs) -> Iterator[Update]:
-        jobs = self._jobs(step, round, downs)
+    def _updates(self, step: Step, round: int, epochs: int, downs: Downs) -> Iterator[Update]:
+        jobs = self._jobs(step, round, epochs, downs)
         running: dict[Future[Done], tuple[Job, int]] = {}
         while True:
             while len(running) < QUEUED_PER_WORKER * self._workers and (job := next(jobs, None)):
@@ -93,7 +93,7 @@ class PoolFleet(SimulatedFleet):
         future.add_done_callback(self._unfinished.discard)
         return future
 
-    def _jobs(self, step: Step, round: int, downs: Downs) -> Iterator[Job]:
+    def _jobs(self, step: Step, round: int, epochs: int, downs: Downs) -> Iterator[Job]:
         """The jobs, largest first; a broadcast identical to the previous one is not written again."""
         written: Parts | None = None
         path = self._messages
@@ -105,7 +105,7 @@ class PoolFleet(SimulatedFleet):
                 written = down
             up = self._messages / f"up-{client}.safetensors"
             own = self._folder / f"own-{client}.safetensors"
-            yield Job(self._folder, step, round, client, path, up, own)
+            yield Job(self._folder, step, round, epochs, client, path, up, own)
 
 
 def _end_unfinished(futures: set[Future[Done]], workers: int) -> None:

@@ -25,7 +25,7 @@ from server.training.client_store import ClientStore
 from server.training.engines import processes, schedule
 from server.training.engines.personal import PersonalParts
 from server.training.engines.sequential import SequentialFleet
-from server.training.engines.simulated import SimulatedFleet
+from server.training.engines.simulated import SimulatedFleet, with_epochs
 from server.training.engines.vector import VectorFleet
 from server.training.fleet import ClientId, Downs, Step
 
@@ -64,7 +64,7 @@ class RayFleet(SimulatedFleet):
                 chunk := list(islice(order, self._chunk))
             ):
                 chunk_inputs = [(id, put(downs[id]), to_arrays(self.personal.get(id))) for id in chunk]
-                running.append(self._work.remote([self._placed], step, round, chunk_inputs))
+                running.append(self._work.remote([self._placed], step, round, method.epochs, chunk_inputs))
             if not running:
                 return
             finished, running = self._ray.wait(running, timeout=TIMEOUT_S)
@@ -87,7 +87,7 @@ class RayFleet(SimulatedFleet):
 
 
 def work(
-    placed: list[Any], step: Step, round: int, chunk: list[tuple[ClientId, Any, Arrays]]
+    placed: list[Any], step: Step, round: int, epochs: int, chunk: list[tuple[ClientId, Any, Arrays]]
 ) -> list[tuple[ClientId, int, Arrays, dict[str, float], Arrays]]:
     """Run one step of a chunk in a Ray process: (client, broadcast, personal parts) -> (client, samples, up, metrics, own)."""
     import ray
@@ -96,7 +96,7 @@ def work(
     fleet.restore((id, from_arrays(own)) for id, _, own in chunk)
     downs = {id: to_device(from_arrays(ray.get(down)), store.device) for id, down, _ in chunk}
     results = []
-    for update in fleet.each(step, round, method.at(max(round, 1)), downs):
+    for update in fleet.each(step, round, with_epochs(method.at(max(round, 1)), epochs), downs):
         id, parts, own = update.client, to_arrays(update.parts), to_arrays(fleet.personal.get(update.client))
         results.append((id, update.samples, parts, update.metrics, own))
         fleet.personal.put(id, {})  # now at the server

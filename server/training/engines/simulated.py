@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
+from edge_fl.methods.finetuned import FineTuned
 from server.training.engines.personal import PersonalParts
 from server.training.fleet import ClientId, Fleet, Step
 
@@ -21,6 +23,12 @@ def take_step(
     if step == "personalise":
         return client.personalise(method, round, down, own)
     return Update(client.id, len(client.data.train), {}, client.evaluate(method, down, own)), own
+
+
+def with_epochs(method: Method, epochs: int) -> Method:
+    """The method with another number of local epochs."""
+    inner = {"inner": with_epochs(method.inner, epochs)} if isinstance(method, FineTuned) else {}
+    return replace(method, epochs=epochs, **inner)
 
 
 class SimulatedFleet(Fleet):

@@ -17,7 +17,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
 from server.training.client_store import ClientStore
 from server.training.engines.personal import PersonalParts
-from server.training.engines.simulated import take_step
+from server.training.engines.simulated import take_step, with_epochs
 from server.training.fleet import ClientId, Step
 
 PERSONAL = "personal"
@@ -30,6 +30,7 @@ class Job:
     folder: Path
     step: Step
     round: int
+    epochs: int
     client: ClientId
     down: Path
     up: Path
@@ -47,7 +48,7 @@ class Done:
 def work(job: Job) -> Done:
     """Run one client's step."""
     store, method, personal = _run(job.folder)
-    now = method.at(max(job.round, 1))
+    now = with_epochs(method.at(max(job.round, 1)), job.epochs)
     update, own = take_step(
         job.step, store[job.client], now, job.round, _down(job.down), personal.get(job.client)
     )

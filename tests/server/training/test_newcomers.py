@@ -62,6 +62,22 @@ def test_newcomers_get_the_global_model_without_any_adaptation() -> None:
         assert outcome.unseen[id][metrics.UNSEEN_TEST] == metrics.accuracy(found, data.test.y)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "repper", "fedcrc", "local"])
+def test_newcomers_fine_tune_a_head_on_the_frozen_extractor(method: str) -> None:
+    plain = simulate(studies.prepare(config.with_settings(TINY, [f"method.name={method}"])))
+    settings = [f"method.name={method}", "data.unseen_epochs=20"]
+    tuned = simulate(studies.prepare(config.with_settings(TINY, settings)))
+    assert tree.same(plain.shared, tuned.shared)
+    if method == "local":  # it shares no extractor
+        assert metrics.UNSEEN_AFTER not in tuned.last()
+        return
+    found = [report[metrics.UNSEEN_AFTER] for report in tuned.unseen.values()]
+    assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.3
+    if metrics.UNSEEN_TEST in plain.last():
+        assert tuned.last()[metrics.UNSEEN_TEST] == plain.last()[metrics.UNSEEN_TEST]
+        assert tuned.last()[metrics.UNSEEN_AFTER].mean >= plain.last()[metrics.UNSEEN_TEST].mean
+
+
 def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> None:
     study = studies.prepare(config.with_settings(TINY, ["method.name=fedper"]))
     method = build_method(study.spec)

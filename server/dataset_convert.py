@@ -1,0 +1,157 @@
+"""Convert a dataset that is already split over clients, by PFLlib or LEAF, to an .npz file and a split file.
+
+FOLDER/{train,test}/0.npz       PFLlib: one file per client with {"x", "y"}; pixels 0..1, or -1..1 as its transforms leave them
+FOLDER/{train,test}/*.json      LEAF: {"user_data": {user: {"x", "y"}}}; pixels 0..1, flat and square, as of FEMNIST
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle  # noqa: TID251  # the format of PFLlib; `_Unpickler` reads only arrays
+import zipfile
+from collections.abc import Iterator
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_fl.data import arrays, npz, split_file
+from edge_fl.data.samples import Array, Indices
+from edge_fl.errors import DataError
+
+SETS = ("train", "test")
+EXPECTED = "expected the folders train and test, with the .npz files of PFLlib or the .json files of LEAF"
+NUMPY = {
+    (f"numpy{inner}.{module}", name)
+    for inner in (".core", "._core")
+    for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+} | {("numpy", "ndarray"), ("numpy", "dtype")}
+"""All that a PFLlib file may name; everything else in a pickle is refused."""
+
+Client = tuple[str, Array, Array]  # name, images, labels
+
+
+def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:
+    """Write `data_dir`/NAME.npz and NAME-split.csv; returns both paths and the number of clients left out.
+
+    A client without training or without test samples is left out: its samples are in the dataset, but unused. Raises DataError.
+    """
+    if name != Path(name).name or not name:
+        raise DataError(f"dataset {name!r}: expected a name, not a path")
+    clients: dict[str, dict[str, Indices]] = {}
+    images, labels, samples = [], [], 0
+    for part in SETS:
+        for client, x, y in _read(folder / part):
+            if len(x) != len(y):
+                raise DataError(f"{folder / part}: client {client} has {len(x)} images but {len(y)} labels")
+            if not split_file.CLIENT.fullmatch(client):
+                raise DataError(
+                    f"{folder / part}: client {client!r}, expected A-Z, a-z, 0-9, '.', '_' and '-'"
+                )
+            clients.setdefault(client, {})[part] = np.arange(samples, samples + len(y))
+            images.append(x)
+            labels.append(y)
+            samples += len(y)
+    x, y = _pixels(images, folder), arrays.class_ids(np.concatenate(labels), str(folder))
+    whole = {
+        client: sets for client, sets in clients.items() if all(len(sets.get(part, ())) for part in SETS)
+    }
+    if not whole:
+        raise DataError(f"{folder}: no client has both training and test samples, expected at least one")
+    data, split = data_dir / f"{name}.npz", data_dir / f"{name}-split.csv"
+    data_dir.mkdir(parents=True, exist_ok=True)
+    npz.write(data, {"x": x, "y": y})
+    split_file.write(
+        split, samples, list(whole), {part: [sets[part] for sets in whole.values()] for part in SETS}
+    )
+    return data, split, len(clients) - len(whole)
+
+
+def _read(folder: Path) -> Iterator[Client]:
+    of_pfllib = sorted(folder.glob("*.npz"), key=lambda path: (len(path.stem), path.stem))
+    of_leaf = sorted(folder.glob("*.json"))
+    if not (of_pfllib or of_leaf):
+        raise DataError(f"{folder}: no .npz or .json file; {EXPECTED}")
+    width = max(3, len(str(len(of_pfllib) - 1)))
+    for path in of_pfllib:
+        yield f"c{path.stem:0>{width}}", *_arrays(_unpickled(path), path, "")
+    for path in () if of_pfllib else of_leaf:
+        for user, content in _json(path).items():
+            x, y = _arrays(content, path, user)
+            yield user, _square(x, path), y
+
+
+def _arrays(content: Any, path: Path, client: str) -> tuple[Array, Array]:
+    try:
+        x, y = np.asarray(content["x"]), np.asarray(content["y"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{path}: {client} has no arrays x and y ({error}); {EXPECTED}") from error
+    if x.dtype.kind not in "fiu":
+        raise DataError(f"{path}: x holds {x.dtype}, expected pixels; text and file names are not converted")
+    return x, y
+
+
+def _pixels(images: list[Array], folder: Path) -> Array:
+    """Join all clients' images as uint8 [N, C, H, W]."""
+    if len({x.shape[1:] for x in images}) > 1:
+        shapes = " and ".join(sorted({str(list(x.shape[1:])) for x in images}))
+        raise DataError(f"{folder}: images of {shapes}, expected one shape")
+    x = np.concatenate(images)
+    if x.dtype.kind == "f" and x.size and -1 <= x.min() < 0:
+        x = (x + 1) / 2  # torchvision's Normalize with mean and std of 0.5
+    return arrays.pixels(x, str(folder))
+
+
+def _square(x: Array, path: Path) -> Array:
+    """Flat grey or colour images as [N, H, W] or [N, H, W, 3]."""
+    values = x.shape[1] if x.ndim == 2 else 0
+    for channels in ((), (3,)):
+        side = isqrt(values // (channels[0] if channels else 1))
+        if values and side * side * (channels[0] if channels else 1) == values:
+            return x.reshape(-1, side, side, *channels)
+    raise DataError(f"{path}: x of shape {list(x.shape)}, expected flat square images")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        users = json.loads(path.read_bytes())["user_data"]
+        if not isinstance(users, dict):
+            raise TypeError("user_data is no object")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: not a file of LEAF ({type(error).__name__}: {error}); {EXPECTED}"
+        ) from error
+    return users
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads NumPy arrays, numbers, lists and dicts; a pickle that names anything else is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in NUMPY:
+            raise pickle.UnpicklingError(f"names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _unpickled(path: Path) -> Any:
+    """The dict {"x", "y"} in a file of PFLlib, which saves it as a pickled object."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            file = io.BytesIO(archive.read("data.npy"))
+        version = np.lib.format.read_magic(file)
+        (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(
+            file
+        )
+        return _Unpickler(file).load().item()
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        AttributeError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise DataError(f"{path}: not a file of PFLlib ({error}); {EXPECTED}") from error
