@@ -19,7 +19,7 @@ from server.registry import Database, reports, rollouts, runs
 from server.registry.records import RunRecord
 from server.release.repository import Repository
 from server.release.rollout import stored_rollout
-from server.release.rollout.coordinator import RolloutCoordinator
+from server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from server.release.rollout.stages import ALL_AT_ONCE
 from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
@@ -102,6 +102,21 @@ def test_a_run_takes_over_and_the_server_continues_after_it(server, stage, tmp_p
         assert stage.eventually(lambda: is_online(stage), 10)
         late = stage.head("late", tmp_path)
         assert stage.eventually(lambda: late.served == [1], 10)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_run_counts_reports_on_its_own_releases_only(server, stage, tmp_path, own: bool) -> None:
+    with run(server) as rollout:
+        release(rollout, 1)
+        run_id = rollout.current.run_id if own else "other"
+    counted = []
+    with Journal(server.db) as journal, connected(server.connect, journal) as online:
+        options = RolloutOptions(resume=True, run_id=run_id)
+        note = lambda device, report: counted.append(device)  # noqa: E731
+        with closing(RolloutCoordinator(online, Repository(server.home / "main"), options, note)):
+            head = stage.head("h1", tmp_path)
+            assert stage.eventually(lambda: [ack.status for ack in head.acks] == ["accepted"], 10)
+    assert counted == (["h1"] if own else [])
 
 
 def test_a_report_that_arrives_before_the_releases_are_known_is_not_answered(bench, tmp_path) -> None:
