@@ -73,7 +73,7 @@ def test_stage_one_moves_the_specific_extractor_and_the_decoder_and_stage_two_le
 
 
 def test_the_estimator_steps_first_and_then_the_extractor_against_it() -> None:
-    ours, data = method(), toy.batches(batch_size=100)  # one batch: one alternation
+    ours, data = method(id_weight=1.0), toy.batches(batch_size=100)  # one batch: one alternation
     (down, own), net, opt = start(ours), ours.net, ours.optimiser
     up, new = ours.local_update(down, own, data)
     batch = next(data.batches("s2", 1, norm=True))
@@ -99,7 +99,7 @@ def test_the_estimator_steps_first_and_then_the_extractor_against_it() -> None:
 
 @pytest.mark.parametrize("objective", ["joint_literal", "nll_joint"])
 def test_a_joint_objective_moves_estimator_and_extractor_by_one_gradient_of_one_loss(objective: str) -> None:
-    ours, data = method(id_objective=objective), toy.batches(batch_size=100)  # one batch: one step
+    ours, data = method(id_objective=objective, id_weight=1.0), toy.batches(batch_size=100)  # one step
     (down, own), net, opt = start(ours), ours.net, ours.optimiser
     up, new = ours.local_update(down, own, data)
     batch = next(data.batches("s2", 1, norm=True))
