@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from edge_fl import toml_tree
 from edge_fl.config_errors import explain, place
 from edge_fl.errors import ConfigError
 
@@ -321,31 +322,12 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; {expected}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); {expected}") from error
-    return _tree(text, str(path))
+    return toml_tree.parse(text, str(path))
 
 
 def parse(text: str, where: str = "recipe") -> Recipe:
     """Read a recipe from TOML text; `where` starts every error message."""
-    return convert(_tree(text, where), where)
-
-
-def _tree(text: str, where: str) -> dict[str, Any]:
-    try:
-        tree: dict[str, Any] = _respelled(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{where}: not TOML ({error})") from error
-    return tree
-
-
-def _respelled(tree: Any) -> Any:
-    """Accept the key "optimizer" for "optimiser"."""
-    if not isinstance(tree, dict):
-        return tree
-    respell = "optimiser" not in tree
-    return {
-        "optimiser" if respell and key == "optimizer" else key: _respelled(value)
-        for key, value in tree.items()
-    }
+    return convert(toml_tree.parse(text, where), where)
 
 
 def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -362,7 +344,7 @@ def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
         settings = msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ConfigError(f"{where}: {explain(str(error), tree, kind)}") from error
-    for keys, value in _numbers(tree):
+    for keys, value in toml_tree.numbers(tree):
         if not math.isfinite(value):
             raise ConfigError(f"{where}: {place(keys)} = {value}: expected a finite number")
     return settings
@@ -406,16 +388,3 @@ def parse_value(text: str) -> Any:
 def dump(recipe: Recipe) -> str:
     """Format a recipe as TOML with every value written out."""
     return msgspec.toml.encode(recipe).decode()
-
-
-def _numbers(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Every float in nested dicts and lists, with its keys."""
-    match tree:
-        case float():
-            yield keys, tree
-        case dict():
-            for key, value in tree.items():
-                yield from _numbers(value, (*keys, str(key)))
-        case list() | tuple():
-            for value in tree:
-                yield from _numbers(value, keys)
