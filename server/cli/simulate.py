@@ -77,7 +77,7 @@ def simulate(
     if split and (clients or beta):
         raise ConfigError("--clients, --beta: the clients are those of the --split file")
     if resume:
-        base = Results.open(resume).recipe()
+        base = options.simulated(Results.open(resume).recipe(), "simulate --resume")
     else:
         base = recipes.find(recipe) if recipe else Recipe(name="simulate")
     given = {

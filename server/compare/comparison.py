@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 import edge_fl
+from edge_fl.config import DataConfig
 from edge_fl.console import tables as renderers
 from edge_fl.console.output import print_status
 from edge_fl.console.tables import Table
@@ -62,8 +63,9 @@ def _prepare(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     for cell in cells:
         study = cells_of.prepare(cell)
         gaps.update(partition.gaps(study.dataset, study.split))
-        kind = msgspec.json.encode([cell.recipe.model, cell.recipe.method, study.dataset.input])
-        if kind not in built:
+        settings = msgspec.structs.replace(cell.recipe, seed=0, data=DataConfig())
+        kind = msgspec.json.encode([settings, study.dataset.input, study.dataset.classes])
+        if kind not in built:  # seeds and splits make no difference
             setups.of_study(study)
             built.add(kind)
         found[cell.key] = inputs.of_study(study)
