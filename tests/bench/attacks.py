@@ -36,6 +36,7 @@ from server.training.rounds import Plan, RoundResult, RunHooks
 
 CLIENTS, ROUNDS = 20, 10
 CLAIMED = 2**30
+NAMED = 3  # dropped updates
 Attack = Callable[[Update, Parts, Sequence[Update]], Update]
 """(the attacker's honest update, the broadcast, the honest updates of the round) -> what it sends."""
 
@@ -112,7 +113,7 @@ class Protection(RunHooks):
     recipe: Recipe
     protected: bool
     screen_: Screen = field(init=False)
-    named: set[ClientId] = field(default_factory=set)
+    dropped: list[ClientId] = field(default_factory=list)
     quarantined: set[ClientId] = field(default_factory=set)
     _counts: Counter[ClientId] = field(default_factory=Counter)
 
@@ -127,7 +128,7 @@ class Protection(RunHooks):
         return self.screen_.round((replace(u, samples=min(u.samples, limit)) for u in counted), shared)
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
-        self.named.update(self.screen_.dropped)
+        self.dropped.extend(self.screen_.dropped)
         self._counts.update(self.screen_.outliers.keys())
         self.quarantined = {
             c for c, n in self._counts.items() if n >= self.recipe.validation.quarantine_after
@@ -136,12 +137,15 @@ class Protection(RunHooks):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Test accuracy of the global model by client (empty: no usable model), the clients in a random order, and who was detected."""
+    """Test accuracy of the global model by client (empty: no usable model), the clients in a random order, and who was detected.
+
+    `dropped` has a client once per update that was not used.
+    """
 
     accuracies: Mapping[ClientId, float]
     order: Sequence[ClientId]
-    named: frozenset[ClientId]
-    quarantined: frozenset[ClientId]
+    dropped: Sequence[ClientId]
+    quarantined: Collection[ClientId]
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def run(beta: float, seed: int, defence: Defence, attack: str = "", attackers: i
         accuracies = {client: report[metrics.GLOBAL_TEST] for client, report in last.metrics.items()}
     except (EdgeFLError, KeyError):  # the model is not finite
         pass
-    return Outcome(accuracies, order, frozenset(protection.named), frozenset(protection.quarantined))
+    return Outcome(accuracies, order, protection.dropped, protection.quarantined)
 
 
 class Study:
@@ -197,23 +201,23 @@ class Study:
         return 100 * fmean(fmean(outcome.accuracies.values()) for outcome in self._reference)
 
     def cell(self, defence: Defence, attack: str = "", attackers: int = 0) -> str:
-        """Cost in points, and of how many attackers each share was named and quarantined; "!" with wrongly quarantined clients."""
-        costs, named, quarantined, wrong = [], 0, 0, 0
+        """Cost in points; with protection also the named and quarantined attackers, and what it did to correct clients."""
+        costs, named, quarantined, dropped, wrong = [], 0, 0, 0, 0
         for seed, reference in zip(self._seeds, self._reference, strict=True):
             outcome = run(self._beta, seed, defence, attack, attackers)
             correct, bad = outcome.order[attackers:], set(outcome.order[:attackers])
             reached = fmean(outcome.accuracies.get(client, 0.0) for client in correct)
             costs.append(100 * (fmean(reference.accuracies[client] for client in correct) - reached))
-            named, quarantined = (
-                named + len(outcome.named & bad),
-                quarantined + len(outcome.quarantined & bad),
-            )
-            wrong += len(outcome.quarantined - bad)
+            named += sum(outcome.dropped.count(client) >= NAMED for client in bad)
+            quarantined += len(bad.intersection(outcome.quarantined))
+            dropped += sum(client not in bad for client in outcome.dropped)
+            wrong += len(set(outcome.quarantined) - bad)
         text = f"{fmean(costs):.1f}"
-        if defence.protected and attackers:
-            all_ = attackers * len(self._seeds)
-            text += f" ({named}/{quarantined} of {all_})"
-        return text + (f", {wrong} wrong" if wrong else "")
+        if defence.protected:
+            seeds = len(self._seeds)
+            share = dropped / ((CLIENTS - attackers) * ROUNDS * seeds)
+            text += f" ({named}, {quarantined} of {attackers * seeds}; {share:.1%}, {wrong})"
+        return text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

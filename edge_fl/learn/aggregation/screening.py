@@ -27,9 +27,9 @@ from torch import Tensor
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import BUFFER, Parts
 
-DROPPED = 2 / 3
+DROPPED = 1 / 3
 """The outlier score from which on an update is dropped; at 1 its client is an outlier."""
-OUTLIER = 3.0
+OUTLIER = 6.0
 MIN_COHORT = 3
 """Smallest cohort in which sizes are compared."""
 PEERS = 2
