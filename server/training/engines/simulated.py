@@ -27,8 +27,9 @@ def take_step(
 
 def with_epochs(method: Method, epochs: int) -> Method:
     """The method with another number of local epochs."""
-    inner = {"inner": with_epochs(method.inner, epochs)} if isinstance(method, FineTuned) else {}
-    return replace(method, epochs=epochs, **inner)
+    if isinstance(method, FineTuned):
+        return replace(method, epochs=epochs, inner=with_epochs(method.inner, epochs))
+    return replace(method, epochs=epochs)
 
 
 class SimulatedFleet(Fleet):
