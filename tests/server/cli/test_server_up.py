@@ -70,6 +70,9 @@ def test_a_server_between_runs_serves_devices_that_join_whoever_is_killed(
             assert has_joined("h1"), lines
             run = children.start("run", "server", "run", "demo", "--runs", str(tmp_path / "runs"), *options)
             assert becomes("run"), lines
+            assert stage.eventually(lambda: "run: waiting for 4 full devices, 0 online" in lines, START_S), (
+                lines
+            )
             assert not [line for line in lines if "reconnecting" in line], lines
             os.kill(run.pid, signal.SIGKILL)
             assert becomes("up"), lines
