@@ -19,12 +19,16 @@ from edge_fl.methods.ditto import Ditto
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.fedala import FedALA
 from edge_fl.methods.fedamp import FedAMP
+from edge_fl.methods.fedas import FedAS
 from edge_fl.methods.fedavg import FedAvg
 from edge_fl.methods.fedbabu import FedBABU
 from edge_fl.methods.fedbn import FedBN
+from edge_fl.methods.fedcac import FedCAC
+from edge_fl.methods.fedcgs import FedCGS
 from edge_fl.methods.fedcp import FedCP
 from edge_fl.methods.fedcrc import FedCRC
 from edge_fl.methods.fedcrl import FedCRL
+from edge_fl.methods.feddbe import FedDBE
 from edge_fl.methods.fedetf import FedETF
 from edge_fl.methods.fedgh import FedGH
 from edge_fl.methods.fedkd import FedKD
@@ -36,10 +40,13 @@ from edge_fl.methods.fedrep import FedRep
 from edge_fl.methods.fedrir import FedRIR
 from edge_fl.methods.fedrod import FedRoD
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl.methods.gpfl import GPFL
 from edge_fl.methods.lgfedavg import LGFedAvg
 from edge_fl.methods.local import Local
+from edge_fl.methods.lpft import LPFT
 from edge_fl.methods.moon import MOON
 from edge_fl.methods.perfedavg import PerFedAvg
+from edge_fl.methods.pfedfda import PFedFDA
 from edge_fl.methods.pfedme import PFedMe
 from edge_fl.methods.repper import RepPer
 from edge_fl.methods.spherefed import SphereFed
@@ -73,6 +80,13 @@ METHODS: dict[str, type[Method]] = {
     "fedcrl": FedCRL,
     "fedrir": FedRIR,
     "dualfed": DualFed,
+    "feddbe": FedDBE,
+    "gpfl": GPFL,
+    "fedcac": FedCAC,
+    "fedas": FedAS,
+    "pfedfda": PFedFDA,
+    "lp-ft": LPFT,
+    "fedcgs": FedCGS,
 }
 # the listed ones; `+ft` works for any method with shared extractor and head
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")

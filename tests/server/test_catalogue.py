@@ -13,10 +13,9 @@ from server import catalogue
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_there_are_29_methods_each_with_its_citation() -> None:
+def test_every_method_has_a_row_with_its_citation() -> None:
     rows = catalogue.rows()
     assert [row["name"] for row in rows] == names()
-    assert len(rows) == 29
     assert all(row["citation"] and row["family"] for row in rows)
 
 

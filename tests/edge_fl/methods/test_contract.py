@@ -44,6 +44,7 @@ SLOWER: dict[
     str, tuple[int, float, dict[str, Any]]
 ] = {  # rounds, learning rate and options; a contrast of 40 is for ResNets
     "dualfed": (15, 0.05, {"contrast": 1.0}),
+    "gpfl": (15, 0.1, {}),
 }
 
 
@@ -104,7 +105,8 @@ AVERAGING = {
         "fedcrc",
         "fedper",
     ),
-    *("fedprox", "fedprox+ft", "fedrep", "fedrir", "lg-fedavg", "moon", "per-fedavg", "pfedme", "repper"),
+    *("fedprox", "fedprox+ft", "fedrep", "fedrir", "gpfl", "lg-fedavg", "lp-ft"),
+    *("moon", "per-fedavg", "pfedme", "repper"),
 }
 
 

@@ -6,6 +6,7 @@ tests to look at.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 
 from edge_fl.config import InputSpec, ModelConfig
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches, pixels
-from edge_fl.learn.network.part import Net
+from edge_fl.learn.network.part import Net, Part
 from edge_fl.learn.optimiser import Optimiser, Sgd
-from edge_fl.learn.tree import Parts
+from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods import build
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
@@ -137,3 +139,18 @@ def federate(
             run.updates[-1][id], run.own[id] = data[id].train(now, number, run.downs[-1][id], run.own[id])
         run.history.append(steps.aggregate(now, run.shared, run.updates[-1].values()))
     return run
+
+
+def module_of(part: Part, params: Params) -> nn.Module:
+    """A part as a plain torch module in training mode, for loops to compare with."""
+    module = copy.deepcopy(part.build())
+    module.load_state_dict({name.removeprefix(tree.BUFFER): t.clone() for name, t in params.items()})
+    return module.train()
+
+
+def same_as(params: Params, module: nn.Module, atol: float = 1e-6) -> bool:
+    """Whether params equal a module's up to rounding."""
+    state = module.state_dict()
+    return all(
+        torch.allclose(t, state[name.removeprefix(tree.BUFFER)], atol=atol) for name, t in params.items()
+    )

@@ -93,7 +93,9 @@ def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> N
     assert torch.allclose(model(torch.empty(0))(x), expected)
 
 
-@pytest.mark.parametrize("method", ["local", "repper", "fedamp", "fedcp", "fedpac", "fedrir"])
+@pytest.mark.parametrize(
+    "method", ["local", "repper", "fedamp", "fedcac", "fedcp", "fedpac", "fedrir", "gpfl"]
+)
 def test_a_method_without_a_model_for_new_clients_gives_no_number_and_says_so(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
