@@ -119,7 +119,8 @@ END
 chmod 0755 /usr/local/bin/edge-fl
 
 enable edge-fl.service
-rm -f "$units/edge-fl-install.service" "$units/multi-user.target.wants/edge-fl-install.service"
+# Disabled, not deleted: without the file, the daemon-reload below would apply the default time limit, and systemd kill this script.
+rm -f "$units/multi-user.target.wants/edge-fl-install.service"
 cp "$here/bundle.sha256" "$opt/bundle.sha256"
 for old in "$opt"/venv-*; do
   [ "$old" = "$venv" ] || rm -rf "$old"
