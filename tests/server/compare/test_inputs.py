@@ -137,7 +137,7 @@ def test_invalid_models_methods_and_data_are_reported_before_the_first_cell(tmp_
         run("model.options.widht=3")
     with pytest.raises(MethodError, match="head"):
         run(methods=("repper:head=svn",))
-    with pytest.raises(MethodError, match="budget = 0.001, expected at least"):
+    with pytest.raises(MethodError, match="which noise does not cover"):
         run(methods=("fedprox", "fedprox:privacy.noise_multiplier=1.0:privacy.budget=0.001"))
     with pytest.raises(DataError, match="expected 2 or more; use fewer clients"):
         run("data.clients=200", "data.partition=iid")

@@ -72,10 +72,10 @@ def test_newcomers_fine_tune_a_head_on_the_frozen_extractor(method: str) -> None
         assert metrics.UNSEEN_AFTER not in tuned.last()
         return
     found = [report[metrics.UNSEEN_AFTER] for report in tuned.unseen.values()]
-    assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.3
+    assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.2
     if metrics.UNSEEN_TEST in plain.last():
         assert tuned.last()[metrics.UNSEEN_TEST] == plain.last()[metrics.UNSEEN_TEST]
-        assert tuned.last()[metrics.UNSEEN_AFTER].mean >= plain.last()[metrics.UNSEEN_TEST].mean
+        assert tuned.last()[metrics.UNSEEN_AFTER].mean > plain.last()[metrics.UNSEEN_TEST].mean
 
 
 def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> None:
