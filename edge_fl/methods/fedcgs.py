@@ -72,7 +72,7 @@ class FedCGS(Method):
         count = shared["prototypes"]["count"].double()
         for update in updates:
             if update.client not in counted and set(self.sends) <= update.parts.keys():
-                counted[update.client] = torch.ones(())
+                counted[update.client] = torch.ones((), device=count.device)
                 totals = tree.map(torch.add, totals, update.parts["sums"])
                 count = count + update.parts["prototypes"]["count"]
         known = {"mean": (totals["moment"] / count.clamp(min=1)).T, "count": count}
