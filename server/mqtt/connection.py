@@ -3,7 +3,7 @@
 Before it connects, a server reads the retained srv/state: another server that is online holds the lease. Its own state is also its will,
 so that devices learn of a crash from the broker. It publishes its state at every connection, and everything else too if the broker has lost
 its session. Packets become (address, message) pairs on the receive thread and go to the handlers of their kind; packets that break the
-protocol are counted by sender and dropped. Tasks that wait for the broker run on a background thread.
+protocol or exceed a device's rate limit are counted by sender and dropped. Tasks that wait for the broker run on a background thread.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, decode, 
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from server.mqtt.device_text import decode_cleaned, one_line
+from server.mqtt.rate_limit import OnExcess, RateLimit
 from server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect, is_alive, read_retained
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class ServerConnection:
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._on_malformed: list[Callable[[str, str, str], None]] = []
         self._on_connected: list[Callable[[bool], None]] = []
+        self._on_excess: list[OnExcess] = []
+        self._rate_limit = RateLimit(topics, self._report_excess)
         self._return_s = 1.0
         self._closing = threading.Event()
         self._events: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
@@ -99,6 +102,10 @@ class ServerConnection:
         """Call `handler` with sender, kind and error of every packet that breaks the protocol."""
         self._on_malformed.append(handler)
 
+    def on_excess(self, handler: OnExcess) -> None:
+        """Call `handler`, which must not wait, for every device above the rate limit, once per interval."""
+        self._on_excess.append(handler)
+
     def run_in_background(self, name: str, task: Callable[[], None]) -> None:
         """Run a task on the background thread, one after the other; skip it if a task of that name is already queued."""
         if name not in self._tasks:
@@ -123,9 +130,7 @@ class ServerConnection:
                 self._limits.lease_s,
             )
         self.epoch = state.epoch + 1 if state else 1
-        self.transport = self._connect(
-            client_id(self.topics.fleet), self._state(online=False), self._events.put
-        )
+        self.transport = self._connect(client_id(self.topics.fleet), self._state(online=False), self._deliver)
         self._thread.start()
         threading.Thread(target=self._publish_beats, name="edge-fl-beat", daemon=True).start()
         self.transport.wait_connected(self._limits.connect_s)
@@ -207,6 +212,15 @@ class ServerConnection:
         except ProtocolError as error:
             log.warning("retained srv/state: %s", error)
             return None
+
+    def _deliver(self, event: Event) -> None:
+        """Queue an event, on the transport's thread; a full queue makes the broker wait."""
+        if not isinstance(event, Packet) or self._rate_limit.admits(event):
+            self._events.put(event)
+
+    def _report_excess(self, device: str, dropped: int, description: str) -> None:
+        for handler in self._on_excess:
+            handler(device, dropped, description)
 
     def _receive(self) -> None:
         while (event := self._events.get()) is not None:

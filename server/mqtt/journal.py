@@ -51,6 +51,7 @@ class Journal:
         self._denied = denied
         self._blocked = self._read_blocked()
         self._pending: dict[str, DeviceRecord] = {}
+        self._excess: list[tuple[str, int, str]] = []
         self._first = self._sequence = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -93,6 +94,11 @@ class Journal:
         """Store the state of a device, soon after `begin` or at the end."""
         with self._lock:
             self._enqueue(record)
+
+    def record_excess(self, device: str, dropped: int, description: str) -> None:
+        """Store soon that messages of a device were dropped above the rate limit; this counts as one rejection."""
+        with self._lock:
+            self._excess.append((device, dropped, description))
 
     def is_accepted(self, device: str, id: str) -> bool:
         """Whether the report `id` of a device was accepted before."""
@@ -170,16 +176,27 @@ class Journal:
     def _write_pending(self) -> None:
         records: dict[str, DeviceRecord] = {}
         with self._lock:
+            excess, self._excess = self._excess, []
             if self._first or self._closing.is_set():
                 records, self._pending = self._pending, records
         try:
             if records:
                 devices.record(self.db, records.values())
+            while excess:
+                self._write_excess(*excess[0])
+                del excess[0]
             self._blocked = self._read_blocked()
         except EdgeFLError as error:
             log.warning("%s", error)
             with self._lock:
                 self._pending = {**records, **self._pending}
+                self._excess = [*excess, *self._excess]
+
+    def _write_excess(self, device: str, dropped: int, description: str) -> None:
+        log.warning("%s: %s", one_line(device), description, extra={"device": device})
+        devices.count_dropped(self.db, self.fleet, device, dropped)
+        if not self.blocked(device):
+            self._reject(Rejection(self.fleet, device, "", "", 0, "flooding", description))
 
 
 def _read_names(path: Path) -> list[str]:

@@ -26,6 +26,7 @@ from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transp
 from server.mqtt.connection import Received, ServerConnection
 from server.mqtt.device_text import decode_cleaned, one_line
 from server.mqtt.journal import Journal
+from server.mqtt.rate_limit import RateLimit
 from server.mqtt.reader import ServerConnect
 from server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
 from server.mqtt.updates.round_request import Response, RoundRequest, Verdict
@@ -50,6 +51,7 @@ class UpdateWorker:
     def __init__(self, connect: ServerConnect, journal: Journal) -> None:
         self._topics, self._journal, self._db = Topics(journal.fleet), journal, journal.db
         self.received = 0
+        self._rate_limit = RateLimit(self._topics, journal.record_excess)
         self._ready = threading.Event()
         self._transport: Transport = connect(
             f"worker-{journal.fleet}-{secrets.token_hex(3)}", None, self._on_event, session_expiry_s=0
@@ -69,7 +71,7 @@ class UpdateWorker:
             self._ready.wait()  # the broker may answer before `_transport` is assigned
             self._transport.subscribe(shared(self._topics.report("+", "+", "+")))
             self._transport.subscribe(shared(self._topics.blob("+", "+", "+")))
-        elif isinstance(event, Packet) and event.payload:
+        elif isinstance(event, Packet) and event.payload and self._rate_limit.admits(event):
             try:
                 self._on_packet(self._topics.parse(event.topic), event)
             except ProtocolError as error:

@@ -1,0 +1,146 @@
+"""The rate limit per device: what a correct device sends passes, a flooding device is dropped, named and quarantined."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from edge_fl.config import CohortConfig
+from edge_fl.methods import build_method
+from edge_fl.wire.blob import CHUNK_BYTES, MAX_BLOB_BYTES
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
+from server.mqtt import rate_limit
+from server.mqtt.rate_limit import MAX_MESSAGES, RateLimit
+from server.registry import devices
+from server.training import rounds
+from server.training.rounds import Plan
+
+TOPICS = Topics("main")
+FLOOD = """
+import sys, time
+from paho.mqtt.client import CallbackAPIVersion, Client, MQTTv5
+client = Client(CallbackAPIVersion.VERSION2, "flooder", protocol=MQTTv5)
+client.connect("127.0.0.1", int(sys.argv[1]))
+client.loop_start()
+while True:
+    for _ in range(100):
+        client.publish(sys.argv[2], sys.argv[3], qos=0)
+    time.sleep(0.04)  # 2,500 per second, which the broker can deliver together with the messages of the others
+"""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def excess() -> list[tuple[str, int, str]]:
+    return []
+
+
+@pytest.fixture
+def limit(clock, excess) -> RateLimit:
+    return RateLimit(TOPICS, lambda *one: excess.append(one), clock)
+
+
+def test_messages_above_the_limit_are_dropped_and_reported_once_per_interval(limit, clock, excess):
+    state, other = Packet(TOPICS.state("d1"), b"{}"), Packet(TOPICS.log("d2"), b"{}")
+    admitted = sum(limit.admits(state) for _ in range(MAX_MESSAGES + 250))
+    assert admitted == MAX_MESSAGES and limit.admits(other) and not excess
+    clock.now_s += rate_limit.INTERVAL_S
+    assert limit.admits(state)  # a new interval
+    assert excess == [
+        (
+            "d1",
+            250,
+            "3,250 messages and 0 MiB of chunks in 10 s, at most 3,000 and 1,024 MiB; 250 dropped",
+        )
+    ]
+    clock.now_s += rate_limit.INTERVAL_S
+    assert limit.admits(other) and len(excess) == 1
+
+
+def test_the_largest_update_with_its_repetition_and_a_busy_device_pass(limit):
+    chunk = bytes(CHUNK_BYTES)
+    for _ in range(2):
+        for index in range(MAX_BLOB_BYTES // CHUNK_BYTES):
+            assert limit.admits(Packet(TOPICS.blob("d1", "r1", index), chunk))
+    assert all(limit.admits(Packet(TOPICS.state("d1"), b"{}")) for _ in range(MAX_MESSAGES))
+
+
+def test_tiny_chunks_count_as_chunks_of_the_usual_size(limit):
+    packets = [Packet(TOPICS.blob("d1", "r1", index), b"x") for index in range(20_000)]
+    assert sum(map(limit.admits, packets)) == 2 * MAX_BLOB_BYTES // CHUNK_BYTES
+
+
+def test_names_that_no_device_has_are_dropped_without_a_record(limit, clock, excess):
+    for sender in ("operator", "Not A Name"):
+        for _ in range(MAX_MESSAGES + 1):
+            admitted = limit.admits(Packet(f"{TOPICS.root}/d/{sender}/up/state", b"{}"))
+        assert not admitted
+    clock.now_s += rate_limit.INTERVAL_S
+    assert limit.admits(Packet(TOPICS.server_state(), b"{}")) and not excess
+
+
+def test_counting_10000_devices_costs_microseconds_per_message(limit):
+    packets = [Packet(TOPICS.state(f"device-{number:05d}"), b"{}") for number in range(10_000)]
+    began_s = time.perf_counter()
+    for _ in range(5):
+        assert all(map(limit.admits, packets))
+    assert (time.perf_counter() - began_s) / 50_000 < 20e-6
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("kind", ["state", "log", "rpt", "blob", "malformed"])
+def test_a_run_completes_next_to_a_flooding_device_which_is_quarantined(
+    real_bench, own_mosquitto, monkeypatch, kind
+):
+    bench = real_bench
+    monkeypatch.setattr(rate_limit, "INTERVAL_S", 1.0)
+    monkeypatch.setattr(rate_limit, "MAX_MESSAGES", MAX_MESSAGES // 10)
+    monkeypatch.setattr(rate_limit, "MAX_CHUNK_BYTES", rate_limit.MAX_CHUNK_BYTES // 10)
+    topic, payload = {
+        "state": (bench.topics.state("flooder"), '{"status": "ready", "boot": "b1"}'),
+        "log": (bench.topics.log("flooder"), '{"level": "info", "text": "' + 1000 * "x" + '"}'),
+        "rpt": (
+            bench.topics.report("flooder", "t1", 1),
+            '{"id": "x", "kind": "update", "boot": "b1", "samples": 1}',
+        ),
+        "blob": (bench.topics.blob("flooder", "t1-1", 0), 100 * "x"),
+        "malformed": (bench.topics.request("flooder"), "{"),
+    }[kind]
+    for id in ("d1", "d2", "d3"):
+        bench.device(id)
+    bench.wait_for(full=3)
+    port = str(own_mosquitto.endpoint.port)
+    flooder = subprocess.Popen([sys.executable, "-c", FLOOD, port, topic, payload])
+    journal, method = bench.inbox.journal, build_method(bench.spec("fedavg"))
+    try:
+        fleet, plan = bench.fleet(bench.spec("fedavg")), Plan(60, seed=1, cohort=CohortConfig(quorum=1.0))
+        began_s, responded = time.monotonic(), []
+        for result in rounds.run(method, fleet, plan):
+            responded.append(result.responded)
+            time.sleep(0.1)
+        took_s = time.monotonic() - began_s
+        assert bench.eventually(lambda: journal.blocked("flooder") == "quarantined", 20.0)
+    finally:
+        flooder.kill()
+        flooder.wait()
+    assert responded == [("d1", "d2", "d3")] * 60 and took_s < 60
+    known = {one.device: one for one in devices.listed(journal.db, "main")}
+    assert known["flooder"].quarantine.startswith("3 reports rejected, the last one because of flooding (")
+    assert known["flooder"].dropped > 1000
+    assert all(not known[id].blocked and not known[id].dropped for id in ("d1", "d2", "d3"))
