@@ -73,3 +73,5 @@ def admit(
     devices.readmit(db, fleet, device)
     reason = known[device].quarantine
     print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")
+    if known[device].revoked:
+        print_status(f"{device}: still blocked, {known[device].blocked_why}")

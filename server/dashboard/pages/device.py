@@ -48,7 +48,7 @@ REQUESTS = (
 REJECTIONS = (
     Column("Received, UTC", "received_at", clock),
     Column("Run", "run"),
-    Column("Round", "round", number),
+    Column("Round", "round", positive),
     Column("Reason", "reason"),
     Column("Detail", "detail"),
 )
@@ -63,7 +63,7 @@ def title(page: DevicePage) -> str:
         f"{record.why}: {remedy}. More: edge-fl device status on the device, docs/troubleshooting.md"
         if remedy
         else record.why,
-        f"{record.blocked} since {clock(record.blocked_at)} UTC: {record.blocked_why}"
+        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {record.blocked_why}"
         if record.blocked
         else "",
     ]
@@ -103,7 +103,7 @@ def description(page: DevicePage) -> str:
     shown |= {
         "Boot": escape(page.record.boot),
         "First seen, UTC": clock(page.record.first_seen_at),
-        "Rejected reports": number(page.record.rejections),
+        "Rejections towards quarantine": number(page.record.rejections),
         "Dropped messages": number(page.record.dropped),
     }
     notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
