@@ -17,7 +17,8 @@ images=@IMAGES@
 # All output goes to the log on the card's FAT partition, where any computer can read why a Pi does not start.
 if [ "${1:-}" != logged ]; then
   exec 9>/run/edge-fl-install.lock && flock 9 # one installation at a time
-  [ ! -f "$log" ] || { tail -c 100000 "$log" >"$log.new" && mv "$log.new" "$log"; }
+  # A partition damaged by a power cut may be read-only until its next check.
+  [ ! -f "$log" ] || { tail -c 100000 "$log" >"$log.new" && mv "$log.new" "$log"; } || log=/run/edge-fl-install.log
   status=0
   sh "$0" logged "$@" >>"$log" 2>&1 || status=$?
   echo "edge-fl: install rc=$status" | tee -a "$log"
