@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge_fl import logs
@@ -26,6 +26,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from server.training import cohort
+from server.training.arrival import counted, first_updates, in_order
 from server.training.fleet import ClientId, Fleet
 
 log = logging.getLogger(__name__)
@@ -297,8 +298,8 @@ class _Collected:
         hooks: RunHooks,
         watch: Watch,
     ) -> Iterator[Update]:
-        counted = _counted(_first(updates, selection.goal), "clients", selection.goal, watch)
-        for update in in_order(counted, selection.members):
+        arriving = counted(first_updates(updates, selection.goal), "clients", selection.goal, watch)
+        for update in in_order(arriving, selection.members):
             self.bytes_up[update.client] = size_bytes(update.parts)
             if update.staleness:
                 self.staleness[update.client] = update.staleness
@@ -328,8 +329,8 @@ def evaluate(
     working = fleet.at_work()
     clients = [client for client in fleet.clients() if client not in working]
     updates = fleet.evaluate(round, method, Broadcasts(method, shared, clients))
-    counted = _counted(updates, "evaluations", len(clients), watch)
-    return {update.client: update.metrics for update in in_order(counted, clients)}
+    arriving = counted(updates, "evaluations", len(clients), watch)
+    return {update.client: update.metrics for update in in_order(arriving, clients)}
 
 
 def final_personalisation(
@@ -347,7 +348,7 @@ def final_personalisation(
 
     def collected() -> Iterator[Update]:
         updates = fleet.personalise(round, method, broadcasts)
-        for update in in_order(_counted(updates, "final personalisation", len(clients), watch), clients):
+        for update in in_order(counted(updates, "final personalisation", len(clients), watch), clients):
             metrics[update.client] = update.metrics
             yield update
         if hooks:
@@ -367,41 +368,3 @@ def with_epsilon(error: BudgetExhaustedError, final: Reports) -> BudgetExhausted
     """The error with the largest epsilon spent by any client."""
     spent = [report[EPSILON] for report in final.values() if EPSILON in report]
     return BudgetExhaustedError(f"{error}; largest epsilon spent: {max(spent):.3g}" if spent else str(error))
-
-
-def in_order(updates: Iterable[Update], members: Iterable[ClientId]) -> Iterator[Update]:
-    """The updates in ascending client id. Early ones wait for their predecessors; unknown clients and repetitions are dropped."""
-    waiting: dict[ClientId, Update] = {}
-    order = sorted(members)
-    missing = set(order)
-    position = 0
-    for update in updates:
-        if update.client in missing:
-            missing.remove(update.client)
-            waiting[update.client] = update
-        while position < len(order) and order[position] in waiting:
-            yield waiting.pop(order[position])
-            position += 1
-    for client in order[position:]:
-        if client in waiting:
-            yield waiting.pop(client)
-
-
-def _first(updates: Iterator[Update], goal: int) -> Iterator[Update]:
-    """The first `goal` updates to arrive; then the round request is closed."""
-    for count, update in enumerate(updates, 1):
-        yield update
-        if count == goal:
-            break
-    if isinstance(updates, Generator):
-        updates.close()
-
-
-def _counted(updates: Iterable[Update], stage: str, expected: int, watch: Watch) -> Iterator[Update]:
-    """The updates, with progress reported to `watch`."""
-    done = 0
-    watch(Count(stage, done, expected))
-    for done, update in enumerate(updates, 1):
-        watch(Count(stage, done, expected))
-        yield update
-    watch(Count(stage, done, done))

@@ -26,6 +26,7 @@ from edge_fl.wire.transport import Packet, TransportLimits
 
 MAX_PACKET_BYTES = 268_435_455  # bounds of MQTT itself
 RECEIVE_MAXIMUM = 65_535
+LOGIN_REASONS = frozenset({0x86, 0x87})  # bad user name or password, not authorised
 
 
 class State(Enum):
@@ -140,3 +141,12 @@ def _properties(content_type: str, expiry_s: int | None, packet_type: int) -> Pr
 def _new_properties(packet_type: int) -> Any:
     """Typed Any: properties are attributes that the class does not declare."""
     return Properties(packet_type)  # type: ignore[no-untyped-call]
+
+
+def login_hint(endpoint: Endpoint, reason: int) -> str:
+    """What to check after a rejection for a wrong or missing login; empty for other reasons."""
+    if reason not in LOGIN_REASONS or endpoint.cert:
+        return ""
+    if endpoint.login:
+        return f" (username and password are in {endpoint.login})"
+    return " (neither a certificate nor a user name was sent: expected an identity)"

@@ -22,7 +22,14 @@ from paho.mqtt.reasoncodes import ReasonCode
 from edge_fl.errors import ConnectError, DeadlineError, ProtocolError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt import tls
-from edge_fl.wire.mqtt.client import BrokerLimits, State, broker_limits, make_client, publish_properties
+from edge_fl.wire.mqtt.client import (
+    BrokerLimits,
+    State,
+    broker_limits,
+    login_hint,
+    make_client,
+    publish_properties,
+)
 from edge_fl.wire.mqtt.loop import READ, WRITE, MqttLoop, Timer, shared_loop
 from edge_fl.wire.mqtt.outgoing import Filter, Outgoing, Publication
 from edge_fl.wire.transport import (
@@ -51,7 +58,6 @@ CLOSE_S = 2.0
 FINAL_REASONS = frozenset({0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C})
 # Features that the broker lacks: retained messages, QoS 1, shared subscriptions, wildcards.
 UNSUPPORTED_REASONS = frozenset({0x9A, 0x9B, 0x9E, 0xA2})
-LOGIN_REASONS = frozenset({0x86, 0x87})
 
 
 class MqttTransport(Transport):
@@ -208,7 +214,9 @@ class MqttTransport(Transport):
     ) -> None:
         if reason.is_failure:
             self._rejected = reason.value in FINAL_REASONS
-            self._lose(f"rejected: {reason}{self._login_hint(reason)}")  # paho closes the socket
+            self._lose(
+                f"rejected: {reason}{login_hint(self.endpoint, reason.value)}"
+            )  # paho closes the socket
             return
         self.broker_limits = allowed = broker_limits(properties)
         self._max_packet_bytes = min(self._limits.max_packet_bytes, allowed.max_packet_bytes)
@@ -220,13 +228,6 @@ class MqttTransport(Transport):
         self._set_state(State.ONLINE)
         self._emit(Connected(flags.session_present))
         self._send_soon()
-
-    def _login_hint(self, reason: ReasonCode) -> str:
-        if reason.value not in LOGIN_REASONS or self.endpoint.cert:
-            return ""
-        if self.endpoint.login:
-            return f" (username and password are in {self.endpoint.login})"
-        return " (neither a certificate nor a user name was sent: expected an identity)"
 
     def _on_disconnect(
         self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, properties: ReceivedProperties

@@ -33,7 +33,7 @@ from edge_fl.wire.messages import Report
 from server.mqtt.updates import validation
 from server.release import export
 from server.release.onnx_session import Session
-from server.training import rounds
+from server.training import arrival, rounds
 from server.training.engines.sequential import SequentialFleet
 from server.training.rounds import Plan
 from tests.edge_fl.methods import toy
@@ -217,7 +217,7 @@ def test_the_order_in_which_updates_arrive_does_not_matter(name: str) -> None:
     method, run = toy.method(name), ran(name)
     before, updates = run.history[1], run.updates[1]
     for arriving in (list(updates.values())[::-1], [updates[id] for id in ("c3", "c0", "c4", "c1", "c2")]):
-        mixed = steps.aggregate(method.at(2), before, rounds.in_order(arriving, updates))
+        mixed = steps.aggregate(method.at(2), before, arrival.in_order(arriving, updates))
         assert fingerprint(mixed) == fingerprint(run.shared)
 
 
