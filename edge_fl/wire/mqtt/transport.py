@@ -21,15 +21,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from edge_fl.errors import ConnectError, DeadlineError, ProtocolError
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.mqtt import tls
-from edge_fl.wire.mqtt.client import (
-    BrokerLimits,
-    State,
-    broker_limits,
-    login_hint,
-    make_client,
-    publish_properties,
-)
+from edge_fl.wire.mqtt import client, tls
+from edge_fl.wire.mqtt.client import BrokerLimits, State
 from edge_fl.wire.mqtt.loop import READ, WRITE, MqttLoop, Timer, shared_loop
 from edge_fl.wire.mqtt.outgoing import Filter, Outgoing, Publication
 from edge_fl.wire.transport import (
@@ -102,7 +95,7 @@ class MqttTransport(Transport):
         self._socket: Any = None  # the socket watched by the loop, and its events
         self._events = READ
 
-        self._client = make_client(
+        self._client = client.make_client(
             endpoint,
             client_id,
             will,
@@ -214,11 +207,10 @@ class MqttTransport(Transport):
     ) -> None:
         if reason.is_failure:
             self._rejected = reason.value in FINAL_REASONS
-            self._lose(
-                f"rejected: {reason}{login_hint(self.endpoint, reason.value)}"
-            )  # paho closes the socket
+            hint = client.login_hint(self.endpoint, reason.value)
+            self._lose(f"rejected: {reason}{hint}")  # paho closes the socket
             return
-        self.broker_limits = allowed = broker_limits(properties)
+        self.broker_limits = allowed = client.broker_limits(properties)
         self._max_packet_bytes = min(self._limits.max_packet_bytes, allowed.max_packet_bytes)
         self._window = min(self._limits.max_inflight, allowed.receive_maximum)
         self._outgoing.resume(session_present=flags.session_present)
@@ -369,7 +361,7 @@ class MqttTransport(Transport):
         except ProtocolError as error:
             log.error("%s: %s", self.client_id, error)
             return None
-        properties = publish_properties(packet)
+        properties = client.publish_properties(packet)
         info = self._client.publish(packet.topic, packet.payload, packet.qos, packet.retain, properties)
         return info.mid if packet.qos else None
 
