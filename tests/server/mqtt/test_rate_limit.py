@@ -104,7 +104,10 @@ def test_counting_10000_devices_costs_microseconds_per_message(limit):
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("kind", ["state", "log", "rpt", "blob", "malformed"])
+@pytest.mark.parametrize(
+    "kind",
+    ["state", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("log", "rpt", "blob", "malformed"))],
+)
 def test_a_run_completes_next_to_a_flooding_device_which_is_quarantined(
     real_bench, own_mosquitto, monkeypatch, kind
 ):
