@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.func import vmap
 
-from edge_fl.learn.augment import AUGMENTATIONS, crop, flip_rotate, gentle, hide_patches, supcon
+from edge_fl.learn.augment import AUGMENTATIONS, _turn_hue, crop, flip_rotate, gentle, hide_patches, supcon
 from edge_fl.learn.random import fold, key_of
 
 KEY = key_of(5)
@@ -78,6 +80,47 @@ def test_a_crop_is_a_part_of_the_image_enlarged() -> None:
     assert float(slope.min()) > 0.37
     assert float(slope.max()) < 1.01
     assert float(slope.min()) < 0.5 < 0.9 < float(slope.max())
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "degrees"), [("crop", 0.2, 0), ("gentle", 0.6, 15), ("flip-rotate", 1, 15)]
+)
+def test_area_and_angle_of_the_geometry(name: str, least: float, degrees: float) -> None:
+    """Of two ramps, the slopes across and down are the columns of the matrix that maps the view to the image."""
+    ramp = torch.linspace(0, 1, 32).expand(500, 32, 32)
+    seen = AUGMENTATIONS[name](torch.stack([ramp, ramp.mT], dim=1), KEY)
+    slopes = [seen[:, :, 16, 24] - seen[:, :, 16, 8], seen[:, :, 24, 16] - seen[:, :, 8, 16]]
+    matrix = torch.stack(slopes, dim=-1) / (ramp[0, 0, 24] - ramp[0, 0, 8])
+    area = torch.linalg.det(matrix).abs()
+    assert least - 0.01 < float(area.min()) < least + 0.05
+    assert float(area.max()) < 1.01
+    angle = torch.rad2deg(torch.atan2(-matrix[:, 0, 1], matrix[:, 1, 1]))
+    assert -degrees - 0.1 < float(angle.min()) <= -0.95 * degrees
+    assert 0.95 * degrees <= float(angle.max()) < degrees + 0.1
+
+
+def test_colours_vary_by_the_usual_amounts_in_four_of_five_views() -> None:
+    """Brightness by 40 %, seen on grey; hue by a tenth of a turn, which brightness, contrast and saturation of a flat image keep."""
+    grey = supcon(torch.full((500, 3, 4, 4), 0.5), KEY)[:, :, 2, 2]
+    assert grey.allclose(grey[:, :1], atol=1e-6)
+    assert 0.3 <= float(grey.min()) < 0.31 and 0.69 < float(grey.max()) <= 0.7
+    assert 0.14 < float((grey == 0.5).all(1).float().mean()) < 0.26
+    colour = torch.tensor([0.5, 0.3, 0.25])
+    seen = supcon(colour.reshape(1, 3, 1, 1).expand(500, 3, 4, 4), KEY)[:, :, 2, 2]
+    turned = (hue(seen) - hue(colour))[seen.amax(1) - seen.amin(1) > 1e-6]
+    assert -36.1 < float(turned.min()) < -34
+    assert 34 < float(turned.max()) < 36.1
+
+
+def hue(colours: torch.Tensor) -> torch.Tensor:
+    """The angle about the grey axis in degrees; colours [..., 3]."""
+    r, g, b = colours.unbind(-1)
+    return torch.rad2deg(torch.atan2(math.sqrt(3) * (g - b), 2 * r - g - b))
+
+
+def test_a_third_of_a_turn_of_the_hue_exchanges_the_channels() -> None:
+    x = images()
+    assert _turn_hue(x, torch.full((6, 1, 1, 1), 2 * math.pi / 3)).allclose(x.roll(1, dims=1), atol=1e-6)
 
 
 def test_a_fifth_of_the_views_are_grey_and_their_colour_is_turned_otherwise() -> None:

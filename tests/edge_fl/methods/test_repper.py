@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,21 @@ def test_other_names_for_the_classes_change_nothing() -> None:
 def test_the_option_selects_the_loss() -> None:
     inside, out = (trained(toy.method("repper", supcon=where), toy.batches()) for where in ("in", "out"))
     assert not tree.same(inside, out)
+
+
+@pytest.mark.parametrize(("where", "contrast"), [("in", supcon_in), ("out", supcon)])
+def test_several_positives_are_averaged_inside_or_outside_of_the_logarithm(
+    where: str, contrast: Callable[..., Tensor]
+) -> None:
+    method, data = toy.method("repper", supcon=where, augment="gentle"), toy.batches()
+
+    def loss(f: Params, batch: Batch) -> Tensor:
+        views = torch.cat([AUGMENTATIONS["gentle"](batch.x, fold(batch.key, number)) for number in (1, 2)])
+        return contrast(unit(method.net.extractor(f, views)), batch.y.repeat(2), 0.1)
+
+    start = steps.start(method)["extractor"]
+    expected = fit(loss, start, data, stage="train", epochs=1, optimiser=method.optimiser)
+    assert tree.same(trained(method, data)["extractor"], expected)
 
 
 def test_a_projection_is_for_training_only() -> None:

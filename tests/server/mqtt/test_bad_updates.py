@@ -160,6 +160,13 @@ def test_counters_may_grow_from_the_values_of_the_broadcast():
         require_buffers("extractor", grown, (0, 7 * MAX_STEPS - 1), whole=True)
 
 
+def test_buffers_are_checked_wherever_they_are_among_the_tensors():
+    params = {"w": torch.zeros(2), "buffer:bn.running_var": torch.tensor([1.0, -0.5]), "z": torch.zeros(2)}
+    with pytest.raises(RejectedError, match=r"bn.running_var: variance -0.5, expected at least 0"):
+        require_buffers("extractor", params, (0, 0), whole=True)
+    require_buffers("extractor", params, (0, 0), whole=False)  # a statistic may have negative entries
+
+
 BAD_REPORTS = {
     "no samples": ({"samples": 0}, "samples"),
     "more samples than it has": ({"samples": 21}, "samples"),

@@ -84,6 +84,12 @@ def test_a_likelihood_ratio_while_nothing_is_wrong_is_a_supermartingale(images: 
         assert grown.mean() - 3 * grown.std() / math.sqrt(len(grown)) <= 1.0
 
 
+def test_the_likelihood_ratio_of_failures_has_a_mean_of_one_at_the_normal_rate() -> None:
+    failed, fine = (math.exp(gates.GATES["failures"](Outcome(why), GATES)) for why in ("enospc", ""))
+    assert gates.NORMAL_FAILURE_RATE * failed + (1 - gates.NORMAL_FAILURE_RATE) * fine == pytest.approx(1.0)
+    assert failed > 1 > fine
+
+
 @pytest.mark.parametrize(
     ("outcomes", "gate"),
     [
@@ -98,6 +104,31 @@ def test_each_gate_detects_its_harm(outcomes: list[Outcome], gate: str) -> None:
     assert max(found, key=found.__getitem__) == gate
     assert objection(outcomes)
     assert not objection([FINE] * 200)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reason"),
+    [
+        (
+            [*[Outcome("canary_failed")] * 4, Outcome("enospc"), FINE],
+            "failures: 5 of 6 devices failed (canary_failed, enospc)",
+        ),
+        (
+            [Outcome("", 200, 22, 2), FINE, FINE, FINE, FINE] * 5,
+            "decile: accuracy changed by -2.0 points, in the bottom decile of 25 devices by -10.0",
+        ),
+        (
+            [Outcome("", 0, 0, 0, slower) for slower in (3.0, 6.0, 4.5, 5.0, 4.0)],
+            "latency: an image takes 4.50 times as long",
+        ),
+        (
+            [Outcome("", 400, 16, 0), Outcome("", 400, 12, 0), Outcome("", 400, 20, 0)] * 4,
+            "mean: accuracy changed by -4.0 points, in the bottom decile of 12 devices by -5.0",
+        ),
+    ],
+)
+def test_the_reason_of_an_abort_names_the_gate_and_what_it_saw(outcomes: list[Outcome], reason: str) -> None:
+    assert objection(outcomes) == reason
 
 
 def test_no_single_device_can_end_a_roll_out() -> None:
@@ -192,6 +223,15 @@ def test_ranks_are_uniform_and_differ_between_releases() -> None:
     second = {name for name in names if rank(name, 2) < 0.05}
     assert 200 < len(first) < 300
     assert len(first & second) < 40
+
+
+def test_a_stage_is_the_share_of_the_fleet_with_the_lowest_ranks() -> None:
+    ordered = sorted(DEVICES, key=lambda device: rank(device, 7))
+    plan = RolloutConfig(stages=(rank(ordered[50], 7), 1.0))
+    for state, admitted, returned in (("running", 50, 0), ("completed", 200, 0), ("aborted", 0, 50)):
+        at = Stages(7, plan, state=state)
+        assert [d for d in ordered if at.admits(d)] == ordered[:admitted]
+        assert [d for d in ordered if at.returns(d)] == ordered[:returned]
 
 
 def test_a_stage_with_too_few_successes_pauses_and_can_be_resumed_or_aborted() -> None:
