@@ -13,7 +13,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test nightly check format bench bench-full bench-gpu clean
+.PHONY: help venv demo demo-secure test nightly mutation check format bench bench-full bench-gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ test: venv ## all tests except those marked slow, gpu, arm64 or browser (select 
 
 nightly: venv ## 200 runs under chaos, 10,000 examples of every fuzz test (hours)
 	$(TEST) tests/fuzz tests/chaos -n 2 --hypothesis-profile nightly --timeout 7200 $(ARGS)
+
+mutation: venv ## change 300 random places of the code in turn; count the changes that the tests notice (hours)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[mutation]'
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 check: venv ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

@@ -1,0 +1,264 @@
+"""`make mutation`: change random places of the code, one at a time, and count the changes (mutants) that the tests notice.
+
+cosmic-ray makes the changes, in a copy of the repository; pytest-cov tells which tests run the changed line. A mutant runs these tests up
+to the first failure: those named after its module first, then the shortest first, for at most `--seconds` of their usual time.
+tests/mutation.md holds results and the survivors that no test can notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import islice, permutations
+from pathlib import Path
+
+import coverage
+import pytest
+from cosmic_ray import plugins
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code, use_mutation
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = (
+    "edge_fl/learn/**/*.py",
+    "edge_fl/methods/**/*.py",
+    "edge_fl/release/*.py",
+    "devices/agent/*.py",
+    "server/training/rounds.py",
+    "server/training/arrival.py",
+    "server/training/cohort.py",
+    "server/release/rollout/gates.py",
+    "server/release/rollout/stages.py",
+    "server/mqtt/updates/validation.py",
+)
+TESTS = (
+    "tests/edge_fl/learn",
+    "tests/edge_fl/methods",
+    "tests/edge_fl/release",
+    "tests/devices/agent",
+    "tests/server/training",
+    "tests/server/mqtt",
+    "tests/server/release",
+    "tests/server/orchestrate",
+    "tests/golden",
+    "tests/test_methods_doc.py",
+)
+DEFAULTS = "tests/test_methods_doc.py"  # compares constants with docs/methods.md
+FAST = "not slow and not gpu and not arm64 and not browser"
+# Imported before the processes of the mutants are forked, so that they start at once.
+HEAVY = (
+    "torch",
+    "torchvision",
+    "sklearn.linear_model",
+    "onnxruntime",
+    "onnxscript",
+    "sqlalchemy",
+    "tuf.api.metadata",
+)
+# Of cosmic-ray's replacements of operators; the others, such as + by <<, mostly raise TypeError at once.
+OPPOSITE = {"Add": "Sub", "Mul": "Div", "BitOr": "BitAnd", "RShift": "LShift", "Eq": "NotEq", "Is": "IsNot"}
+REPLACED = {
+    *(f"{a}_{b}" for pair in OPPOSITE.items() for a, b in (pair, pair[::-1])),
+    *(f"{a}_{b}" for a, b in permutations(("Lt", "LtE", "Gt", "GtE"), 2)),
+    *("FloorDiv_Mul", "Mod_Mul", "Pow_Mul", "USub_UAdd", "UAdd_USub", "Delete_Not"),
+}
+GUARDS = re.compile(r"\(.*\b(frozen|strict)=True")  # forbid what correct code does not do
+
+OUTPUT = Path("pytest.log")
+
+Position = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: an operator of cosmic-ray at its nth place in a file."""
+
+    path: Path
+    operator: str
+    occurrence: int
+    line: int
+
+    def diff(self) -> str:
+        """The change as a unified diff; empty if the result is not valid Python."""
+        before = self.path.read_text()
+        after = mutate_code(before, plugins.get_operator(self.operator)(), self.occurrence)
+        try:
+            ast.parse(after)
+        except SyntaxError:
+            return ""
+        name = str(self.path)
+        found = difflib.unified_diff(before.splitlines(), after.splitlines(), name, name, n=1, lineterm="")
+        return "\n".join(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Test a random sample of mutants; print each result, the survivors and a table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("--mutants", type=int, default=300, help="size of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--only", default="*", help="only files that match, such as '*/repper.py'")
+    parser.add_argument("--tests", nargs="*", default=TESTS, help="files and folders of tests")
+    parser.add_argument("--seconds", type=float, default=60, help="usual time of the tests of one mutant")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        enter_copy(Path(folder) / "copy")
+        sample = list(islice(draw(random.Random(options.seed), options.only), options.mutants))
+        print(f"{len(sample)} mutants, seed {options.seed}; first all tests without a mutant", flush=True)
+        covered = Covered(options.tests)
+        results, survivors = Counter[str](), []
+        for number, (mutant, diff) in enumerate(sample, 1):
+            result = tested(mutant, covered, options.seconds)
+            results[result] += 1
+            print(f"{number:4}  {result:9}  {mutant.path}:{mutant.line}  {mutant.operator}", flush=True)
+            if result in ("survived", "no test"):
+                survivors.append(diff)
+    print("\n\n".join(["", *survivors, ""]))
+    print(f"n = {len(sample)}, seed {options.seed}")
+    for result, count in results.most_common():
+        print(f"{result:9} {count:4}  {count / len(sample):6.1%}")
+
+
+def enter_copy(copy: Path) -> None:
+    """Copy the repository, and let this process and its children import the copy."""
+    copy.mkdir()
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+        elif not path.name.startswith(".") and path.name not in ("build", "dist", "runs"):
+            shutil.copytree(path, copy / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+    os.chdir(copy)
+    os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
+    for module in HEAVY:
+        importlib.import_module(module)
+
+
+def draw(rng: random.Random, only: str) -> Iterator[tuple[Mutant, str]]:
+    """The places of the code that an operator can change, in random order: one mutant of each, and its diff."""
+    places: defaultdict[tuple[Path, Position], list[Mutant]] = defaultdict(list)
+    for path in sorted(path for pattern in CODE for path in Path().glob(pattern) if fnmatch(str(path), only)):
+        for mutant, start in mutants(path):
+            places[path, start].append(mutant)
+    for place in rng.sample(sorted(places), len(places)):
+        mutant = rng.choice(places[place])
+        if diff := mutant.diff():
+            yield mutant, diff
+
+
+def mutants(path: Path) -> Iterator[tuple[Mutant, Position]]:
+    """All mutants of a file, but for annotations and guards, with their positions."""
+    code = path.read_text()
+    lines, nodes, unused = code.splitlines(), list(ast_nodes(get_ast(code))), list(annotations(code))
+    for name in plugins.operator_names():
+        operator = plugins.get_operator(name)
+        replacement = name.partition("Operator_")[2]
+        if operator.arguments() or (replacement and replacement not in REPLACED):
+            continue
+        starts = (start for node in nodes for start, _end in operator().mutation_positions(node))
+        for occurrence, start in enumerate(starts):
+            guard = name.endswith("TrueWithFalse") and GUARDS.search(lines[start[0] - 1])
+            if not guard and not any(first <= start < last for first, last in unused):
+                yield Mutant(path, name, occurrence, start[0]), start
+
+
+def annotations(code: str) -> Iterator[tuple[Position, Position]]:
+    """Where annotations begin and end; they are not evaluated."""
+    for node in ast.walk(ast.parse(code)):
+        for field in ("annotation", "returns"):
+            if part := getattr(node, field, None):
+                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+
+
+class Covered:
+    """Which tests run a line, and how long they take, from one run of all tests."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        folders = sorted({f"--cov={pattern.partition('/*')[0]}" for pattern in CODE if "*" in pattern})
+        modules = [f"--cov={Path(pattern).parent}" for pattern in CODE if "*" not in pattern]
+        if run([*tests, "-m", FAST, *folders, *modules, "--cov-context=test", "--cov-report="]) not in (0, 1):
+            sys.exit(OUTPUT.read_text())
+        seconds, failed = json.loads(Path("durations.json").read_text())
+        for test in failed:
+            print(f"not used, because it fails without a mutant: {test}")
+        self.seconds = {test: took for test, took in seconds.items() if test not in failed}
+        self.data = coverage.CoverageData()
+        self.data.read()
+
+    def tests(self, mutant: Mutant, limit: float) -> Iterator[str]:
+        """The tests that run the mutant's line; if it runs only on import (a constant), DEFAULTS and those that run its module."""
+        lines = self.data.contexts_by_lineno(str(mutant.path.resolve()))
+        tests = {context.rpartition("|")[0] for context in lines.get(mutant.line, []) if context}
+        if not tests:
+            tests = {context.rpartition("|")[0] for contexts in lines.values() for context in contexts}
+            tests |= {test for test in self.seconds if test.startswith(DEFAULTS)}
+        tests &= self.seconds.keys()
+        spent = 0.0
+        for test in sorted(tests, key=lambda test: (mutant.path.stem not in test, self.seconds[test], test)):
+            if spent <= limit:
+                yield test
+            spent += self.seconds[test]
+
+
+def tested(mutant: Mutant, covered: Covered, seconds: float) -> str:
+    """The verdict of the tests on one mutant."""
+    tests = list(covered.tests(mutant, seconds))
+    if not tests:
+        return "no test"
+    limit = 30 + 5 * sum(covered.seconds[test] for test in tests)
+    with use_mutation(mutant.path, plugins.get_operator(mutant.operator)(), mutant.occurrence):
+        status = run(["-x", *tests], limit)
+    return {None: "timed out", 0: "survived"}.get(status, "killed")
+
+
+def run(arguments: Sequence[str], limit: float | None = None) -> int | None:
+    """The exit status of pytest in a forked process; None if it was ended after `limit` seconds."""
+    process = multiprocessing.get_context("fork").Process(target=_pytest, args=(arguments,))
+    process.start()
+    process.join(limit)
+    if (status := process.exitcode) is None:
+        os.killpg(process.ident or 0, signal.SIGKILL)
+        process.join()
+    return status
+
+
+def _pytest(arguments: Sequence[str]) -> None:
+    os.setsid()
+    with OUTPUT.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[Durations()]))
+
+
+class Durations:
+    """Write the duration of each test, and the failed tests, to durations.json."""
+
+    def __init__(self) -> None:
+        self.seconds, self.failed = Counter[str](), set[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration  # type: ignore[assignment]  # of set-up, call and tear-down
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        Path("durations.json").write_text(json.dumps([self.seconds, sorted(self.failed)]))
+
+
+if __name__ == "__main__":
+    main()
