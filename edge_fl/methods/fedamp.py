@@ -38,10 +38,7 @@ class FedAMP(Method):
     lam: float = hyper(0.02, "λ, the pull towards u_i is λ/α; 0 is Local", low=0, source="[D]; 1 [R]")
     alpha: float = hyper(0.1, "α_k; absolute 1e4 [R], 1 in PFLlib", low=1e-12, source="[D]")
     sigma: float = hyper(
-        1.0,
-        "σ, squared distance at which attention fades; absolute 1e6 [R], 1 in PFLlib",
-        low=1e-12,
-        source="[D]",
+        1.0, "σ, squared distance at which attention fades; absolute 1e6 [R]", low=1e-12, source="[D]"
     )
     distances: str = hyper(
         "relative",

@@ -33,7 +33,6 @@ from edge_fl.methods import fedrir_networks as networks
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
 from edge_fl.methods.fedrir_measures import MEASURES, separation
-from edge_fl.methods.fedrir_networks import halves, specific_feature
 from edge_fl.models.normalise import constant, normalised
 
 OBJECTIVES = {  # (loss of q in s2a, loss of the extractor in s2b); where they are equal, one joint step replaces s2a and s2b
@@ -58,9 +57,7 @@ class FedRIR(Method):
     kld_weight: float = hyper(0.0, "w, weight of the KL term in s1", low=0, source="none [P]; 0.1 [C]")
     id_weight: float = hyper(0.01, "λ, weight of the bound", low=0, source="by validation [D]; 1 [P]")
     id_objective: str = hyper("vclub", "nll_joint: official code [C]", choices=tuple(OBJECTIVES))
-    id_variance: str = hyper(
-        "tanh", "end of q's log-variance; relu [P]", choices=("tanh", "relu"), source="[C]"
-    )
+    id_variance: str = hyper("tanh", "end of q's log-variance [C]; relu [P]", choices=("tanh", "relu"))
     id_clamp: bool = hyper(True, "a negative bound counts as 0, else vclub diverges", source="[D]")
 
     title: ClassVar = "FedRIR"
@@ -79,20 +76,17 @@ class FedRIR(Method):
     measures: ClassVar = MEASURES
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
     deviations: ClassVar = (
-        "q is fitted by likelihood (paper: with the bound); a negative bound counts as 0; λ is 0.01 (paper: 1);"
-        " q's log-variance ends in tanh, and the KL term is an option (both from the code);"
-        " the frozen specific extractor runs in inference behaviour (code: BatchNorm moves)"
+        "q is fitted by likelihood (paper: with the bound); a negative bound counts as 0; λ is 0.01 (paper: 1); q's log-variance ends in"
+        " tanh, the KL term is an option (both: code); the frozen specific extractor runs in inference mode (code: BatchNorm moves)"
     )
 
     def init_own(self, client: str) -> Parts:
-        trained = {
-            name: {part: self.net.parts[part].init() for part in parts} for name, parts in STATES.items()
-        }
-        states = {name: self.optimiser.init(tree.parameters(parts)) for name, parts in trained.items()}
+        w = {name: {part: self.net.parts[part].init() for part in parts} for name, parts in STATES.items()}
+        states = {name: self.optimiser.init(tree.parameters(parts)) for name, parts in w.items()}
         return {**super().init_own(client), **{name: tree.flat(state) for name, state in states.items()}}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        net, opt, epochs = self.net, self.optimiser, self.epochs
+        net, opt, epochs, fill = self.net, self.optimiser, self.epochs, self.reconstruction
         q_loss, bound = OBJECTIVES[self.id_objective]
         s1 = {name: own[name] for name in STATES["s1_state"]}
         q, w = {"estimator": own["estimator"]}, {"extractor": down["extractor"], "head": own["head"]}
@@ -100,12 +94,11 @@ class FedRIR(Method):
             tree.shaped(own[name], opt.init(tree.parameters(parts)))
             for name, parts in zip(STATES, (s1, q, w), strict=True)
         )
-        fill = self.reconstruction
         if self.mcsl:
             s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=epochs, optimiser=opt)
 
         def step(carry: tuple[Parts, Any, Parts, Any], batch: Batch) -> tuple[Parts, Any, Parts, Any]:
-            (q, q_state, w, w_state), f_cs = carry, specific_feature(net, s1, batch.x)
+            (q, q_state, w, w_state), f_cs = carry, networks.specific_feature(net, s1, batch.x)
 
             def explain(q: Parts, batch: Batch) -> Tensor:  # s2a
                 f_g = net.extractor(tree.clone(w["extractor"]), batch.x)
@@ -134,25 +127,23 @@ class FedRIR(Method):
     def reconstruction(self, w: Parts, batch: Batch) -> Tensor:
         """Loss of s1. Hidden patches get the mean pixel, which is 0 after normalisation; the target is the normalised image."""
         masked = hide_patches(batch.x, fold(batch.key, 1), self.mask, constant(self.net.input.mean, batch.x))
-        mean, log_variance = halves(self.net.specific_extractor(w["specific_extractor"], masked))
+        mean, log_variance = networks.halves(self.net.specific_extractor(w["specific_extractor"], masked))
         z = mean + torch.exp(log_variance / 2) * normal(fold(batch.key, 2), *mean.shape)
         error = self.net.decoder(w["decoder"], z) - normalised(batch.x, self.net.input)
         loss = (error**2).flatten(1).mean(1) + self.kld_weight * gaussian_kl(mean, log_variance)
         return masked_mean(loss, batch.mask)
 
-    def information(
-        self, loss: Any, q: Parts, f_g: Tensor, f_cs: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
+    def information(self, loss: Any, q: Parts, f_g: Tensor, f_cs: Tensor, mask: Tensor | None) -> Tensor:
         """A loss of OBJECTIVES for q(f_g | f_cs), or q(f_cs | f_g) with "nll_joint"."""
         if loss is None:
             return f_g.new_zeros(())
         y, given = (f_cs, f_g) if self.id_objective == "nll_joint" else (f_g, f_cs)
-        value: Tensor = loss(y, *halves(self.net.estimator(q["estimator"], given)), mask)
+        value: Tensor = loss(y, *networks.halves(self.net.estimator(q["estimator"], given)), mask)
         clamp = self.id_clamp and self.id_objective == "vclub" and loss is vclub
         return value.clamp(min=0) if clamp else value
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        both = torch.cat([self.features(parts, x), specific_feature(self.net, parts, x)], dim=1)
+        both = torch.cat([self.features(parts, x), networks.specific_feature(self.net, parts, x)], dim=1)
         return self.net.head.frozen(parts["head"], both)
 
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:

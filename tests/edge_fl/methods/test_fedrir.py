@@ -206,7 +206,7 @@ def test_the_clamped_bound_is_at_least_zero_and_zero_below() -> None:
     for _ in range(20):
         f_g, f_cs = torch.randn(2, 8, 12, generator=draw)
         f_g.requires_grad_()
-        value, bounded = (each.information(vclub, q, f_g, f_cs) for each in (raw, clamped))
+        value, bounded = (each.information(vclub, q, f_g, f_cs, None) for each in (raw, clamped))
         signs.add(bool(value > 0))
         assert bounded == value.clamp(min=0)
         gradients = torch.autograd.grad(bounded, f_g)[0]
@@ -228,7 +228,7 @@ def test_every_objective_has_its_two_losses() -> None:
     }
     for name, values in expected.items():
         ours = method(id_objective=name, id_clamp=False)
-        found = [ours.information(loss, q, f_g, f_cs) for loss in OBJECTIVES[name]]
+        found = [ours.information(loss, q, f_g, f_cs, None) for loss in OBJECTIVES[name]]
         assert all(torch.equal(a, b) for a, b in zip(found, values, strict=True))
 
 
