@@ -114,7 +114,9 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
         load.count_for(config, UNKNOWN)
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
-    assert "no usable image (no files)" in rows["no_data"] and "fewer than two usable images" in rows["no_data"]
+    assert (
+        "no usable image (no files)" in rows["no_data"] and "fewer than two usable images" in rows["no_data"]
+    )
     pictures(folder / "images" / "dog")
     load.count_for(config, UNKNOWN)
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
