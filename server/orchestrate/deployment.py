@@ -71,10 +71,11 @@ class Deployment(RunHooks):
             self._rollout.close()
 
     def rejected(self) -> Mapping[str, int]:
-        """Reports and packets that were rejected since the last call, by reason: late, duplicate, malformed, ..."""
+        """Reports and packets that were rejected since the last call, by reason: late, malformed, outlier (dropped update), ..."""
         new = self._server.inbox.counts - self._rejected
         self._rejected.update(new)
-        return {reason: count for reason, count in sorted(new.items()) if reason != "accepted"}
+        new["outlier"] = len(self._screen.dropped) if self._screen else 0
+        return {reason: count for reason, count in sorted(new.items()) if count and reason != "accepted"}
 
     def before_round(self, round: int) -> None:
         self._wait_for_devices()
