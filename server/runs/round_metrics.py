@@ -19,12 +19,10 @@ class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One round, or the `final` personalisation after round `round`. Clients are named by their ids.
 
     `selected` are the clients whose update could count, `responded` those whose update arrived in time, `head_updates` the head-only
-    devices that contributed. `staleness` maps late clients to the age of their update in rounds; `rejected` counts rejected reports by reason
-    (`outlier`: updates that arrived but were dropped);
-    `budget_exhausted` are the clients without privacy budget. `metrics` summarises each metric over the clients in `clients`, which holds
-    each client's own values; both are empty in rounds without evaluation. NaN is null in the file. `seconds` is wall time, None for the
-    final line;
-    bytes count tensors, not framing.
+    devices that contributed. `staleness` maps late clients to the age of their update in rounds. `rejected` counts rejected reports by
+    reason (`outlier`: updates that arrived but were dropped). `budget_exhausted` are the clients without privacy budget. `metrics`
+    summarises each metric over the clients in `clients`, which holds each client's own values; both are empty in rounds without
+    evaluation. NaN is null in the file. `seconds` is wall time, None for the final line; bytes count tensors, not framing.
     """
 
     round: int
