@@ -64,7 +64,9 @@ def _resolved(tree: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Both trees as one; where both set a value, that of `changes` counts."""
+    """Both trees as one; where both set a value, that of `changes` counts. Another `name` does not keep the options of the base's."""
+    if changes.get("name", base.get("name")) != base.get("name"):
+        base = {key: value for key, value in base.items() if key != "options"}
     merged = base | changes
     for key in base.keys() & changes.keys():
         if isinstance(base[key], dict) and isinstance(changes[key], dict):

@@ -80,7 +80,7 @@ class Site:
         return (self.folder / "opt/current").resolve(strict=True)
 
     def install(self, bundle: Path, **environment: str) -> int:
-        """Runs the bundle's install.sh -> its exit status; `log` is its install.log."""
+        """Runs the bundle's install.sh -> its exit status; `log` is its install.log, which a very early kill leaves missing."""
         done = subprocess.run(
             ["/bin/sh", str(bundle / "install.sh")],
             env=self.environment | environment,
@@ -89,7 +89,8 @@ class Site:
             timeout=120,
             check=False,
         )
-        self.log = (bundle / "install.log").read_text()
+        log = bundle / "install.log"
+        self.log = log.read_text() if log.exists() else ""
         return done.returncode
 
 

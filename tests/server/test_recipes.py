@@ -70,7 +70,8 @@ def test_partitions_of_the_tables() -> None:
     assert recipes.find("fedcrl-cifar10-dir001").data.beta == 0.01
     assert recipes.find("fedcrc-mnist-iid").data.partition == "iid"
     assert recipes.find("fedcrc-cifar10-dir05").data.partition == "dirichlet-clients"
-    assert all(recipes.find(name).data.validation_fraction == 0 for name in recipes.names() if name != "demo")
+    papers = [name for name in recipes.names() if name.startswith(PAPERS)]
+    assert all(recipes.find(name).data.validation_fraction == 0 for name in papers)
     assert recipes.find("fedrir-fmnist-rho01").cohort.participation_from == 0.1
     assert recipes.find("fedcrc-newclients-dir01").data.unseen == 40
     assert recipes.find("dualfed-pacs").data.max_train == 500
@@ -82,6 +83,13 @@ def test_dualfed_s_baselines_train_as_in_its_paper() -> None:
     assert {one.augment for one in found.values()} == {"flip-rotate"}
     assert [one.projector for one in found.values()] == [False, True, True]
     assert [one.batch_norm for one in found.values()] == ["local_stats", "local_stats", ""]
+
+
+def test_another_method_does_not_keep_the_options_of_the_base() -> None:
+    assert recipes.find("demo").method.options == {"augment": "gentle"}
+    robust = recipes.find("robust")
+    assert (robust.method.name, robust.method.options, robust.method.epochs) == ("fedavg", {}, 5)
+    assert robust.validation.centre == "geometric"
 
 
 def test_a_recipe_file_changes_only_the_given_values_of_its_base(tmp_path: Path) -> None:
