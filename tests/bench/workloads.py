@@ -46,7 +46,15 @@ def study(
 ) -> Study:
     """A federation with about `samples` training images, and a quarter as many test images."""
     data = msgspec.structs.replace(data, test_fraction=0.2, validation_fraction=0.0)
-    recipe = Recipe(name="bench", rounds=1, model=model, method=method, data=data, precision=precision)  # type: ignore[arg-type]
+    recipe = Recipe(
+        name="bench",
+        rounds=1,
+        evaluate_every=0,  # training only, as the plain loop
+        model=model,
+        method=method,
+        data=data,
+        precision=precision,  # type: ignore[arg-type]
+    )
     dataset = images(round(samples / 0.8), input)
     return Study(recipe, dataset, partition.split_clients(dataset, data, 0))
 
