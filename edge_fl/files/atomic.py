@@ -60,7 +60,7 @@ def write(path: Path, content: bytes | str, *, flush: bool = True, private: bool
 
 
 def _part(path: Path) -> Path:
-    """Return a temporary file beside `path`; its name is no longer than a file system allows."""
+    """Return a temporary file in the folder of `path`; its name is no longer than a file system allows."""
     return path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.part")
 
 

@@ -48,7 +48,7 @@ class FleetServer:
 
         Raises InputError and ArtefactError if the folder of releases or its keys cannot be used.
         """
-        told, missed = "", False
+        printed, missed = "", False
         while not stopping.is_set():
             run = ""
             try:
@@ -62,9 +62,9 @@ class FleetServer:
                     return
             except (ConnectError, DeadlineError, RunError) as error:
                 reason, missed = error.message, False
-            if reason != told:
+            if reason != printed:
                 print_status(f"{reason}; waiting")
-            told = reason
+            printed = reason
             self._wait(stopping, run)
 
     def _wait(self, stopping: threading.Event, run: str) -> None:

@@ -6,7 +6,7 @@ time. A client's pending work is part of its personal state, so that a resumed r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -16,7 +16,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
-from server.training.fleet import ClientId, Downs, Fleet, Step
+from server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
 
 PENDING, START = "pending", "start."  # names of pending work among a client's personal parts
 SLOWDOWN = 4  # of slow clients
@@ -32,7 +32,7 @@ class PendingUpdate:
     left: int
 
 
-class DelayedFleet(Fleet):
+class DelayedFleet(WrappedFleet):
     """A fleet of which at most `buffer_size` clients respond per round. Updates later than `max_staleness` rounds are dropped.
 
     An update of a `slow` client takes SLOWDOWN times as long.
@@ -48,19 +48,10 @@ class DelayedFleet(Fleet):
         max_staleness: int,
         slow: Collection[ClientId] = (),
     ) -> None:
-        self._fleet, self._method, self._seed, self._slow = fleet, method, seed, slow
+        super().__init__(fleet)
+        self._method, self._seed, self._slow = method, seed, slow
         self._size, self._max_staleness = buffer_size, max_staleness
         self._pending: dict[ClientId, PendingUpdate] = {}
-
-    @property
-    def engine(self) -> str:
-        return self._fleet.engine
-
-    def clients(self) -> Sequence[ClientId]:
-        return self._fleet.clients()
-
-    def trainable(self) -> Sequence[ClientId]:
-        return self._fleet.trainable()
 
     def at_work(self) -> Collection[ClientId]:
         return self._pending.keys()

@@ -66,3 +66,32 @@ class Fleet(ABC):
 
     def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:  # noqa: B027
         """Restore the personal parts that `personal_state` returned."""
+
+
+class WrappedFleet(Fleet):
+    """A fleet that passes everything on to another one. Subclasses change what they override."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    @property
+    def engine(self) -> str:
+        return self._fleet.engine
+
+    def clients(self) -> Sequence[ClientId]:
+        return self._fleet.clients()
+
+    def trainable(self) -> Sequence[ClientId]:
+        return self._fleet.trainable()
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return self._fleet.each(step, round, method, downs)
+
+    def at_work(self) -> Collection[ClientId]:
+        return self._fleet.at_work()
+
+    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
+        return self._fleet.personal_state()
+
+    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
+        self._fleet.restore(states)

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import floor
 
 from edge_fl.config import CohortConfig
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
 from server.training.engines.simulated import with_epochs
-from server.training.fleet import ClientId, Downs, Fleet, Step
+from server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
 from server.training.hybrid import Subset
 
 
-class UnreliableFleet(Fleet):
+class UnreliableFleet(WrappedFleet):
     """A fleet of which `drop_out` of each round's clients train in vain, and `slow_training` of all clients train half of the epochs."""
 
     def __init__(self, fleet: Fleet, cohort: CohortConfig, seed: int) -> None:
-        self._fleet, self._drop_out, self._seed = fleet, cohort.drop_out, seed
+        super().__init__(fleet)
+        self._drop_out, self._seed = cohort.drop_out, seed
         self._slow = drawn(fleet.clients(), cohort.slow_training, seed, "slow.training")
-
-    @property
-    def engine(self) -> str:
-        return self._fleet.engine
-
-    def clients(self) -> Sequence[ClientId]:
-        return self._fleet.clients()
-
-    def trainable(self) -> Sequence[ClientId]:
-        return self._fleet.trainable()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step != "train":
@@ -42,15 +32,6 @@ class UnreliableFleet(Fleet):
             if members:
                 updates = self._fleet.each(step, round, way, Subset(downs, list(members)))
                 yield from (update for update in updates if update.client not in lost)
-
-    def at_work(self) -> Collection[ClientId]:
-        return self._fleet.at_work()
-
-    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self._fleet.personal_state()
-
-    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
-        self._fleet.restore(states)
 
 
 def drawn(

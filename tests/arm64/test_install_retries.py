@@ -7,6 +7,7 @@ Bookworm and Trixie differ only in what enables the unit, so one test uses one a
 from __future__ import annotations
 
 import base64
+import configparser
 import hashlib
 import shutil
 import subprocess
@@ -182,7 +183,10 @@ def wait_for(happened: object, process: subprocess.Popen[bytes]) -> None:
 def test_an_installation_over_the_network_is_tried_again(index: Index, tmp_path: Path) -> None:
     require()
     pi = flashed(tmp_path, cards.TRIXIE, tmp_path / "index/tiny" / TINY, offline=False)
-    (pi.root / "etc/pip.conf").write_text(f"[global]\nindex-url = {index.address}\nretries = 0\n")
+    settings = configparser.ConfigParser()
+    settings["global"] = {"index-url": index.address, "retries": "0"}
+    with (pi.root / "etc/pip.conf").open("w") as file:
+        settings.write(file)
     boot_once(pi, cards.TRIXIE)
     (pi.boot / FOLDER / "install.log").write_text("an old line\n" * 50_000)
     assert_tried_again(pi, start(pi))  # no network yet

@@ -31,7 +31,7 @@ from server.orchestrate import setup as setups
 from server.orchestrate.execute import simulated_fleet
 from server.training import rounds
 from server.training import study as studies
-from server.training.fleet import ClientId, Downs, Fleet, Step
+from server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
 from server.training.rounds import Plan, RoundResult, RunHooks
 
 CLIENTS, ROUNDS = 20, 10
@@ -85,18 +85,12 @@ ATTACKS: Mapping[str, Attack] = {
 }
 
 
-class AttackedFleet(Fleet):
+class AttackedFleet(WrappedFleet):
     """Simulated clients, some of which replace their updates."""
 
     def __init__(self, fleet: Fleet, attack: Attack, attackers: Collection[ClientId]) -> None:
-        self._fleet, self._attack, self._attackers = fleet, attack, attackers
-
-    @property
-    def engine(self) -> str:
-        return self._fleet.engine
-
-    def clients(self) -> Sequence[ClientId]:
-        return self._fleet.clients()
+        super().__init__(fleet)
+        self._attack, self._attackers = attack, attackers
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         updates = list(self._fleet.each(step, round, method, downs))

@@ -1,7 +1,7 @@
 """Commands on releases: list, roll out, pause, abort, roll back. A running server carries them out, otherwise this process does.
 
 A command that fails leaves nothing for a later server to carry out: nothing is requested before it is known who carries it out, and a
-roll-out that nobody carries out any longer is paused.
+roll-out that no server carries out any longer is paused.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class ReleaseCommands:
         return number
 
     def _pause(self, number: int) -> None:
-        """Pause a roll-out that has not ended, because nobody carries it out any longer."""
+        """Pause a roll-out that has not ended and that no server carries out any longer."""
         record = rollouts.get(self.db, number)
         if record and record.state == "running":
             rollouts.steer(self.db, number, "paused")

@@ -31,7 +31,8 @@ from server.mqtt.journal import Journal
 from server.mqtt.reader import LeaseLimits, read_retained
 from server.mqtt.updates.inbox import Inbox
 from server.registry import devices
-from tests.server.conftest import QUICK, ScriptedDevice
+from tests.server.conftest import QUICK
+from tests.server.scripted import ScriptedDevice
 
 
 @pytest.mark.parametrize(

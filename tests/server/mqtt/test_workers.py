@@ -34,7 +34,8 @@ from server.registry import Database, reports, runs
 from server.training import rounds
 from server.training.engines.sequential import SequentialFleet
 from server.training.rounds import Plan
-from tests.server.conftest import QUICK, Bench, ScriptedDevice
+from tests.server.conftest import QUICK, Bench
+from tests.server.scripted import ScriptedDevice
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 IDS = tuple(f"d{number}" for number in range(6))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import csv
 import json
 import re
-import signal
 import threading
 from dataclasses import replace as changed
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,16 +14,10 @@ from msgspec.structs import replace
 
 from edge_fl import metrics
 from edge_fl.config import (
-    CohortConfig,
     DataConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimiserConfig,
-    Recipe,
     ReleaseConfig,
 )
-from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError, StoppedError
-from edge_fl.learn.tree import same
+from edge_fl.errors import ConfigError, ConnectError, InputError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
@@ -35,59 +26,12 @@ from edge_fl.wire.messages import Assignment, ServerState, decode
 from server.mqtt.journal import Journal
 from server.mqtt.session import connected
 from server.orchestrate import deployment
-from server.orchestrate import run as orchestrator
-from server.orchestrate.setup import RunRequest
 from server.registry import Database, devices, releases, reports, rollouts, runs
 from server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from server.report import page as report
 from server.runs import checkpoint, round_metrics
 from server.runs.results import Results, list_runs
-
-
-def finished(request: RunRequest) -> Path:
-    """Run to the end; the results folder."""
-    return orchestrator.run(request)[0].path
-
-
-@pytest.fixture
-def run_request(stage, tmp_path):
-    """A recipe of two rounds on a dataset of 4x4 images in three classes, over the stage's broker."""
-    data = stage.data("everybody", 120).train
-    np.savez(tmp_path / "toy.npz", x=data.x, y=data.y)
-    recipe = Recipe(
-        name="toy",
-        seed=1,
-        rounds=2,
-        source="fleet",
-        data=DataConfig("toy", str(tmp_path), clients=3, beta=5.0),
-        model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
-        method=MethodConfig("fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
-        cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=20.0),
-        release=ReleaseConfig(wait_s=20.0),
-    )
-    return RunRequest(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")
-
-
-def refusing(*modes):
-    """A device that cannot do its work in these modes."""
-    return lambda mode, report, payload: (
-        [(replace(report, metrics={}, blob=None, compression="none", error="rejected"), b"")]
-        if mode in modes
-        else [(report, payload)]
-    )
-
-
-def with_recipe(run_request, **fields):
-    return changed(run_request, recipe=replace(run_request.recipe, **fields))
-
-
-def method(name, **options):
-    return MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.05), options)
-
-
-def the_run(run_request):
-    (path,) = run_request.runs.iterdir()
-    return Results.open(path)
+from tests.server.orchestrate.toy_runs import finished, method, refusing, with_recipe
 
 
 def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_request, tmp_path):
@@ -231,112 +175,6 @@ def test_more_classes_than_a_device_accepts_are_rejected_before_the_run(run_requ
     ):
         finished(run_request)
     assert not run_request.runs.exists()
-
-
-def test_too_few_devices_end_the_run_with_who_is_there(stage, run_request):
-    stage.device("d1")
-    run_request = with_recipe(run_request, cohort=CohortConfig(min_devices=2, wait_s=0.3))
-    with pytest.raises(
-        DeadlineError, match=r"1 full and 0 head-only devices after 0.3 s, expected 2"
-    ) as late:
-        finished(run_request)
-    assert late.value.exit_code == 3
-    assert the_run(run_request).state().state == "failed"
-    assert "expected 2" in the_run(run_request).state().reason
-
-
-def test_a_run_that_somebody_asks_to_end_is_stopped(stage, run_request):
-    """Through the registry, from another process, while it goes on."""
-    stage.device("d1", delay_s=0.3), stage.device("d2")
-    run_request = with_recipe(run_request, rounds=500)
-
-    def ask():
-        db = Database.open(run_request.registry)
-        assert stage.eventually(lambda: any(runs.rounds_of(db, run.run) for run in runs.listed(db)), 30)
-        assert runs.stop(db, runs.listed(db)[0].run)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    with pytest.raises(StoppedError, match="stopped on request"):
-        finished(run_request)
-    asking.join()
-    assert the_run(run_request).state().state == "stopped"
-    assert [run.state for run in runs.listed(Database.open(run_request.registry))] == ["stopped"]
-
-
-def test_a_missed_quorum_ends_the_run_as_failed(stage, run_request):
-    stage.device("d1"), stage.device("d2", tamper=lambda *_: [])
-    run_request = with_recipe(run_request, cohort=CohortConfig(min_devices=2, quorum=1.0, deadline_s=0.5))
-    with pytest.raises(RunError, match="1 of 2 clients responded"):
-        finished(run_request)
-    assert the_run(run_request).state().state == "failed"
-    assert not [topic for topic in stage.retained() if topic.startswith(("art/", "round/"))]
-
-
-@pytest.fixture
-def ctrl_c():
-    """Ctrl-C works as on a terminal, also where the tests run in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def interrupt_in_round_2(mode, report, payload):
-    if mode == "train" and "-2-" in report.id:
-        _thread.interrupt_main()
-        return []
-    return [(report, payload)]
-
-
-def test_ctrl_c_ends_the_run_as_stopped_and_leaves_nothing_behind(stage, run_request, ctrl_c):
-    stage.device("d1"), stage.device("d2", tamper=interrupt_in_round_2)
-    with pytest.raises(KeyboardInterrupt):
-        finished(run_request)
-    results = the_run(run_request)
-    assert results.state().state == "stopped"
-    assert [record.round for record in results.rounds()] == [1]
-    assert checkpoint.load(results.checkpoints).round == 1
-    kept = stage.retained()
-    assert not decode(kept["srv/state"], ServerState).online
-    assert not [
-        topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("dn/assignment")
-    ]
-
-
-def test_a_run_that_was_stopped_and_resumed_equals_an_undisturbed_one(stage, run_request, ctrl_c):
-    run_request = with_recipe(run_request, method=method("fedrep"), rounds=3)
-    stage.device("d1"), stage.device("d2")
-    whole = finished(run_request)
-    interrupted = stage.devices[1]
-    interrupted.tamper = interrupt_in_round_2
-    for device in stage.devices:
-        device._own.clear()
-    with pytest.raises(KeyboardInterrupt):
-        finished(run_request)
-    interrupted.tamper = lambda mode, report, payload: [(report, payload)]
-    (stopped,) = [path for path in run_request.runs.iterdir() if path != whole]
-    # What d1 trained in the round that nobody closed is forgotten by a real device's store too: it keeps personal parts by round.
-    for device in stage.devices:
-        device._own["own"] = device._own["after 1"]
-    assert finished(changed(run_request, resume=stopped)) == stopped
-    ours, theirs = (checkpoint.load(path / "checkpoints") for path in (stopped, whole))
-    assert same(ours.shared, theirs.shared)
-    assert Results.open(stopped).state().state == "completed"
-    assert Results.open(stopped).summary() == Results.open(whole).summary()
-
-
-def test_a_simulated_run_that_lost_its_last_round_ends_the_same_after_resuming(run_request):
-    run_request = with_recipe(run_request, source="simulated", method=method("fedrep"), rounds=3)
-    path = finished(run_request)
-    last = path / "checkpoints" / "round-00003.safetensors"
-    tensors, summary = last.read_bytes(), Results.open(path).summary()
-    last.unlink()
-    finished(changed(run_request, resume=path))
-    assert last.read_bytes() == tensors
-    assert Results.open(path).summary() == summary
-    with pytest.raises(ConfigError, match="completed, with all its 3 rounds; expected an interrupted run"):
-        finished(changed(run_request, resume=path))
-    assert Results.open(path).summary() == summary
 
 
 class Viewer:

@@ -1,0 +1,36 @@
+"""The request of a small run over the stage's broker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_fl.config import (
+    CohortConfig,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimiserConfig,
+    Recipe,
+    ReleaseConfig,
+)
+from server.orchestrate.setup import RunRequest
+
+
+@pytest.fixture
+def run_request(stage, tmp_path):
+    """A recipe of two rounds on a dataset of 4x4 images in three classes, over the stage's broker."""
+    data = stage.data("everybody", 120).train
+    np.savez(tmp_path / "toy.npz", x=data.x, y=data.y)
+    recipe = Recipe(
+        name="toy",
+        seed=1,
+        rounds=2,
+        source="fleet",
+        data=DataConfig("toy", str(tmp_path), clients=3, beta=5.0),
+        model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
+        method=MethodConfig("fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
+        cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=20.0),
+        release=ReleaseConfig(wait_s=20.0),
+    )
+    return RunRequest(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")
