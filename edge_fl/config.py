@@ -141,7 +141,7 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Thresholds that abort a roll-out (`server.release.rollout.gates`). `false_abort` bounds the probability of an abort without cause.
+    """Thresholds that abort a roll-out. `false_abort` bounds the probability of an abort without cause.
 
     Losses are shares of accuracy (0.02 is 2 points); `spread` is the change in a device's accuracy that counts as normal.
     """
@@ -253,7 +253,7 @@ class CompareConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of one run. `methods` overrides settings for a run with another method than [method].
 
-    `engine` selects how simulated clients are trained (`server.training.engines`), `precision` the number format of their networks.
+    `engine` selects how simulated clients are trained (`edge_fl_server.training.engines`), `precision` the number format of their networks.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")] = "run"

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from hypothesis import settings
 
-from broker.config import Settings
-from broker.find import Program, find
-from broker.mosquitto import Mosquitto
 from edge_fl.console.output import QUIET
 from edge_fl.errors import ConnectError
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program, find
+from edge_fl_broker.mosquitto import Mosquitto
 from tests.browsing import chromium
 from tests.postgresql import Postgresql, PostgresqlMissingError
 from tests.releases import fetch, make_release

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from broker.mosquitto import free_port
+from edge_fl_broker.mosquitto import free_port
 
 START_S = 60.0
 CONFIG = """

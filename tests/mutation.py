@@ -38,13 +38,13 @@ CODE = (
     "edge_fl/learn/**/*.py",
     "edge_fl/methods/**/*.py",
     "edge_fl/release/*.py",
-    "devices/agent/*.py",
-    "server/training/rounds.py",
-    "server/training/arrival.py",
-    "server/training/cohort.py",
-    "server/release/rollout/gates.py",
-    "server/release/rollout/stages.py",
-    "server/mqtt/updates/validation.py",
+    "devices/edge_fl_devices/agent/*.py",
+    "server/edge_fl_server/training/rounds.py",
+    "server/edge_fl_server/training/arrival.py",
+    "server/edge_fl_server/training/cohort.py",
+    "server/edge_fl_server/release/rollout/gates.py",
+    "server/edge_fl_server/release/rollout/stages.py",
+    "server/edge_fl_server/mqtt/updates/validation.py",
 )
 TESTS = (
     "tests/edge_fl/learn",
@@ -142,9 +142,17 @@ def enter_copy(copy: Path) -> None:
         elif not path.name.startswith(".") and path.name not in ("build", "dist", "runs"):
             shutil.copytree(path, copy / path.name, ignore=shutil.ignore_patterns("__pycache__"))
     os.chdir(copy)
-    os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+    places = [str(copy / name) for name in ("", "broker", "devices", "server")]
+    os.environ.update(PYTHONPATH=os.pathsep.join(places), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
     sys.dont_write_bytecode = True
-    sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
+    sys.path[:] = [
+        *places,
+        *(
+            entry
+            for entry in sys.path
+            if not ({(here := Path(entry or ".").resolve()), here.parent} & {ROOT})
+        ),
+    ]
     for module in HEAVY:
         importlib.import_module(module)
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from broker.mosquitto import free_port
+from edge_fl_broker.mosquitto import free_port
 
 START_S = 30.0
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from devices.storage.slots import Slots
 from edge_fl.config import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
 from edge_fl.wire.blob import describe, split
+from edge_fl_devices.storage.slots import Slots
 
 Payloads = dict[str, bytes]
 MakeRelease = Callable[..., tuple[Manifest, Payloads]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.training.fleet import Fleet
-from server.training.rounds import RoundResult, RunHooks
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import RoundResult, RunHooks
 
 
 class RoundsSeen(RunHooks):

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from server.training.engines import processes
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.training.engines import processes
 
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLE = "EDGE_FL_TEST_COMMAND"
@@ -31,8 +31,8 @@ UNGUARDED = """
 from pathlib import Path
 from edge_fl import config
 from edge_fl.config import Recipe
-from server.orchestrate import run
-from server.orchestrate.setup import RunRequest
+from edge_fl_server.orchestrate import run
+from edge_fl_server.orchestrate.setup import RunRequest
 
 recipe = config.with_settings(Recipe(name="x"), ["engine=pool", "rounds=1", "source=simulated", "data.clients=4"])
 print(run.run(RunRequest(recipe, runs=Path("runs")))[0].path)

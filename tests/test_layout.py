@@ -18,25 +18,25 @@ from pathlib import Path
 
 import pytest
 
-import broker
-import devices
 import edge_fl
-import server
+import edge_fl_broker
+import edge_fl_devices
+import edge_fl_server
 from edge_fl.methods import METHODS
 
 ROOT = Path(edge_fl.__file__).parents[1]
-PACKAGES = (edge_fl, broker, devices, server)
+PACKAGES = (edge_fl, edge_fl_broker, edge_fl_devices, edge_fl_server)
 SOURCES = sorted(path for package in PACKAGES for path in Path(str(package.__file__)).parent.rglob("*.py"))
-TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "devices.workers.full")
-ONNX_LIVES_IN = ("devices.serving.fused",)  # below the server; `edge_fl[server]` brings it
+TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "edge_fl_devices.workers.full")
+ONNX_LIVES_IN = ("edge_fl_devices.serving.fused",)  # below the server; `edge_fl[server]` brings it
 LARGEST_FILE_LINES = 400
 LARGEST_METHOD_LINES = 150
 MOST_MODULES = 12
-LISTS = {"edge_fl/methods", "server/cli"}  # one file per method, one file per group of commands
+LISTS = {"edge_fl/methods", "server/edge_fl_server/cli"}  # one file per method, or per group of commands
 
 CONTRACTS = {
-    "server/registry/devices.py": "import server.cli",
-    "devices/agent/step.py": "import devices.runtime",
+    "server/edge_fl_server/registry/devices.py": "import edge_fl_server.cli",
+    "devices/edge_fl_devices/agent/step.py": "import edge_fl_devices.runtime",
 }
 """A module of a low layer of each package, and an import from a higher layer."""
 
@@ -46,7 +46,7 @@ import importlib, sys
 
 class Ban:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "torchvision", "onnx", "onnxscript", "server"}:
+        if name.partition(".")[0] in {"torch", "torchvision", "onnx", "onnxscript", "edge_fl_server"}:
             raise ModuleNotFoundError(f"{name} is banned on a head-only device", name=name)
 
 sys.meta_path.insert(0, Ban())
@@ -91,25 +91,28 @@ def import_head_only(*names: str) -> subprocess.CompletedProcess[str]:
 def test_head_only_code_needs_neither_torch_nor_onnx_nor_the_server() -> None:
     names = [
         name
-        for package in ("edge_fl", "broker", "devices")
+        for package in ("edge_fl", "edge_fl_broker", "edge_fl_devices")
         for name in modules(package)
         if not needs_more(name)
     ]
-    assert {"edge_fl.wire.messages", "edge_fl.cli", "broker", "devices"} <= set(names)
+    assert {"edge_fl.wire.messages", "edge_fl.cli", "edge_fl_broker", "edge_fl_devices"} <= set(names)
     child = import_head_only(*names)
     assert child.returncode == 0, child.stdout + child.stderr
 
 
-@pytest.mark.parametrize("name", ["edge_fl.learn.tree", "server"])
+@pytest.mark.parametrize("name", ["edge_fl.learn.tree", "edge_fl_server"])
 def test_blocked_packages_cannot_be_imported(name: str) -> None:
     child = import_head_only("edge_fl.errors", name)
     assert child.returncode == 1
     assert child.stdout.startswith(f"{name}: ModuleNotFoundError: ")
 
 
-def test_the_four_packages_share_one_folder() -> None:
+def test_no_import_package_has_a_name_that_a_user_may_have_chosen() -> None:
     for package in PACKAGES:
-        assert Path(str(package.__file__)) == ROOT / package.__name__ / "__init__.py"
+        folder = package.__name__.removeprefix("edge_fl_")
+        home = ROOT if package is edge_fl else ROOT / folder
+        assert Path(str(package.__file__)) == home / package.__name__ / "__init__.py"
+        assert not (home / "__init__.py").exists()
 
 
 def test_torch_modules_are_those_of_the_import_contract() -> None:
@@ -123,7 +126,8 @@ def test_an_upward_import_breaks_the_layers_contract(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in PACKAGES:
         source = Path(str(package.__file__)).parent
-        shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+        target = tmp_path / source.relative_to(ROOT)
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     unchanged = lint_imports(tmp_path)
     assert unchanged.returncode == 0, unchanged.stdout
     for path, line in CONTRACTS.items():
@@ -139,7 +143,11 @@ def test_an_upward_import_breaks_the_layers_contract(tmp_path: Path) -> None:
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(folder / name) for name in ("", "broker", "devices", "server")),
+        "COLUMNS": "200",
+    }
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 

@@ -14,7 +14,7 @@ from edge_fl.methods import find, names
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
-from server.catalogue import sample
+from edge_fl_server.catalogue import sample
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")

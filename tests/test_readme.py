@@ -53,7 +53,7 @@ def source_tree() -> list[Path]:
     block = README.partition("## The source tree\n\n```\n")[2].partition("```")[0]
     found, folders = [], []
     for line in block.splitlines():
-        if entry := re.match(r"( {0,4})(\w+)/", line):
+        if entry := re.match(r"( {0,4})([\w/]+)/", line):
             folders = [*folders[: len(entry[1]) // 2], entry[2]]
             found.append(Path(*folders))
         elif re.match(r"  \w+\.py", line):
@@ -98,7 +98,7 @@ def test_missing_imagenet_weights_are_named_with_their_folder(package: Path) -> 
 
 HEAD = """
 import numpy as np
-from devices.config import convert
+from edge_fl_devices.config import convert
 from edge_fl import heads
 from edge_fl.data import datasets
 

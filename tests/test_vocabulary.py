@@ -74,5 +74,5 @@ def test_user_visible_text_avoids_replaced_terms(pattern: str) -> None:
 
 def test_the_search_sees_documents_and_messages() -> None:
     assert any(file == "README.md" for file, _, _ in documents())
-    assert any(file.startswith("server/cli") for file, _, _ in messages())
+    assert any(file.startswith("server/edge_fl_server/cli") for file, _, _ in messages())
     assert re.search(next(iter(REPLACED)), "the dn/want topic")

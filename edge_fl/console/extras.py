@@ -22,7 +22,7 @@ def hint(error: BaseException) -> str:
         str(frame.f_globals.get("__name__")).partition(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)
     }
-    if "server" in callers and extra == "full":
+    if "edge_fl_server" in callers and extra == "full":
         extra = "server"
     return f"needs pip install 'edge-fl[{extra}]' ({module} is not installed)"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Certificates, Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
+from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
 from tests.conftest import Issue
 from tests.devices.scripted import TOPICS
 

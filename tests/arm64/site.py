@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from broker.mosquitto import Mosquitto
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
-from server.release.repository import Repository
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.release.repository import Repository
 from tests.conftest import Issue
 from tests.devices import graphs
 from tests.devices.flash import cards

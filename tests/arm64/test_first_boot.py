@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from broker.mosquitto import Mosquitto
-from devices.flash.first_boot import START
-from devices.flash.templates import INSTALLER, SERVICE
 from edge_fl import metrics
 from edge_fl.cli import main
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.flash.first_boot import START
+from edge_fl_devices.flash.templates import INSTALLER, SERVICE
 from tests.arm64 import site, userland
 from tests.arm64.pi import Pi, require
 from tests.conftest import Issue

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.mosquitto import Mosquitto
 from edge_fl import metrics
 from edge_fl.cli import main
+from edge_fl_broker.mosquitto import Mosquitto
 from tests.arm64 import site, userland
 from tests.arm64.machine import HOST, Machine
 from tests.conftest import Issue

@@ -27,12 +27,12 @@ from edge_fl.learn.aggregation.screening import Screen
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from server.orchestrate import setup as setups
-from server.orchestrate.execute import simulated_fleet
-from server.training import rounds
-from server.training import study as studies
-from server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
-from server.training.rounds import Plan, RoundResult, RunHooks
+from edge_fl_server.orchestrate import setup as setups
+from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.training import rounds
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
+from edge_fl_server.training.rounds import Plan, RoundResult, RunHooks
 
 CLIENTS, ROUNDS = 20, 10
 CLAIMED = 2**30

@@ -18,8 +18,8 @@ from torch.func import functional_call, grad, replace_all_batch_norm_modules_, v
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from server.training.client_store import ClientStore
-from server.training.study import Study
+from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.study import Study
 from tests.bench import plain, training, workloads
 from tests.bench.figures import PLAIN, Figure
 from tests.bench.measure import settle, take_turns

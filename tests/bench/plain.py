@@ -22,7 +22,7 @@ from edge_fl.learn.tree import BUFFER, Params, Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.models.resnet import resnet18, resnet34
-from server.training.client_store import ClientStore
+from edge_fl_server.training.client_store import ClientStore
 from tests.bench.measure import settle
 
 HEAD = ("weight", "bias")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.report import style
+from edge_fl_server.report import style
 from tests.bench.figures import Figure, Report
 
 

@@ -16,9 +16,9 @@ from edge_fl.methods.contract import steps
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire import tensors
 from edge_fl.wire.topics import Topics
-from server.release.export import ReleaseOrigin, release
-from server.release.publish import Publisher
-from server.release.repository import Repository
+from edge_fl_server.release.export import ReleaseOrigin, release
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
 from tests.bench import workloads
 from tests.bench.figures import Figure
 from tests.bench.measure import MEGABYTE, take_turns

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from broker.find import Program
 from edge_fl.wire.endpoint import Endpoint
-from server.training.client_store import ClientStore
+from edge_fl_broker.find import Program
+from edge_fl_server.training.client_store import ClientStore
 from tests.bench import cli, cohort, gpu, messages, plain, plot, releasing, table, training, workloads
 from tests.bench.figures import Figure, Report
 from tests.bench.measure import Machine, Times, gemm_peak, tree_bytes

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from broker.find import Program
+from edge_fl_broker.find import Program
 from tests.bench.scale import runs
 from tests.bench.scale.watch import COUNTED, Watch
 

@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from server.training import arrival, rounds
-from server.training.client_store import ClientStore
-from server.training.engines.choice import ENGINES
-from server.training.engines.processes import threads
-from server.training.fleet import Fleet
-from server.training.rounds import Broadcasts, Plan
-from server.training.study import Study
+from edge_fl_server.training import arrival, rounds
+from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.engines.choice import ENGINES
+from edge_fl_server.training.engines.processes import threads
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import Broadcasts, Plan
+from edge_fl_server.training.study import Study
 from tests.bench import plain, workloads
 from tests.bench.figures import PLAIN, Figure
 from tests.bench.measure import Times, gemm_peak, products, settle, take_turns

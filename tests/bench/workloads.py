@@ -13,7 +13,7 @@ import numpy as np
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, OptimiserConfig, Option, Recipe
 from edge_fl.data import partition
 from edge_fl.data.samples import Dataset, Samples
-from server.training.study import Study
+from edge_fl_server.training.study import Study
 
 CLASSES = 10
 LR = 0.005  # as in PFLlib; at ten times this rate rounding errors exceed the tolerance

@@ -19,20 +19,20 @@ from pathlib import Path
 import pytest
 from paho.mqtt.client import topic_matches_sub
 
-from broker.check import CheckResult
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import RELOADS, Mosquitto, free_port
-from broker.provision import register_sync
-from broker.provision.authority import Authority
-from broker.provision.full_check import full_check
-from broker.provision.register_sync import RegisterSync
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics, access_rules, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
+from edge_fl_broker.check import CheckResult
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import RELOADS, Mosquitto, free_port
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_broker.provision.full_check import full_check
+from edge_fl_broker.provision.register_sync import RegisterSync
 
 pytestmark = pytest.mark.broker
 FLEET = Topics("mill")

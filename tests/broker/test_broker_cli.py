@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.find import Program
-from broker.mosquitto import Mosquitto, free_port
 from edge_fl.cli import main
 from edge_fl.errors import ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.identity import Identity
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto, free_port
 
 pytestmark = pytest.mark.broker
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.check import check, temporary_parties
-from broker.config import MosquittoLimits, Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto, free_port
 from edge_fl.errors import ConnectError
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
+from edge_fl_broker.check import check, temporary_parties
+from edge_fl_broker.config import MosquittoLimits, Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto, free_port
 
 
 @pytest.mark.broker

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Certificates, Settings, render, render_access
-from broker.find import Program
 from edge_fl.errors import ConfigError, ProtocolError
 from edge_fl.wire.topics import Topics, access_rules
 from edge_fl.wire.transport import LIMITS
+from edge_fl_broker.config import Certificates, Settings, render, render_access
+from edge_fl_broker.find import Program
 
 OLD = Program(Path("/usr/sbin/mosquitto"), (2, 0, 11))
 CERTIFICATES = Certificates(Path("/pki/ca.pem"), Path("/pki/broker.pem"), Path("/pki/broker.key"))

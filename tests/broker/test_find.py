@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker import find as finding
-from broker.find import Program, dependencies, find, missing_libraries, unpack
 from edge_fl.errors import ConnectError
+from edge_fl_broker import find as finding
+from edge_fl_broker.find import Program, dependencies, find, missing_libraries, unpack
 
 LDD = """
 	linux-vdso.so.1 (0x00007ffd3b5f2000)

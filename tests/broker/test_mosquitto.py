@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Certificates, Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
 from edge_fl.errors import ConnectError
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
+from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
 
 pytestmark = pytest.mark.broker
 Issue = Callable[[str], tuple[Path, Path, Path]]
@@ -111,8 +111,8 @@ def test_what_is_retained_survives_a_stop(tmp_path: Path, mosquitto_program: Pro
 def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path, mosquitto_program: Program) -> None:
     code = f"""
 from pathlib import Path
-from broker.config import Settings
-from broker.mosquitto import Mosquitto
+from edge_fl_broker.config import Settings
+from edge_fl_broker.mosquitto import Mosquitto
 broker = Mosquitto(Settings(Path({str(tmp_path)!r}), port=0))
 broker.start()
 print(broker.pid, flush=True)

@@ -13,16 +13,16 @@ from threading import Event
 
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto, free_port
-from broker.provision import register_sync
-from broker.provision.authority import Authority
-from broker.provision.register_sync import RegisterSync
-from broker.supervisor import RestartLimits, Supervisor
 from edge_fl.errors import ConnectError
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Packet
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto, free_port
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_broker.provision.register_sync import RegisterSync
+from edge_fl_broker.supervisor import RestartLimits, Supervisor
 from tests.edge_fl.wire.conftest import Recorder
 
 pytestmark = pytest.mark.broker

@@ -15,19 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from devices.agent.state import AgentLimits
-from devices.features.extractor import runtime
-from devices.features.local_loader import LocalFeatureLoader
-from devices.install.fetch import FetchLimits
-from devices.runtime.device import Device, start
-from devices.runtime.runner import Runner
-from devices.simulated.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport
-from devices.simulated.chaos.injector import FaultInjector
-from devices.simulated.chaos.profile import Chaos, Devices, Restarts
-from devices.storage.store import Store
-from devices.workers.full import FullWorker
-from devices.workers.head import HeadWorker
-from devices.workers.head_fitting import fit_here
 from edge_fl.config import (
     CohortConfig,
     DataConfig,
@@ -44,9 +31,22 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Transport
-from server.orchestrate import run as orchestrator
-from server.orchestrate.setup import RunRequest
-from server.runs.results import Results
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport
+from edge_fl_devices.simulated.chaos.injector import FaultInjector
+from edge_fl_devices.simulated.chaos.profile import Chaos, Devices, Restarts
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.full import FullWorker
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.orchestrate import run as orchestrator
+from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.runs.results import Results
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("main")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.registry import Database, database, reports, runs
-from server.runs.results import Results
+from edge_fl_server.registry import Database, database, reports, runs
+from edge_fl_server.runs.results import Results
 from tests.chaos.conftest import HEADS_EVERY
 from tests.chaos.stage import LONGEST_S, Stage, chaos_of
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from devices.agent.outbox import Parcel
-from devices.storage.slots import Slots
-from devices.storage.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.release.manifest import scale
 from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Report
+from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.storage.store import Store, StoredHead
 from tests.devices import graphs
 from tests.devices.images import X, Y
 

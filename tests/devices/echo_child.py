@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from devices import child
+from edge_fl_devices import child
 
 if __name__ == "__main__":
     sys.exit(child.serve("who", lambda request: b"%d %s" % (os.getpid(), request)))

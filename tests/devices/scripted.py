@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from devices.runtime.device import Device
-from devices.runtime.interfaces import DeviceConnect
-from devices.runtime.runner import Runner
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import MESSAGES, Ack, Assignment, Report, Round, ServerState, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import UNTYPED, Event, Packet
-from server.release.repository import Repository
+from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.interfaces import DeviceConnect
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_server.release.repository import Repository
 
 TOPICS = Topics("test")
 WAIT_S = 90.0

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from devices.agent.state import AgentLimits
-from devices.features.extractor import runtime
-from devices.features.local_loader import LocalFeatureLoader
-from devices.install.fetch import FetchLimits
-from devices.runtime.device import Device, start
-from devices.runtime.interfaces import DeviceConnect
-from devices.storage.store import Store
-from devices.workers.head import HeadWorker
-from devices.workers.head_fitting import fit_here
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Capability
-from server.release.repository import Repository
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.interfaces import DeviceConnect
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from devices.child import Children
 from edge_fl.errors import RunError
+from edge_fl_devices.child import Children
 from tests.devices.scripted import eventually
 
 
@@ -37,7 +37,7 @@ def test_a_child_started_ahead_serves_the_first_request(children: Children) -> N
 
 
 def test_an_unused_child_started_ahead_ends(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.child.AHEAD_S", 0.05)
+    monkeypatch.setattr("edge_fl_devices.child.AHEAD_S", 0.05)
     children.start()
     ahead = children._idle.queue[0]._process.pid  # type: ignore[attr-defined]
     eventually(lambda: not is_alive(ahead))

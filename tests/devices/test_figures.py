@@ -20,12 +20,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from broker.mosquitto import Mosquitto
 from edge_fl.config import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, canary_images
 from edge_fl.wire.blob import describe
 from edge_fl.wire.mqtt.transport import MqttTransport
-from server.release.repository import Repository
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 
@@ -42,7 +42,7 @@ sys.exit(code)
 SERVING = """
 import sys
 import numpy as np
-from devices.serving.predict import Predictor
+from edge_fl_devices.serving.predict import Predictor
 predictor = Predictor(sys.argv[1])
 predictor.predict(np.zeros((8, 3, 32, 32), np.uint8))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))

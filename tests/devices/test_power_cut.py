@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker.mosquitto import Mosquitto
-from devices.serving.predict import Predictor
-from devices.serving.served_model import serving
-from devices.storage.slots import Slots
-from devices.storage.store import Store
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.serving.served_model import serving
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.storage.store import Store
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 from tests.devices.site import Site, big, expected, samples

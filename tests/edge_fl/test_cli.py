@@ -223,12 +223,12 @@ sys.exit(cli._run(app, ["go"]))
 @pytest.mark.parametrize(
     ("package", "code", "extra"),
     [
-        ("server.training.rounds", "import torch", "server"),
-        ("devices.workers.full", "import torch.nn", "full"),
-        ("devices.workers.full", "from torchvision import models", "full"),
-        ("server.release.export", "import onnx", "server"),
-        ("server.dashboard", "import prometheus_client", "server"),
-        ("server.training.engines.ray", "import ray", "scale"),
+        ("edge_fl_server.training.rounds", "import torch", "server"),
+        ("edge_fl_devices.workers.full", "import torch.nn", "full"),
+        ("edge_fl_devices.workers.full", "from torchvision import models", "full"),
+        ("edge_fl_server.release.export", "import onnx", "server"),
+        ("edge_fl_server.dashboard", "import prometheus_client", "server"),
+        ("edge_fl_server.training.engines.ray", "import ray", "scale"),
     ],
 )
 def test_a_missing_extra_is_named(package: str, code: str, extra: str) -> None:

@@ -23,24 +23,24 @@ class Point:
 
 
 SERVER = {
-    "round announced": Point("server.mqtt.fleet:MqttFleet._announce_round", late=True),
-    "broadcast on the broker": Point("server.mqtt.fleet:SharedBlobs.send", late=True),
-    "one device assigned": Point("server.mqtt.devices.assignments:Assignments.assign", late=True),
-    "report validated, not yet stored": Point("server.mqtt.journal:Journal.accept"),
-    "report stored, not yet acknowledged": Point("server.mqtt.journal:Journal.accept", late=True),
-    "round aggregated, no checkpoint": Point("server.runs.checkpoint:save"),
-    "checkpoint half written": Point("server.runs.checkpoint:_stem", late=True),
-    "checkpoint written": Point("server.runs.checkpoint:save", late=True),
-    "release on the broker, not yet signed": Point("server.release.repository:Repository.publish"),
-    "final personalisation": Point("server.training.rounds:final_personalisation"),
+    "round announced": Point("edge_fl_server.mqtt.fleet:MqttFleet._announce_round", late=True),
+    "broadcast on the broker": Point("edge_fl_server.mqtt.fleet:SharedBlobs.send", late=True),
+    "one device assigned": Point("edge_fl_server.mqtt.devices.assignments:Assignments.assign", late=True),
+    "report validated, not yet stored": Point("edge_fl_server.mqtt.journal:Journal.accept"),
+    "report stored, not yet acknowledged": Point("edge_fl_server.mqtt.journal:Journal.accept", late=True),
+    "round aggregated, no checkpoint": Point("edge_fl_server.runs.checkpoint:save"),
+    "checkpoint half written": Point("edge_fl_server.runs.checkpoint:_stem", late=True),
+    "checkpoint written": Point("edge_fl_server.runs.checkpoint:save", late=True),
+    "release on the broker, not yet signed": Point("edge_fl_server.release.repository:Repository.publish"),
+    "final personalisation": Point("edge_fl_server.training.rounds:final_personalisation"),
 }
 DEVICE = {
-    "broadcast fetched": Point("devices.workers.full:FullWorker.perform"),
-    "trained, nothing kept": Point("devices.storage.store:Store.keep_own"),
-    "personal parts kept, no report": Point("devices.storage.store:Store.keep"),
-    "report in the outbox": Point("devices.storage.store:Store.keep", late=True),
-    "report sent, not acknowledged": Point("devices.runtime.device:Device._send", late=True),
-    "report acknowledged, still in the outbox": Point("devices.storage.store:Store.forget"),
+    "broadcast fetched": Point("edge_fl_devices.workers.full:FullWorker.perform"),
+    "trained, nothing kept": Point("edge_fl_devices.storage.store:Store.keep_own"),
+    "personal parts kept, no report": Point("edge_fl_devices.storage.store:Store.keep"),
+    "report in the outbox": Point("edge_fl_devices.storage.store:Store.keep", late=True),
+    "report sent, not acknowledged": Point("edge_fl_devices.runtime.device:Device._send", late=True),
+    "report acknowledged, still in the outbox": Point("edge_fl_devices.storage.store:Store.forget"),
 }
 POINTS = {**SERVER, **DEVICE}
 

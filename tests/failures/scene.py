@@ -22,11 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from broker.provision import register_sync
-from broker.provision.authority import Authority
 from edge_fl.config import (
     CohortConfig,
     CompressionConfig,
@@ -43,13 +38,24 @@ from edge_fl.seeds import generator
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
-from server.registry import Database, reports, runs
-from server.runs.results import Results
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.runs.results import Results
 from tests.failures.points import Death, arm
 
 PROCESSES: Any = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["torch", "server.orchestrate.run", "devices.workers.full", "devices.runtime.runner", __name__]
+    [
+        "torch",
+        "edge_fl_server.orchestrate.run",
+        "edge_fl_devices.workers.full",
+        "edge_fl_devices.runtime.runner",
+        __name__,
+    ]
 )
 
 DEVICES = ("d1", "d2")
@@ -95,8 +101,8 @@ def recipe_of(
 def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None, database: str) -> None:
     """Run the server: resume the run in `folder`, or start a new one. Exits with the command's status."""
     from edge_fl.errors import EdgeFLError
-    from server.orchestrate import run as orchestrator
-    from server.orchestrate.setup import RunRequest
+    from edge_fl_server.orchestrate import run as orchestrator
+    from edge_fl_server.orchestrate.setup import RunRequest
 
     _log_to(folder / "server.log")
     arm(death, partial((folder / "server.died").touch))
@@ -120,13 +126,13 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     """Run a full device until it is killed."""
     import torch
 
-    from devices.agent.state import AgentLimits
-    from devices.runtime.device import start
-    from devices.runtime.runner import Runner
-    from devices.storage.store import Store
-    from devices.workers.full import FullWorker
     from edge_fl.wire.messages import Capability
     from edge_fl.wire.topics import Topics
+    from edge_fl_devices.agent.state import AgentLimits
+    from edge_fl_devices.runtime.device import start
+    from edge_fl_devices.runtime.runner import Runner
+    from edge_fl_devices.storage.store import Store
+    from edge_fl_devices.workers.full import FullWorker
 
     _log_to(folder / f"{name}.log")
     torch.set_num_threads(1)

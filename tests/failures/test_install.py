@@ -17,10 +17,10 @@ from pathlib import Path
 import pip
 import pytest
 
-from devices.config import DeviceBroker, DeviceConfig
-from devices.flash.bundle import FOLDER, bundle_files
-from devices.flash.card_contents import CardContents, with_pi_paths
-from devices.flash.wheels import Wheelhouse
+from edge_fl_devices.config import DeviceBroker, DeviceConfig
+from edge_fl_devices.flash.bundle import FOLDER, bundle_files
+from edge_fl_devices.flash.card_contents import CardContents, with_pi_paths
+from edge_fl_devices.flash.wheels import Wheelhouse
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MAX_COMMANDS = 200

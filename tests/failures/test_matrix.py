@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Settings
-from broker.mosquitto import Mosquitto
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.tree import same
@@ -25,11 +23,13 @@ from edge_fl.methods import build_method
 from edge_fl.wire.messages import Capability, Command, DeviceState, Report, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Packet
-from server.mqtt.journal import Journal
-from server.registry import Database, reports, runs
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_broker.config import Settings
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 from tests.failures.points import POINTS, located
 from tests.failures.proxy import Proxy
 

@@ -19,26 +19,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devices.agent.effects import Job
-from devices.agent.events import Event, Failed
-from devices.runtime import device as devices
-from devices.runtime.device import Device
-from devices.runtime.interfaces import DeviceEvent
-from devices.storage.store import Store
-from devices.workers.worker import Worker
 from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import MESSAGES, Assignment, Capability, DeviceState, Log, ServerState, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
-from server.mqtt import reader
-from server.mqtt.connection import ServerConnection
-from server.mqtt.devices.assignments import Assignments
-from server.mqtt.devices.roster import Roster
-from server.mqtt.journal import Journal
-from server.mqtt.updates.inbox import Inbox
-from server.mqtt.updates.round_request import RoundRequest
-from server.mqtt.updates.validation import Expected, Terms, Validator
+from edge_fl_devices.agent.effects import Job
+from edge_fl_devices.agent.events import Event, Failed
+from edge_fl_devices.runtime import device as devices
+from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.interfaces import DeviceEvent
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.worker import Worker
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.devices.assignments import Assignments
+from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.updates.inbox import Inbox
+from edge_fl_server.mqtt.updates.round_request import RoundRequest
+from edge_fl_server.mqtt.updates.validation import Expected, Terms, Validator
 from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from devices import config as device_config
-from devices.config import DeviceConfig
-from devices.simulated.chaos import profile
-from devices.simulated.chaos.profile import Chaos
 from edge_fl import config, heads
 from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError
+from edge_fl_devices import config as device_config
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.simulated.chaos import profile
+from edge_fl_devices.simulated.chaos.profile import Chaos
 from tests.fuzz.mutate import NO_TOML, mutated_text, mutated_trees, to_toml
 from tests.fuzz.valid import structs
 

@@ -15,7 +15,7 @@ from edge_fl.errors import ArtefactError, ProtocolError
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.tensors import DTYPES, HEADER_BYTES
-from server.mqtt.updates.validation import Expected, RejectedError, parts_of
+from edge_fl_server.mqtt.updates.validation import Expected, RejectedError, parts_of
 from tests.fuzz.mutate import NO_JSON, mutated_text, mutated_trees, to_json
 
 NAMES = st.sampled_from(["extractor", "head", "own_1", "a.b"])

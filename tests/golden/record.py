@@ -20,10 +20,10 @@ from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfi
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import find
-from server.orchestrate.execute import simulate
-from server.training import study as studies
-from server.training.fleet import Fleet
-from server.training.rounds import FinalResult, RunHooks
+from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import FinalResult, RunHooks
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-4

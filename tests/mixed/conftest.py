@@ -13,18 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from devices.agent.state import AgentLimits
-from devices.features.extractor import runtime
-from devices.features.local_loader import LocalFeatureLoader
-from devices.runtime.device import Device, start
-from devices.runtime.runner import Runner
-from devices.storage.store import Store
-from devices.workers.full import FullWorker
-from devices.workers.head import HeadWorker
-from devices.workers.head_fitting import fit_here
 from edge_fl.config import (
     CohortConfig,
     DataConfig,
@@ -40,11 +28,23 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server.mqtt.reader import ServerConnect
-from server.orchestrate import run as orchestrator
-from server.orchestrate.setup import RunRequest
-from server.report import page
-from server.runs.results import Results
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.full import FullWorker
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.orchestrate import run as orchestrator
+from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.report import page
+from edge_fl_server.runs.results import Results
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 QUICK = AgentLimits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)

@@ -13,9 +13,9 @@ from edge_fl.cli import main
 from edge_fl.config import PrivacyConfig, Recipe
 from edge_fl.errors import BudgetExhaustedError
 from edge_fl.learn.codec import privacy
-from server.registry import Database, runs
-from server.runs import round_metrics
-from server.runs.results import Results, list_runs
+from edge_fl_server.registry import Database, runs
+from edge_fl_server.runs import round_metrics
+from edge_fl_server.runs.results import Results, list_runs
 from tests.mixed.conftest import Site
 
 FULL, HEADS = ("d1", "d2"), {"h1": "logistic"}

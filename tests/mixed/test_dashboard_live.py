@@ -16,30 +16,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from devices.agent.state import AgentLimits
-from devices.features.extractor import runtime
-from devices.features.local_loader import LocalFeatureLoader
-from devices.install.fetch import FetchLimits
-from devices.runtime.device import Device, start
-from devices.runtime.runner import Runner
-from devices.storage.store import Store
-from devices.workers.head import HeadWorker
-from devices.workers.head_fitting import fit_here
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server.mqtt.connection import ServerConnection
-from server.mqtt.journal import Journal
-from server.mqtt.session import Server
-from server.registry import Database, releases
-from server.registry.records import ReleaseRecord
-from server.release.repository import Repository
-from server.release.rollout.coordinator import RolloutCoordinator
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import Server
+from edge_fl_server.registry import Database, releases
+from edge_fl_server.registry.records import ReleaseRecord
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from tests.browsing import dashboard, visiting
 from tests.devices import graphs
 

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.agent.effects import Job
-from devices.agent.events import Event
-from devices.board.usage import Meter
-from devices.config import DeviceConfig
-from devices.features import drift
-from devices.runtime.device import start
-from devices.runtime.monitor import DeviceMonitor
-from devices.runtime.runner import Runner
-from devices.serving.predict import Predictor
-from devices.storage.store import Store
-from devices.workers.worker import Worker
 from edge_fl.release.manifest import scale
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
-from server.dashboard.queries import fleet as fleets
-from server.dashboard.queries.fleet import FleetQuery, FleetRow
-from server.mqtt import reader
-from server.mqtt.connection import ServerConnection
-from server.mqtt.devices.roster import Roster
-from server.mqtt.journal import Journal
-from server.registry import Database
+from edge_fl_devices.agent.effects import Job
+from edge_fl_devices.agent.events import Event
+from edge_fl_devices.board.usage import Meter
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.features import drift
+from edge_fl_devices.runtime.device import start
+from edge_fl_devices.runtime.monitor import DeviceMonitor
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.worker import Worker
+from edge_fl_server.dashboard.queries import fleet as fleets
+from edge_fl_server.dashboard.queries.fleet import FleetQuery, FleetRow
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry import Database
 from tests.devices import graphs
 from tests.devices.conftest import folder
 from tests.devices.images import X

@@ -20,19 +20,6 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from broker.config import Certificates, Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from devices.agent.state import AgentLimits
-from devices.features.extractor import runtime
-from devices.features.local_loader import LocalFeatureLoader
-from devices.install.fetch import LIMITS, FetchLimits
-from devices.runtime.device import Device, start
-from devices.runtime.runner import Runner
-from devices.storage.slots import Slots
-from devices.storage.store import Store
-from devices.workers.head import HeadWorker
-from devices.workers.head_fitting import fit_here
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import describe
 from edge_fl.wire.endpoint import Endpoint
@@ -40,8 +27,21 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import GROUP
 from edge_fl.wire.transport import Packet
-from server.release.publish import Publisher
-from server.release.repository import Repository
+from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install.fetch import LIMITS, FetchLimits
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
 from tests.conftest import Issue
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually

@@ -19,11 +19,11 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import MESSAGES, DeviceState, Report, decode
-from server.runs import round_metrics
-from server.training import rounds
-from server.training import study as studies
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.runs import round_metrics
+from edge_fl_server.training import rounds
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 from tests.mixed.conftest import TOPICS, Site, data_of
 
 FULL = ("d1", "d2")

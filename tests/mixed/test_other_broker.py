@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.check import check, temporary_parties
 from edge_fl.errors import ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl_broker.check import check, temporary_parties
 from tests.edge_fl.wire.test_login import write
 from tests.ejabberd import Ejabberd, EjabberdMissingError
 

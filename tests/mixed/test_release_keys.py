@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
 from edge_fl.cli import main
 from edge_fl.wire.mqtt.transport import MqttTransport
-from server.release.publish import Publisher
-from server.release.repository import Repository
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
 from tests.devices.site import head_device

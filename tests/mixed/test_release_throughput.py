@@ -24,18 +24,18 @@ from statistics import median
 
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto, free_port
-from devices.runtime.device import Device
-from devices.runtime.runner import Runner
-from devices.storage.slots import Slots
 from edge_fl.wire.blob import describe
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet
-from server.release.publish import Publisher
-from server.release.repository import Repository
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto, free_port
+from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually
 from tests.mixed.test_large_release import MEGABYTES, extractor, head_device

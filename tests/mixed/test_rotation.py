@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from broker.provision import register_sync
-from broker.provision.authority import Authority
-from broker.provision.registrar import Registrar
-from devices.runtime.certificates import Renewal
-from devices.runtime.connector import connector as device_connector
 from edge_fl.cli import main
 from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData
 from edge_fl.wire import identity
 from edge_fl.wire.transport import Transport
-from server.mqtt.connector import connector
-from server.runs.results import Results
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_broker.provision.registrar import Registrar
+from edge_fl_devices.runtime.certificates import Renewal
+from edge_fl_devices.runtime.connector import connector as device_connector
+from edge_fl_server.mqtt.connector import connector
+from edge_fl_server.runs.results import Results
 from tests.devices.scripted import eventually
 from tests.mixed.conftest import Site, data_of
 

@@ -12,28 +12,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent.state import AgentLimits
-from devices.features.extractor import runtime
-from devices.features.local_loader import LocalFeatureLoader
-from devices.install.fetch import FetchLimits
-from devices.runtime.device import Device, start
-from devices.runtime.runner import Runner
-from devices.storage.store import Store
-from devices.workers.head import HeadWorker
-from devices.workers.head_fitting import fit_here
 from edge_fl import metrics
 from edge_fl.config import RolloutConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.wire.messages import Capability, Report
 from edge_fl.wire.topics import Topics
-from server.mqtt import reader
-from server.mqtt.connection import ServerConnection
-from server.mqtt.journal import Journal
-from server.mqtt.session import Server
-from server.registry import Database, rollouts
-from server.release.repository import Repository
-from server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
-from server.release.rollout.stages import rank
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import Server
+from edge_fl_server.registry import Database, rollouts
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.stages import rank
 from tests.devices import graphs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 

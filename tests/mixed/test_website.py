@@ -17,15 +17,15 @@ import pytest
 from tuf.api.exceptions import RepositoryError
 from tuf.ngclient import Updater
 
-from devices.install.mirror import Mirror
-from devices.storage.slots import Slots
 from edge_fl.cli import main
 from edge_fl.release.manifest import Manifest, paths
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
-from server.release import website
-from server.release.publish import Publisher
-from server.release.repository import Repository
+from edge_fl_devices.install.mirror import Mirror
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_server.release import website
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually, running
 from tests.devices.site import big, head_device

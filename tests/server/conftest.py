@@ -15,23 +15,23 @@ from typing import Any
 
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
 from edge_fl.config import MethodSpec
 from edge_fl.data.samples import ClientData
 from edge_fl.methods.contract.client import Client
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
-from server.mqtt import reader
-from server.mqtt.connection import ServerConnection
-from server.mqtt.devices.assignments import Assignments
-from server.mqtt.devices.roster import Roster
-from server.mqtt.fleet import FleetLimits, MqttFleet
-from server.mqtt.journal import Journal
-from server.mqtt.reader import ServerConnect
-from server.mqtt.session import Server
-from server.mqtt.updates.inbox import Inbox
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.devices.assignments import Assignments
+from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.session import Server
+from edge_fl_server.mqtt.updates.inbox import Inbox
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 from tests.server.scripted import ScriptedDevice, ScriptedHead, client_of, data_of, spec_of
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from devices.install.trust import Trust
 from edge_fl import metrics
 from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.samples import ClientData, Samples
@@ -24,8 +23,9 @@ from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.messages import Ack, Assignment, Capability, DeviceState, Report, Round, decode, encode
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
-from server.mqtt.reader import ServerConnect
-from server.mqtt.updates.round_request import REPORT_KINDS
+from edge_fl_devices.install.trust import Trust
+from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.updates.round_request import REPORT_KINDS
 
 CLASSES = 3
 INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from edge_fl.config import CohortConfig
 from edge_fl.methods import build_method
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 
 
 def one_round(bench, spec, *, shared=None, quorum=0.3, **limits):

@@ -17,9 +17,9 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
-from server.training.engines.sequential import SequentialFleet
-from server.training.engines.vector import VectorFleet
-from server.training.fleet import Fleet
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.fleet import Fleet
 
 CLIENTS, EXTRA_BYTES = 64, 250 * 2**20
 SPEC = MethodSpec(

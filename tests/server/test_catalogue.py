@@ -8,7 +8,7 @@ import pytest
 
 from edge_fl.errors import MethodError
 from edge_fl.methods import METHODS, names
-from server import catalogue
+from edge_fl_server import catalogue
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -21,7 +21,7 @@ def test_every_method_has_a_row_with_its_citation() -> None:
 
 def test_the_readmes_table_is_the_methods_own() -> None:
     text = README.read_text()
-    assert catalogue.readme(text) == text, "run `python -m server.catalogue`"
+    assert catalogue.readme(text) == text, "run `python -m edge_fl_server.catalogue`"
 
 
 def test_a_method_without_a_shared_extractor_is_refused_to_head_only_devices() -> None:

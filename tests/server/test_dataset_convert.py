@@ -14,7 +14,7 @@ from edge_fl.config import DataConfig
 from edge_fl.data import datasets
 from edge_fl.data.partition import split_clients
 from edge_fl.errors import DataError
-from server.dataset_convert import convert
+from edge_fl_server.dataset_convert import convert
 
 RNG = np.random.default_rng(0)
 

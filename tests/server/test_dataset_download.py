@@ -11,7 +11,7 @@ import pytest
 
 from edge_fl.data import datasets
 from edge_fl.errors import DataError
-from server import dataset_download
+from edge_fl_server import dataset_download
 
 ORIGINALS = Path(__file__).parents[3] / "shared" / "data"
 

@@ -15,10 +15,10 @@ from edge_fl.cli import App
 from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, DeadlineError, RunError
-from server import demo
-from server.children import Children
-from server.demo import DemoOptions
-from server.runs.results import Results
+from edge_fl_server import demo
+from edge_fl_server.children import Children
+from edge_fl_server.demo import DemoOptions
+from edge_fl_server.runs.results import Results
 
 ROWS = [
     {"device": "sim-000", "tier": "head", "after": 0.5},
@@ -76,9 +76,9 @@ def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
 
 
 def test_every_command_of_the_demo_exists(tmp_path):
-    from broker.cli import register as of_broker
-    from devices.cli import register as of_devices
-    from server.cli import register as of_server
+    from edge_fl_broker.cli import register as of_broker
+    from edge_fl_devices.cli import register as of_devices
+    from edge_fl_server.cli import register as of_server
 
     app = App()
     for register in (of_broker, of_devices, of_server):

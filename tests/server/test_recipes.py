@@ -10,10 +10,10 @@ import pytest
 from edge_fl import config
 from edge_fl.config import MethodConfig, OptimiserConfig, Recipe
 from edge_fl.errors import ConfigError
-from server import recipes
-from server.compare import paper
-from server.compare.grid import parse_method
-from server.recipes.changes import differences, scaled, with_method
+from edge_fl_server import recipes
+from edge_fl_server.compare import paper
+from edge_fl_server.compare.grid import parse_method
+from edge_fl_server.recipes.changes import differences, scaled, with_method
 
 PAPERS = ("fedcrc", "fedcrl", "fedrir", "dualfed", "repper")
 

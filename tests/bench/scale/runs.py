@@ -13,8 +13,8 @@ from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Event
-from server.children import Child
-from server.runs.results import Results
+from edge_fl_server.children import Child
+from edge_fl_server.runs.results import Results
 from tests.bench.scale.stage import RecordedChildren, fleet_of, stage, start_broker, wait_until
 from tests.bench.scale.watch import COUNTED, FLEET, Watch, mosquitto_of, processor_s, resident_bytes
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.errors import DeadlineError
-from server.children import Child, Children
+from edge_fl_server.children import Child, Children
 
 IMAGES_PER_DEVICE = 20
 VARIABLES = {"OMP_NUM_THREADS": "1"}

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from broker.provision import certificates
-from broker.provision.authority import LIFE, MAX_HOLDING, Authority, RequestRejectedError
-from broker.provision.register import claims, denied
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
+from edge_fl_broker.provision import certificates
+from edge_fl_broker.provision.authority import LIFE, MAX_HOLDING, Authority, RequestRejectedError
+from edge_fl_broker.provision.register import claims, denied
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

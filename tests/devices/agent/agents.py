@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from devices.agent import effects, events
-from devices.agent.state import AgentState, wake_at
-from devices.agent.step import step
 from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.release.manifest import Canary, Manifest
 from edge_fl.wire.blob import describe
@@ -23,6 +20,9 @@ from edge_fl.wire.messages import (
 )
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connected
+from edge_fl_devices.agent import effects, events
+from edge_fl_devices.agent.state import AgentState, wake_at
+from edge_fl_devices.agent.step import step
 
 TOPICS = Topics("main")
 SPEC = MethodSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)

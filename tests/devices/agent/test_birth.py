@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from devices.agent import effects, events
 from edge_fl.wire.messages import (
     Command,
     DeviceState,
@@ -10,6 +9,7 @@ from edge_fl.wire.messages import (
     ServerState,
 )
 from edge_fl.wire.transport import Connected, Disconnected
+from edge_fl_devices.agent import effects, events
 from tests.devices.agent.agents import Agent, none_of, only, serve
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.agent import effects, events
-from devices.agent.state import Phase, wake_at
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import (
     Ack,
@@ -20,6 +18,8 @@ from edge_fl.wire.messages import (
     ServerState,
 )
 from edge_fl.wire.transport import Connected, Disconnected
+from edge_fl_devices.agent import effects, events
+from edge_fl_devices.agent.state import Phase, wake_at
 from tests.devices.agent.agents import DOWN, MANIFEST, ONNX, SPEC, Agent, report
 
 LEGAL = {

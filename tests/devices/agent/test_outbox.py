@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from devices.agent import effects, events, outbox
-from devices.agent.outbox import Parcel
-from devices.agent.state import wake_at
 from edge_fl.wire.messages import (
     Ack,
     Round,
@@ -14,6 +11,9 @@ from edge_fl.wire.messages import (
 )
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
+from edge_fl_devices.agent import effects, events, outbox
+from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.agent.state import wake_at
 from tests.devices.agent.agents import (
     SPEC,
     Agent,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from devices.agent import effects, events
-from devices.agent.state import wake_at
 from edge_fl.wire.messages import Assignment, Capability, DeviceState
+from edge_fl_devices.agent import effects, events
+from edge_fl_devices.agent.state import wake_at
 from tests.devices.agent.agents import Agent
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.agent import effects, events
-from devices.agent.effects import Memory
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import (
     Ack,
@@ -14,6 +12,8 @@ from edge_fl.wire.messages import (
     DeviceState,
 )
 from edge_fl.wire.transport import Connected, Disconnected
+from edge_fl_devices.agent import effects, events
+from edge_fl_devices.agent.effects import Memory
 from tests.devices.agent.agents import (
     MANIFEST,
     ONNX,

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from devices.agent import effects, events
-from devices.agent.effects import Memory
-from devices.agent.outbox import OutboxEntry, Parcel
-from devices.agent.state import AgentLimits, wake_at
 from edge_fl.wire.messages import (
     Ack,
     Assignment,
@@ -15,6 +11,10 @@ from edge_fl.wire.messages import (
     Round,
     ServerState,
 )
+from edge_fl_devices.agent import effects, events
+from edge_fl_devices.agent.effects import Memory
+from edge_fl_devices.agent.outbox import OutboxEntry, Parcel
+from edge_fl_devices.agent.state import AgentLimits, wake_at
 from tests.devices.agent.agents import (
     DOWN,
     SPEC,

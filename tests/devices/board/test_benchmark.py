@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.board import benchmark
-from devices.board.benchmark import FILE, LIMIT_S, Speed, measure, reach_ms, speed, steps
-from devices.config import DeviceConfig
-from devices.features import child_main
-from devices.features.child_loader import FeatureRequest
-from devices.storage.slots import Slots
 from edge_fl.capability import FULL_MIN_GFLOPS, Tier, choose_tier
 from edge_fl.wire.endpoint import Endpoint
+from edge_fl_devices.board import benchmark
+from edge_fl_devices.board.benchmark import FILE, LIMIT_S, Speed, measure, reach_ms, speed, steps
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.features import child_main
+from edge_fl_devices.features.child_loader import FeatureRequest
+from edge_fl_devices.storage.slots import Slots
 from tests.devices.images import X, Y, picture
 
 

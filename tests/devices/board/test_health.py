@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from devices.board import health
-from devices.board.health import Health, Readings, problem, update
+from edge_fl_devices.board import health
+from edge_fl_devices.board.health import Health, Readings, problem, update
 
 
 @pytest.mark.parametrize(

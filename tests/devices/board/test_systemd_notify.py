@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from devices.board.systemd_notify import Notifier
-from devices.runtime.runner import Runner
+from edge_fl_devices.board.systemd_notify import Notifier
+from edge_fl_devices.runtime.runner import Runner
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from devices.board import usage
-from devices.board.usage import Budget, Meter, Usage, exceeded
+from edge_fl_devices.board import usage
+from edge_fl_devices.board.usage import Budget, Meter, Usage, exceeded
 
 
 def test_what_was_used_today_survives_a_restart_and_not_the_day(tmp_path: Path) -> None:

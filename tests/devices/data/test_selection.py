@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.config import DeviceConfig
-from devices.data.load import load, load_for
-from devices.data.spec import UNKNOWN
 from edge_fl.errors import DataError
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data.load import load, load_for
+from edge_fl_devices.data.spec import UNKNOWN
 from tests.devices.images import picture
 
 

@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from devices.config import DeviceConfig
-from devices.data import load, pictures, record
-from devices.data.pictures import PictureError, PictureLimits
-from devices.data.spec import UNKNOWN, DataSpec
 from edge_fl.config import InputSpec
 from edge_fl.data import datasets, npz
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import load, pictures, record
+from edge_fl_devices.data.pictures import PictureError, PictureLimits
+from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 GREY = InputSpec(1, 8, 8)
@@ -111,8 +111,8 @@ def test_a_camera_held_sideways_still_gives_upright_pictures(tmp_path: Path) -> 
 
 PEAK = """
 import sys
-from devices.data import load
-from devices.data.spec import DataSpec
+from edge_fl_devices.data import load
+from edge_fl_devices.data.spec import DataSpec
 from edge_fl.config import InputSpec
 print(load.load(sys.argv[1], DataSpec(("cat", "dog"), InputSpec(3, 32, 32)))[1].samples)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

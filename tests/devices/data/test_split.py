@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.data.split import split
 from edge_fl.data import datasets
 from edge_fl.data.samples import Samples
+from edge_fl_devices.data.split import split
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker.mosquitto import Mosquitto
-from devices.config import DeviceBroker, DeviceConfig
-from devices.doctor import CHECKS, CheckResult, device_checks, run_checks
-from devices.doctor.check_result import graded
-from devices.doctor.network_checks import network
-from devices.storage.store import Store
 from edge_fl.cli import main
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.config import DeviceBroker, DeviceConfig
+from edge_fl_devices.doctor import CHECKS, CheckResult, device_checks, run_checks
+from edge_fl_devices.doctor.check_result import graded
+from edge_fl_devices.doctor.network_checks import network
+from edge_fl_devices.storage.store import Store
 from tests.devices import graphs
 from tests.devices.images import X, Y
 

@@ -7,8 +7,8 @@ import stat
 import numpy as np
 import pytest
 
-from devices.features.cache import FeatureCache, fingerprint
-from devices.features.extractor import Extractor
+from edge_fl_devices.features.cache import FeatureCache, fingerprint
+from edge_fl_devices.features.extractor import Extractor
 from tests.devices.graphs import WEIGHTS, graph, images, manifest_for, on_disk
 
 

@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices.child import Children, feature_children
-from devices.config import DeviceConfig
-from devices.data import record
-from devices.doctor import status
-from devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
-from devices.features.onnx_runtime import Runtime
-from devices.runtime import run_device
+from edge_fl_devices.child import Children, feature_children
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import record
+from edge_fl_devices.doctor import status
+from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
+from edge_fl_devices.features.onnx_runtime import Runtime
+from edge_fl_devices.runtime import run_device
 
 PHOTOS, PHOTO_SIZE, MAX_MB = 40, (4000, 3000), 120
 PEAK = """
 import sys
-from devices.features.child_main import answer
+from edge_fl_devices.features.child_main import answer
 print(answer(sys.argv[1].encode()).decode())
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
@@ -72,7 +72,7 @@ class LimitedChildren(Children):
 
 @pytest.fixture
 def limited() -> Iterator[LimitedChildren]:
-    with closing(LimitedChildren("devices.features.child_main", "data")) as children:
+    with closing(LimitedChildren("edge_fl_devices.features.child_main", "data")) as children:
         yield children
 
 
@@ -89,9 +89,9 @@ def test_without_memory_for_the_data_the_agent_starts_and_has_the_reason(
 LIMITED = """
 import resource, sys
 from contextlib import closing
-from devices.child import feature_children
-from devices.config import DeviceConfig
-from devices.features.child_loader import ChildFeatureLoader
+from edge_fl_devices.child import feature_children
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.features.child_loader import ChildFeatureLoader
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
 with closing(feature_children()) as children:
     config = DeviceConfig("pi-1", sys.argv[1], folder=sys.argv[2], tier="head")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.features import drift
+from edge_fl_devices.features import drift
 
 RNG = np.random.default_rng(5)
 Z = RNG.normal(size=(200, 8)).astype(np.float32) * 3 + 1

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from devices.features.extractor import Extractor, runtime
-from devices.features.onnx_runtime import require_runnable
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
+from edge_fl_devices.features.extractor import Extractor, runtime
+from edge_fl_devices.features.onnx_runtime import require_runnable
 from tests.devices import graphs
 from tests.devices.graphs import DIM, WEIGHTS, graph, images, manifest_for, on_disk
 

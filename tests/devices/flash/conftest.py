@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from devices.config import DeviceBroker, DeviceConfig
-from devices.flash.card_contents import CardContents, read_identity, with_pi_paths
-from devices.flash.wheels import Wheelhouse, pins_key
+from edge_fl_devices.config import DeviceBroker, DeviceConfig
+from edge_fl_devices.flash.card_contents import CardContents, read_identity, with_pi_paths
+from edge_fl_devices.flash.wheels import Wheelhouse, pins_key
 from tests.conftest import Issue
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.provision.authority import Authority
-from devices import config as settings
-from devices.config import DeviceConfig
-from devices.flash import edge_fl_wheel, templates
-from devices.flash.bundle import MANIFEST, bundle_files, parse_manifest
-from devices.flash.card_contents import IDENTITY, CardContents, read_identity, with_pi_paths
-from devices.flash.wheels import PYTHONS, gather, pins, reads_heic
 from edge_fl.errors import ConfigError
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_devices import config as settings
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.flash import edge_fl_wheel, templates
+from edge_fl_devices.flash.bundle import MANIFEST, bundle_files, parse_manifest
+from edge_fl_devices.flash.card_contents import IDENTITY, CardContents, read_identity, with_pi_paths
+from edge_fl_devices.flash.wheels import PYTHONS, gather, pins, reads_heic
 
 MakeContents = Callable[[tuple[str, ...]], CardContents]
 
@@ -73,7 +73,9 @@ def test_our_wheel_is_reproducible_and_installable_by_pip(tmp_path: Path) -> Non
     assert edge_fl_wheel.pack() == (name, content)
     with zipfile.ZipFile(io.BytesIO(content)) as wheel:
         assert wheel.testzip() is None
-        assert {"devices/agent/step.py", "devices/flash/install.sh", "edge_fl/cli.py"} < set(wheel.namelist())
+        assert {"edge_fl_devices/agent/step.py", "edge_fl_devices/flash/install.sh", "edge_fl/cli.py"} < set(
+            wheel.namelist()
+        )
     (tmp_path / name).write_bytes(content)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run(

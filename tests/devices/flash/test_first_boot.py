@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from ruamel.yaml import YAML
 
-from devices.flash.first_boot import (
+from edge_fl.errors import ConfigError
+from edge_fl_devices.flash.first_boot import (
     ENABLE,
     FIRSTRUN,
     FIRSTRUN_PATH,
@@ -18,7 +19,6 @@ from devices.flash.first_boot import (
     add_runcmd,
     edit_boot_files,
 )
-from edge_fl.errors import ConfigError
 from tests.devices.flash.cards import CMDLINE
 
 IMAGER = """#!/bin/bash

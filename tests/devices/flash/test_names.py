@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash.bundle import FOLDER, MANIFEST, File
-from devices.flash.names import require_names
-from devices.flash.targets.folder import BootFolder
-from devices.flash.targets.image import Image
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
+from edge_fl_devices.flash.bundle import FOLDER, MANIFEST, File
+from edge_fl_devices.flash.names import require_names
+from edge_fl_devices.flash.targets.folder import BootFolder
+from edge_fl_devices.flash.targets.image import Image
 from tests.devices.flash import cards
 from tests.devices.flash.test_targets import MakeCard, MakeContents, card, flash
 

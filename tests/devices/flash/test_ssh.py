@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash.card_contents import CardContents
-from devices.flash.changes import apply_changes, plan_changes
-from devices.flash.targets.ssh import Ssh
 from edge_fl.errors import ConfigError, ConnectError, RunError
+from edge_fl_devices.flash.card_contents import CardContents
+from edge_fl_devices.flash.changes import apply_changes, plan_changes
+from edge_fl_devices.flash.targets.ssh import Ssh
 
 MakeContents = Callable[[tuple[str, ...]], CardContents]
 SSH = """#!/bin/sh

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash.bundle import LOG, MANIFEST
-from devices.flash.card_contents import CardContents
-from devices.flash.changes import apply_changes, list_changes, plan_changes
-from devices.flash.first_boot import KERNEL_OPTIONS
-from devices.flash.targets.base import Target
-from devices.flash.targets.folder import BootFolder, OutFolder
-from devices.flash.targets.image import Image, check_removable
 from edge_fl.errors import ConfigError
+from edge_fl_devices.flash.bundle import LOG, MANIFEST
+from edge_fl_devices.flash.card_contents import CardContents
+from edge_fl_devices.flash.changes import apply_changes, list_changes, plan_changes
+from edge_fl_devices.flash.first_boot import KERNEL_OPTIONS
+from edge_fl_devices.flash.targets.base import Target
+from edge_fl_devices.flash.targets.folder import BootFolder, OutFolder
+from edge_fl_devices.flash.targets.image import Image, check_removable
 from tests.devices.flash import cards
 
 MakeContents = Callable[[tuple[str, ...]], CardContents]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.flash import templates
+from edge_fl_devices.flash import templates
 
 pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 EXPOSURE = "20"  # of 100; systemd calls this safe, a plain unit has 96

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, Root, Timestamp
 
-from devices.install import canary
-from devices.install.canary import MEBIBYTE
-from devices.serving.predict import Predictor
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import CHUNK_BYTES, split
 from edge_fl.wire.transport import UNTYPED, Packet
-from server.release.repository import Repository, now
+from edge_fl_devices.install import canary
+from edge_fl_devices.install.canary import MEBIBYTE
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_server.release.repository import Repository, now
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
 from tests.devices.site import DATA, Site, big, head_device, site_over

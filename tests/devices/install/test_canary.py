@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from devices.install import canary
-from devices.install.canary import MEBIBYTE, CanaryLimits
-from devices.storage.slots import Slots
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import split
+from edge_fl_devices.install import canary
+from edge_fl_devices.install.canary import MEBIBYTE, CanaryLimits
+from edge_fl_devices.storage.slots import Slots
 from tests.devices import graphs
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 

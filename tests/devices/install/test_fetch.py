@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
-from devices.agent.events import Failed, Fetched
-from devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import Topics
-from server.release.repository import Repository
+from edge_fl_devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
+from edge_fl_devices.agent.events import Failed, Fetched
+from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
+from edge_fl_server.release.repository import Repository
 from tests.devices.graphs import graph, manifest_for
 
 TOPICS = Topics("main")

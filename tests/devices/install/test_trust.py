@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from devices.install.trust import Trust
 from edge_fl.errors import DeadlineError, TrustError
-from server.release.repository import Lifetimes, Repository, now
+from edge_fl_devices.install.trust import Trust
+from edge_fl_server.release.repository import Lifetimes, Repository, now
 
 VERSIONED = ["3.targets.json", "3.snapshot.json"]
 

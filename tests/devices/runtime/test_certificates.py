@@ -14,15 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from broker.provision import register_sync
-from broker.provision.authority import Authority
-from broker.provision.register_sync import RegisterSync
-from broker.provision.registrar import Registrar
-from devices.runtime.certificates import RESEND_S, Renewal, enrol
-from devices.runtime.connector import connector, own_connector
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
@@ -30,6 +21,15 @@ from edge_fl.wire.identity import Identity
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_broker.provision.register_sync import RegisterSync
+from edge_fl_broker.provision.registrar import Registrar
+from edge_fl_devices.runtime.certificates import RESEND_S, Renewal, enrol
+from edge_fl_devices.runtime.connector import connector, own_connector
 
 pytestmark = pytest.mark.broker
 WAIT_S = 60.0  # on a busy machine; every wait ends with its event

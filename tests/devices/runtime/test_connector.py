@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.mosquitto import Mosquitto
-from broker.provision.authority import Authority
-from devices import config
-from devices.runtime.connector import connector, fleet_connector
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Disconnected, Packet, Transport
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_devices import config
+from edge_fl_devices.runtime.connector import connector, fleet_connector
 from tests.edge_fl.wire.conftest import Recorder
 
 

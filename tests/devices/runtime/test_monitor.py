@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent import events
-from devices.agent.state import AgentState
-from devices.agent.step import step
-from devices.board.health import CALM_S, Readings
-from devices.board.usage import Budget, Meter
-from devices.config import DeviceConfig
-from devices.features import drift
-from devices.runtime.device import Device
-from devices.runtime.monitor import DeviceMonitor
-from devices.serving.predict import Predictor
-from devices.storage.store import Store
-from devices.workers.head_and_full import HeadAndFullWorker
-from devices.workers.worker import Worker
 from edge_fl.wire.messages import Capability
+from edge_fl_devices.agent import events
+from edge_fl_devices.agent.state import AgentState
+from edge_fl_devices.agent.step import step
+from edge_fl_devices.board.health import CALM_S, Readings
+from edge_fl_devices.board.usage import Budget, Meter
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.features import drift
+from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.monitor import DeviceMonitor
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.head_and_full import HeadAndFullWorker
+from edge_fl_devices.workers.worker import Worker
 from tests.devices.agent.agents import TOPICS
 from tests.devices.images import X, picture
 

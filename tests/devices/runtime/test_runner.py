@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent.events import DataChanged
-from devices.board import usage
-from devices.serving.predict import Predictor
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import InputError
 from edge_fl.wire.messages import Command, ServerState
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Listener, Packet, Transport
+from edge_fl_devices.agent.events import DataChanged
+from edge_fl_devices.board import usage
+from edge_fl_devices.serving.predict import Predictor
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
 from tests.devices.site import DATA, Site, big, expected, head_device, samples, site_over

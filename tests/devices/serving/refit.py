@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from devices.storage.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.release.manifest import scale
+from edge_fl_devices.storage.store import Store, StoredHead
 from tests.devices import graphs
 from tests.devices.images import X, Y
 

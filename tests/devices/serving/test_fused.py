@@ -11,12 +11,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from devices.serving.fused import fuse
-from devices.serving.predict import Predictor
 from edge_fl.cli import main
 from edge_fl.errors import InputError
 from edge_fl.heads import HeadPlan
 from edge_fl.release.manifest import scale
+from edge_fl_devices.serving.fused import fuse
+from edge_fl_devices.serving.predict import Predictor
 from tests.devices import graphs
 from tests.devices.images import X, Y
 from tests.devices.serving.refit import refit

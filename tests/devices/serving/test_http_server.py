@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from devices.serving.http_server import Service
-from devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 from edge_fl.cli import main
 from edge_fl.errors import InputError
+from edge_fl_devices.serving.http_server import Service
+from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 from tests.devices.images import X, Y
 from tests.devices.serving.refit import refit
 

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from broker.mosquitto import Mosquitto
-from devices.config import DeviceConfig
-from devices.data import load
-from devices.data.spec import UNKNOWN, DataSpec
-from devices.serving.predict import Predictor
-from devices.storage.store import Store, StoredHead
 from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
 from edge_fl.wire.mqtt.transport import MqttTransport
-from server.release.repository import Repository
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import load
+from edge_fl_devices.data.spec import UNKNOWN, DataSpec
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.storage.store import Store, StoredHead
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.images import X, Y
 from tests.devices.scripted import TOPICS, ScriptedServer

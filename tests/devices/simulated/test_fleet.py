@@ -11,20 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent.state import AgentLimits
-from devices.runtime.device import Device
-from devices.simulated.device_factory import DeviceFactory
-from devices.simulated.fleet import run_fleet
-from devices.simulated.fleet_config import FleetConfig, full_devices, names, tier_counts
-from devices.simulated.fleet_status import (
-    DeviceResult,
-    FleetProgress,
-    device_result,
-    fleet_progress,
-    unmeasured,
-)
-from devices.workers.full import FullWorker
-from devices.workers.head_fitting import ChildFitter
 from edge_fl.cli import main
 from edge_fl.config import DataConfig, InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ConfigError
@@ -34,7 +20,21 @@ from edge_fl.methods.contract import steps
 from edge_fl.release.manifest import Canary, Manifest, canary_images
 from edge_fl.wire.messages import Report, Round
 from edge_fl.wire.tensors import pack
-from server.release.repository import Repository
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.simulated.device_factory import DeviceFactory
+from edge_fl_devices.simulated.fleet import run_fleet
+from edge_fl_devices.simulated.fleet_config import FleetConfig, full_devices, names, tier_counts
+from edge_fl_devices.simulated.fleet_status import (
+    DeviceResult,
+    FleetProgress,
+    device_result,
+    fleet_progress,
+    unmeasured,
+)
+from edge_fl_devices.workers.full import FullWorker
+from edge_fl_devices.workers.head_fitting import ChildFitter
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import ScriptedServer, eventually
 from tests.memory_broker import InMemoryBroker, InMemoryTransport

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from devices.runtime import device
-from devices.simulated.live_table import LiveTable, rows
-from devices.storage.store import Store
-from devices.workers.worker import Worker
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
+from edge_fl_devices.runtime import device
+from edge_fl_devices.simulated.live_table import LiveTable, rows
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.worker import Worker
 
 
 class Idle(Worker):

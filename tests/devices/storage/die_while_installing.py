@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.storage.slots import Slots, is_intact
 from edge_fl.config import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
 from edge_fl.wire.blob import describe, split
+from edge_fl_devices.storage.slots import Slots, is_intact
 
 CHANGES = ("replace", "unlink", "mkdir", "fsync", "open")
 

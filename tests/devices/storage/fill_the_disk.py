@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.install.trust import Trust
-from devices.storage.slots import Slots, is_intact
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import Canary, Manifest
 from edge_fl.wire.blob import describe, split
-from server.release.repository import Repository
+from edge_fl_devices.install.trust import Trust
+from edge_fl_devices.storage.slots import Slots, is_intact
+from edge_fl_server.release.repository import Repository
 
 
 def release(number: int) -> tuple[Manifest, bytes]:

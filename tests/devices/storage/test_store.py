@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent.effects import Memory
-from devices.agent.outbox import Parcel
-from devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store, StoredHead
 from edge_fl import heads
 from edge_fl.errors import InputError
 from edge_fl.heads import Head
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
+from edge_fl_devices.agent.effects import Memory
+from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store, StoredHead
 
 SHA = "a" * 64
 
@@ -138,7 +138,7 @@ def test_a_folder_belongs_to_one_agent(tmp_path: Path) -> None:
 WRITER = """
 import sys, itertools
 from pathlib import Path
-from devices.storage.store import Store, StoredHead
+from edge_fl_devices.storage.store import Store, StoredHead
 from tests.devices.storage.test_store import head, parcel
 store = Store(Path(sys.argv[1]))
 print("ready", flush=True)

@@ -11,12 +11,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from devices.agent.effects import Train
-from devices.agent.events import Failed, Finished
-from devices.runtime.device import Device, start
-from devices.storage.store import Store
-from devices.workers.full import FullWorker
-from devices.workers.worker import attempt
 from edge_fl import metrics
 from edge_fl.config import (
     CompressionConfig,
@@ -37,6 +31,12 @@ from edge_fl.metrics import EPSILON
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Capability, Round
 from edge_fl.wire.tensors import pack, unpack
+from edge_fl_devices.agent.effects import Train
+from edge_fl_devices.agent.events import Failed, Finished
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.full import FullWorker
+from edge_fl_devices.workers.worker import attempt
 from tests.devices.scripted import TOPICS, ScriptedServer, running
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 

@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.agent.events import DataChanged
-from devices.features.child_loader import pack, unpack
-from devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
-from devices.features.extractor import runtime
-from devices.features.local_loader import LocalFeatureLoader
-from devices.runtime.device import Device, start
-from devices.serving.comparison import is_worse
-from devices.serving.predict import Predictor
-from devices.storage.store import Store
-from devices.workers.head import HeadWorker
-from devices.workers.head_fitting import FitData, FitSpec, fit_here
 from edge_fl.data.samples import ClientData
 from edge_fl.heads.auto import Choice
 from edge_fl.heads.constant import Constant
 from edge_fl.heads.linear import Nearest
 from edge_fl.wire.messages import Capability
+from edge_fl_devices.agent.events import DataChanged
+from edge_fl_devices.features.child_loader import pack, unpack
+from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.serving.comparison import is_worse
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
 from tests.devices.site import FAST, QUICK, Site, big, samples, site_over

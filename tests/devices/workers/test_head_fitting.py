@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from devices.workers.head_fitting import ChildFitter, FitData, FitLimits, FitSpec, fit_here
 from edge_fl.errors import DataError, DeadlineError
 from edge_fl.heads.auto import CANDIDATES, HeldOut
+from edge_fl_devices.workers.head_fitting import ChildFitter, FitData, FitLimits, FitSpec, fit_here
 
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(60, 8)).astype(np.float32)
@@ -64,7 +64,7 @@ def test_a_child_that_needs_too_much_memory_is_only_an_error() -> None:
 def test_fitting_in_a_child_leaves_no_scikit_learn_here() -> None:
     script = """
 import sys, numpy as np
-from devices.workers.head_fitting import ChildFitter, FitData, FitSpec
+from edge_fl_devices.workers.head_fitting import ChildFitter, FitData, FitSpec
 ChildFitter()(FitSpec("svm", 3, False, "c" * 64), FitData(np.eye(6, dtype="float32"), np.arange(6) % 3))
 print([name for name in sys.modules if name.split(".")[0] in ("sklearn", "scipy", "torch")])
 """

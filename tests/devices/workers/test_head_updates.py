@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from devices import config
-from devices.workers import head_updates
 from edge_fl import heads
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import HeadPlan
 from edge_fl.release import manifest as manifests
 from edge_fl.wire import tensors
+from edge_fl_devices import config
+from edge_fl_devices.workers import head_updates
 from tests.devices import graphs
 
 Z, Y = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2

@@ -30,12 +30,12 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Report
-from server.mqtt.updates import validation
-from server.release import export
-from server.release.onnx_session import Session
-from server.training import arrival, rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.mqtt.updates import validation
+from edge_fl_server.release import export
+from edge_fl_server.release.onnx_session import Session
+from edge_fl_server.training import arrival, rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 
 every_method = pytest.mark.parametrize("name", names())

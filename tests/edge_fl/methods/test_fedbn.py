@@ -10,7 +10,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import weighted_mean
 from edge_fl.methods.contract import norm, steps
 from edge_fl.models import build_net
-from server.release import export
+from edge_fl_server.release import export
 from tests.edge_fl.methods import toy
 
 TINY = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_fl.learn import tree
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
-from server.mqtt.updates import validation
+from edge_fl_server.mqtt.updates import validation
 from tests.edge_fl.methods import toy
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.losses import model_contrast
 from edge_fl.methods.contract import steps
-from server.release import export
+from edge_fl_server.release import export
 from tests.edge_fl.methods import toy
 
 RIGHT, UP = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])

@@ -14,8 +14,8 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import METHODS, build_method
 from edge_fl.methods.contract import norm, steps
 from edge_fl.methods.contract.method import BatchNorm, Method
-from server.release import export
-from server.training.engines.vector import VectorFleet
+from edge_fl_server.release import export
+from edge_fl_server.training.engines.vector import VectorFleet
 from tests.edge_fl.methods import toy
 
 

@@ -11,8 +11,8 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
 from tests.edge_fl.methods import toy
 
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from broker.find import Program
-from broker.mosquitto import free_port
 from edge_fl.wire.mqtt.transport import Endpoint
 from edge_fl.wire.transport import TransportLimits
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import free_port
 
 FAST = TransportLimits(max_retry_s=0.2, connect_timeout_s=1.0)
 

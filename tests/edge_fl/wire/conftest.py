@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from devices.simulated.chaos.faulty_transport import NO_FAULTS, FaultyTransport
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport
+from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, FaultyTransport
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 WAIT_S = 10.0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.provision.authority import Authority
 from edge_fl.errors import ConfigError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
+from edge_fl_broker.provision.authority import Authority
 
 
 @pytest.fixture

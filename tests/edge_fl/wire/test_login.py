@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.provision.authority import Authority
 from edge_fl.errors import ConfigError
 from edge_fl.wire import identity, login
+from edge_fl_broker.provision.authority import Authority
 
 SECRET = "correct horse 'battery' ütaple"
 

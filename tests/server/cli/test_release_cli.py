@@ -17,15 +17,15 @@ from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server.cli import release
-from server.mqtt.journal import Journal
-from server.mqtt.session import connected
-from server.registry import Database, reports, rollouts
-from server.release.publish import Publisher
-from server.release.repository import Repository, now
-from server.release.rollout import coordinator
-from server.release.rollout.commands import ReleaseCommands, Request
-from server.release.rollout.coordinator import RolloutCoordinator
+from edge_fl_server.cli import release
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import connected
+from edge_fl_server.registry import Database, reports, rollouts
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository, now
+from edge_fl_server.release.rollout import coordinator
+from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
 from tests.server.conftest import Bench

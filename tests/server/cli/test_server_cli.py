@@ -14,15 +14,15 @@ from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server import demo
-from server.children import Children
-from server.mqtt.devices import device_list
-from server.mqtt.devices.roster import Device
-from server.mqtt.reader import LeaseLimits
-from server.registry import Database, devices
-from server.registry.records import DeviceRecord
-from server.runs.results import Results
-from server.runs.totals import RunTotals
+from edge_fl_server import demo
+from edge_fl_server.children import Children
+from edge_fl_server.mqtt.devices import device_list
+from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.reader import LeaseLimits
+from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.totals import RunTotals
 
 
 def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys, tmp_path):

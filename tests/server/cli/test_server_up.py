@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from broker.mosquitto import Mosquitto
 from edge_fl.wire.messages import ServerState, decode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
-from server.children import Children
-from server.registry import Database, reports, rollouts
-from server.release.publish import Publisher
-from server.release.repository import Repository
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.children import Children
+from edge_fl_server.registry import Database, reports, rollouts
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.server.conftest import Stage
 

@@ -11,11 +11,11 @@ import pytest
 from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.data import npz
-from server.orchestrate import run as orchestrator
-from server.orchestrate.setup import RunRequest
-from server.runs.results import Results
-from server.training.fleet import Fleet
-from server.training.rounds import RoundResult, RunHooks
+from edge_fl_server.orchestrate import run as orchestrator
+from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.runs.results import Results
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import RoundResult, RunHooks
 
 SMALL = ["data.clients=4", "data.fraction=0.2", "rounds=4", "model.options={feature_dim=8, width=4}"]
 

@@ -15,13 +15,13 @@ from edge_fl.console.progress import Count
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, InputError, MethodError
 from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
-from server import recipes
-from server.compare import cell as cells_of
-from server.compare import comparison, jobs, paper, summary, tables
-from server.compare.cell import CellResult, Point
-from server.compare.grid import ALWAYS, Cell, cells, parse_method, partition_label
-from server.compare.progress import Progress, about
-from server.recipes.changes import with_method
+from edge_fl_server import recipes
+from edge_fl_server.compare import cell as cells_of
+from edge_fl_server.compare import comparison, jobs, paper, summary, tables
+from edge_fl_server.compare.cell import CellResult, Point
+from edge_fl_server.compare.grid import ALWAYS, Cell, cells, parse_method, partition_label
+from edge_fl_server.compare.progress import Progress, about
+from edge_fl_server.recipes.changes import with_method
 
 TINY = config.with_settings(
     Recipe(name="tiny"),

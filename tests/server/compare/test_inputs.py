@@ -19,9 +19,9 @@ from edge_fl.config import Recipe
 from edge_fl.data import npz
 from edge_fl.errors import DataError, MethodError
 from edge_fl.methods import METHODS
-from server.compare import cell as cells_of
-from server.compare import comparison, inputs
-from server.compare.grid import Cell, cells
+from edge_fl_server.compare import cell as cells_of
+from edge_fl_server.compare import comparison, inputs
+from edge_fl_server.compare.grid import Cell, cells
 
 ROOT = Path(edge_fl.__file__).parent.parent
 TINY = config.with_settings(
@@ -44,12 +44,16 @@ def forget() -> None:
 def test_editing_a_method_reruns_exactly_its_cells_and_a_killed_comparison_keeps_its_finished_ones(
     tmp_path: Path,
 ) -> None:
-    for package in ("edge_fl", "server", "devices", "broker"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("edge_fl", "server", "devices", "broker"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     out = tmp_path / "out"
     text = "compare --methods fedrep,ditto --dataset digits --clients 3 --rounds 1 --seeds 2 --set data.fraction=0.2"
     command = [sys.executable, "-m", "edge_fl", *text.split(), "--out", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(tmp_path / name) for name in ("", "server", "devices", "broker")),
+        "OMP_NUM_THREADS": "1",
+    }
 
     def again() -> tuple[dict[str, int], str]:
         done = subprocess.run(

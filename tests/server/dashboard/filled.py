@@ -9,9 +9,9 @@ import numpy as np
 
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
-from server.registry import Database, releases, reports, rollouts, runs
-from server.registry import devices as registered
-from server.registry.records import (
+from edge_fl_server.registry import Database, releases, reports, rollouts, runs
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.records import (
     DeviceRecord,
     Rejection,
     ReleaseRecord,
@@ -20,9 +20,9 @@ from server.registry.records import (
     RoundRecord,
     RunRecord,
 )
-from server.registry.tables import reports as report_table
-from server.runs import round_metrics
-from server.runs.round_metrics import RoundMetrics
+from edge_fl_server.registry.tables import reports as report_table
+from edge_fl_server.runs import round_metrics
+from edge_fl_server.runs.round_metrics import RoundMetrics
 
 CLASSES = 10
 STATUSES = ("ready", "ready", "ready", "ready", "ready", "ready", "ready", "lost", "sleeping", "alert")

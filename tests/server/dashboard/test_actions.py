@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.dashboard import actions
-from server.registry import Database, devices, rollouts
-from server.registry.records import DeviceRecord
-from server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
+from edge_fl_server.dashboard import actions
+from edge_fl_server.registry import Database, devices, rollouts
+from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
 
 
 def test_the_first_stage_of_a_small_fleet_is_widened(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from broker.mosquitto import Mosquitto
-from server.children import Child
-from server.runs.results import list_runs
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.children import Child
+from edge_fl_server.runs.results import list_runs
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(200)]
 

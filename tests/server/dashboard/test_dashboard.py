@@ -26,23 +26,23 @@ from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
 from edge_fl.remedies import REMEDIES
 from edge_fl.wire.messages import Capability
-from server.dashboard import actions, prometheus
-from server.dashboard.auth import TokenAuth, is_loopback
-from server.dashboard.pages import charts, parts
-from server.dashboard.pages import data as data_page
-from server.dashboard.pages import device as device_page
-from server.dashboard.pages import fleet as fleet_page
-from server.dashboard.pages import log as log_page
-from server.dashboard.pages import releases as releases_page
-from server.dashboard.pages import run as run_page
-from server.dashboard.pages.parts import Column
-from server.dashboard.queries import data, device, fleet, log, releases, run
-from server.dashboard.queries.fleet import FleetQuery
-from server.dashboard.serve import Settings
-from server.registry import Database, reports, rollouts, runs
-from server.registry import devices as registered
-from server.registry.records import DeviceRecord, ReportRecord
-from server.report import formatting
+from edge_fl_server.dashboard import actions, prometheus
+from edge_fl_server.dashboard.auth import TokenAuth, is_loopback
+from edge_fl_server.dashboard.pages import charts, parts
+from edge_fl_server.dashboard.pages import data as data_page
+from edge_fl_server.dashboard.pages import device as device_page
+from edge_fl_server.dashboard.pages import fleet as fleet_page
+from edge_fl_server.dashboard.pages import log as log_page
+from edge_fl_server.dashboard.pages import releases as releases_page
+from edge_fl_server.dashboard.pages import run as run_page
+from edge_fl_server.dashboard.pages.parts import Column
+from edge_fl_server.dashboard.queries import data, device, fleet, log, releases, run
+from edge_fl_server.dashboard.queries.fleet import FleetQuery
+from edge_fl_server.dashboard.serve import Settings
+from edge_fl_server.registry import Database, reports, rollouts, runs
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.records import DeviceRecord, ReportRecord
+from edge_fl_server.report import formatting
 from tests.server.dashboard import filled
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -159,7 +159,7 @@ def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
     registered.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
     shown = device.page(db, "main", "pi-x")
     assert shown and "put pictures into one folder per class" in device_page.title(shown)
-    documented = (Path(prometheus.__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    documented = (Path(prometheus.__file__).parents[3] / "docs" / "troubleshooting.md").read_text()
     assert all(f"`{reason}`" in documented for reason in REMEDIES)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.registry import Database
+from edge_fl_server.registry import Database
 from tests.browsing import Dashboard, dashboard, visiting
 from tests.server.dashboard import filled
 

@@ -18,10 +18,10 @@ from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe, split
 from edge_fl.wire.messages import Report, encode
 from edge_fl.wire.transport import SAFETENSORS
-from server.mqtt.updates.validation import MAX_STEPS, RejectedError, counter_range, require_buffers
-from server.registry import reports
-from server.training import rounds
-from server.training.rounds import Plan
+from edge_fl_server.mqtt.updates.validation import MAX_STEPS, RejectedError, counter_range, require_buffers
+from edge_fl_server.registry import reports
+from edge_fl_server.training import rounds
+from edge_fl_server.training.rounds import Plan
 from tests.server.single_round import one_round, simulated_round
 
 

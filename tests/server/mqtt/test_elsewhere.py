@@ -15,8 +15,8 @@ from edge_fl import config
 from edge_fl.config import Recipe
 from edge_fl.learn import tree
 from edge_fl.methods import names
-from server.orchestrate.execute import RunResult, simulate
-from server.training import study
+from edge_fl_server.orchestrate.execute import RunResult, simulate
+from edge_fl_server.training import study
 from tests.server.mqtt.elsewhere import ELSEWHERE, There, elsewhere, held
 from tests.server.training.engines.test_engines import Build, outcome, sequential, store, vectorised
 

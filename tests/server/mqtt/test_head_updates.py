@@ -15,11 +15,11 @@ from edge_fl.methods.contract import steps, tiers
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
-from server.mqtt.updates.head_updates import STALE, HeadUpdates
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.hybrid import HybridFleet
-from server.training.rounds import Plan, RunHooks
+from edge_fl_server.mqtt.updates.head_updates import STALE, HeadUpdates
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.hybrid import HybridFleet
+from edge_fl_server.training.rounds import Plan, RunHooks
 from tests.devices import graphs
 
 IDS = ("d1", "d2")

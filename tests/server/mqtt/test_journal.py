@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.mqtt.journal import Journal
-from server.registry import devices, reports
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry import devices, reports
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire.messages import Assignment, Report, Request, decode, encode
 from edge_fl.wire.transport import Packet
-from server.registry import runs
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.registry import runs
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 from tests.server.single_round import one_round, simulated_round
 
 IDS = ("d1", "d2", "d3")

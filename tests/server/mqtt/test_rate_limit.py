@@ -13,11 +13,11 @@ from edge_fl.methods import build_method
 from edge_fl.wire.blob import CHUNK_BYTES, MAX_BLOB_BYTES
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from server.mqtt import rate_limit
-from server.mqtt.rate_limit import MAX_MESSAGES, RateLimit
-from server.registry import devices
-from server.training import rounds
-from server.training.rounds import Plan
+from edge_fl_server.mqtt import rate_limit
+from edge_fl_server.mqtt.rate_limit import MAX_MESSAGES, RateLimit
+from edge_fl_server.registry import devices
+from edge_fl_server.training import rounds
+from edge_fl_server.training.rounds import Plan
 
 TOPICS = Topics("main")
 FLOOD = """

@@ -10,11 +10,11 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.wire.messages import Capability, DeviceState, Log, Report, encode
-from server.dashboard import prometheus
-from server.mqtt.device_text import decode_cleaned, one_line
-from server.registry import Database, reports, runs
-from server.registry.records import Rejection, RoundRecord, RunRecord
-from server.registry.reports import KEPT_REJECTIONS
+from edge_fl_server.dashboard import prometheus
+from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
+from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.registry.records import Rejection, RoundRecord, RunRecord
+from edge_fl_server.registry.reports import KEPT_REJECTIONS
 from tests.server.single_round import one_round
 
 IMPLAUSIBLE = {

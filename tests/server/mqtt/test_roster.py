@@ -10,14 +10,14 @@ import pytest
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
-from server.mqtt import reader
-from server.mqtt.connection import ServerConnection
-from server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
-from server.mqtt.devices.roster import Device, Roster, fold
-from server.mqtt.journal import Journal
-from server.mqtt.session import connected
-from server.registry import Database, devices
-from server.registry.records import DeviceRecord
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
+from edge_fl_server.mqtt.devices.roster import Device, Roster, fold
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import connected
+from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry.records import DeviceRecord
 from tests.server.conftest import QUICK
 
 FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))

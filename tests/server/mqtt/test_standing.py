@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from broker.provision import register_sync
-from broker.provision.authority import Authority
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.messages import DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Disconnected, Packet
-from server.mqtt.connection import ServerConnection
-from server.mqtt.connector import connector, denied
-from server.mqtt.devices import device_list
-from server.mqtt.devices.duplicates import DuplicateDetector
-from server.mqtt.devices.roster import Roster
-from server.mqtt.journal import Journal
-from server.mqtt.reader import LeaseLimits, read_retained
-from server.mqtt.updates.inbox import Inbox
-from server.registry import devices
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.connector import connector, denied
+from edge_fl_server.mqtt.devices import device_list
+from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
+from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.reader import LeaseLimits, read_retained
+from edge_fl_server.mqtt.updates.inbox import Inbox
+from edge_fl_server.registry import devices
 from tests.server.conftest import QUICK
 from tests.server.scripted import ScriptedDevice
 

@@ -14,10 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from broker.config import Settings
-from broker.mosquitto import Mosquitto
-from broker.provision import register_sync
-from broker.provision.authority import Authority
 from edge_fl.config import CohortConfig
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
@@ -25,15 +21,19 @@ from edge_fl.wire import identity, tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
-from server.mqtt.connection import ServerConnection
-from server.mqtt.connector import connector
-from server.mqtt.journal import Journal
-from server.mqtt.session import Server
-from server.mqtt.updates.workers import UpdateWorker
-from server.registry import Database, reports, runs
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_broker.config import Settings
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.connector import connector
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import Server
+from edge_fl_server.mqtt.updates.workers import UpdateWorker
+from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 from tests.server.conftest import QUICK, Bench
 from tests.server.scripted import ScriptedDevice
 
@@ -129,9 +129,9 @@ def test_a_worker_killed_during_a_round_loses_no_update(crew, own_mosquitto, url
         "from functools import partial\n"
         "from edge_fl.wire.endpoint import Endpoint\n"
         "from edge_fl.wire.mqtt.transport import MqttTransport\n"
-        "from server.registry import Database\n"
-        "from server.mqtt.updates import workers\n"
-        "from server.mqtt.journal import Journal\n"
+        "from edge_fl_server.registry import Database\n"
+        "from edge_fl_server.mqtt.updates import workers\n"
+        "from edge_fl_server.mqtt.journal import Journal\n"
         "workers.UpdateWorker._on_packet = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "connect = partial(MqttTransport, Endpoint('127.0.0.1', int(sys.argv[1])))\n"
         "with workers.UpdateWorker(connect, Journal(Database.open(sys.argv[2]))):\n"

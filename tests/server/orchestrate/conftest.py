@@ -14,7 +14,7 @@ from edge_fl.config import (
     Recipe,
     ReleaseConfig,
 )
-from server.orchestrate.setup import RunRequest
+from edge_fl_server.orchestrate.setup import RunRequest
 
 
 @pytest.fixture

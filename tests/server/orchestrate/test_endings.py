@@ -15,9 +15,9 @@ from edge_fl.config import (
 from edge_fl.errors import ConfigError, DeadlineError, RunError, StoppedError
 from edge_fl.learn.tree import same
 from edge_fl.wire.messages import ServerState, decode
-from server.registry import Database, runs
-from server.runs import checkpoint
-from server.runs.results import Results
+from edge_fl_server.registry import Database, runs
+from edge_fl_server.runs import checkpoint
+from edge_fl_server.runs.results import Results
 from tests.server.orchestrate.toy_runs import finished, method, the_run, with_recipe
 
 

@@ -23,14 +23,14 @@ from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Assignment, ServerState, decode
-from server.mqtt.journal import Journal
-from server.mqtt.session import connected
-from server.orchestrate import deployment
-from server.registry import Database, devices, releases, reports, rollouts, runs
-from server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
-from server.report import page as report
-from server.runs import checkpoint, round_metrics
-from server.runs.results import Results, list_runs
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import connected
+from edge_fl_server.orchestrate import deployment
+from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
+from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
+from edge_fl_server.report import page as report
+from edge_fl_server.runs import checkpoint, round_metrics
+from edge_fl_server.runs.results import Results, list_runs
 from tests.server.orchestrate.toy_runs import finished, method, refusing, with_recipe
 
 

@@ -12,15 +12,15 @@ import pytest
 
 from edge_fl.config import RolloutConfig
 from edge_fl.wire.messages import Report, ServerState, decode
-from server.mqtt.journal import Journal
-from server.mqtt.session import connected
-from server.orchestrate.serving import FleetServer
-from server.registry import Database, reports, rollouts, runs
-from server.registry.records import RunRecord
-from server.release.repository import Repository
-from server.release.rollout import stored_rollout
-from server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
-from server.release.rollout.stages import ALL_AT_ONCE
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import connected
+from edge_fl_server.orchestrate.serving import FleetServer
+from edge_fl_server.registry import Database, reports, rollouts, runs
+from edge_fl_server.registry.records import RunRecord
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout import stored_rollout
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
 from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
 from tests.server.conftest import QUICK, Stage

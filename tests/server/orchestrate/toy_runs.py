@@ -11,9 +11,9 @@ from edge_fl.config import (
     MethodConfig,
     OptimiserConfig,
 )
-from server.orchestrate import run as orchestrator
-from server.orchestrate.setup import RunRequest
-from server.runs.results import Results
+from edge_fl_server.orchestrate import run as orchestrator
+from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.runs.results import Results
 
 
 def finished(request: RunRequest) -> Path:

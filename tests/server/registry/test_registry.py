@@ -11,8 +11,8 @@ from alembic.migration import MigrationContext
 
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.wire.messages import Report
-from server.registry import Database, devices, releases, reports, rollouts, runs
-from server.registry.records import (
+from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
+from edge_fl_server.registry.records import (
     DeviceRecord,
     Rejection,
     ReleaseRecord,
@@ -20,7 +20,7 @@ from server.registry.records import (
     RoundRecord,
     RunRecord,
 )
-from server.registry.tables import metadata
+from edge_fl_server.registry.tables import metadata
 
 RUN = RunRecord("r1", "main", "fedavg", "digits", "fleet", 3, "runs/r1")
 

@@ -15,9 +15,17 @@ from hypothesis import strategies as st
 from edge_fl import config, metrics
 from edge_fl.config import GateConfig, RolloutConfig
 from edge_fl.errors import ConfigError
-from server.release.rollout import gates
-from server.release.rollout.gates import Outcome, outcome_of
-from server.release.rollout.stages import Stages, advanced, rank, resolved, steered, widened, with_outcome
+from edge_fl_server.release.rollout import gates
+from edge_fl_server.release.rollout.gates import Outcome, outcome_of
+from edge_fl_server.release.rollout.stages import (
+    Stages,
+    advanced,
+    rank,
+    resolved,
+    steered,
+    widened,
+    with_outcome,
+)
 
 GATES = GateConfig()
 PLAN = RolloutConfig(stages=(0.05, 0.25, 1.0))

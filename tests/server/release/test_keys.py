@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from devices.install.trust import Trust
 from edge_fl.errors import InputError, TrustError
-from server.release.repository import Repository, now
+from edge_fl_devices.install.trust import Trust
+from edge_fl_server.release.repository import Repository, now
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.install.trust import Trust
-from devices.storage.slots import Slots
 from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError, DeadlineError, InputError
 from edge_fl.release.manifest import Canary, Manifest, blobs
@@ -16,9 +14,11 @@ from edge_fl.wire.blob import describe, split
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet
-from server.mqtt.chunks import ChunkLimits, clear_chunks, numbered, send_chunks
-from server.release.publish import Publisher
-from server.release.repository import Repository
+from edge_fl_devices.install.trust import Trust
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_server.mqtt.chunks import ChunkLimits, clear_chunks, numbered, send_chunks
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("test")

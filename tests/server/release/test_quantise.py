@@ -20,9 +20,9 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.release.manifest import canary_images, decode, encode
 from edge_fl.seeds import generator
 from edge_fl.wire.blob import describe
-from server.release import export, quantise
-from server.release.onnx_session import Session
-from server.release.quantise import Figures, compare, objection, quantiser, sample
+from edge_fl_server.release import export, quantise
+from edge_fl_server.release.onnx_session import Session
+from edge_fl_server.release.quantise import Figures, compare, objection, quantiser, sample
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
 REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "")

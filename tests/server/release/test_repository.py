@@ -6,12 +6,12 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from devices.install.trust import Trust
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.wire.blob import describe
 from edge_fl.wire.topics import TUF_FILE
-from server.release.repository import Lifetimes, Repository, now, superseded
+from edge_fl_devices.install.trust import Trust
+from edge_fl_server.release.repository import Lifetimes, Repository, now, superseded
 
 
 @pytest.fixture

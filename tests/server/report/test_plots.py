@@ -16,13 +16,13 @@ from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.errors import InputError
 from edge_fl.metrics import Summary, summarise
-from server.compare import comparison
-from server.compare.grid import cells
-from server.report import plots, run_plots, style
-from server.report.plots import Curve, Points
-from server.runs.results import Results
-from server.runs.round_metrics import RoundMetrics
-from server.training import features
+from edge_fl_server.compare import comparison
+from edge_fl_server.compare.grid import cells
+from edge_fl_server.report import plots, run_plots, style
+from edge_fl_server.report.plots import Curve, Points
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.round_metrics import RoundMetrics
+from edge_fl_server.training import features
 
 RNG = np.random.default_rng(0)
 CURVE = Curve([1, 2, 3], np.array([0.2, 0.5, 0.6]), np.array([0.1, 0.0, 0.05]), after=0.8)
@@ -56,7 +56,7 @@ def test_an_inline_figure_has_no_external_reference_and_ids_of_its_own() -> None
 
 
 def test_pictures_need_no_display_and_leave_pyplot_alone() -> None:
-    code = "import sys; from server.report import plots, style; sys.exit('matplotlib.pyplot' in sys.modules)"
+    code = "import sys; from edge_fl_server.report import plots, style; sys.exit('matplotlib.pyplot' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -16,10 +16,10 @@ from edge_fl import metrics
 from edge_fl.config import CompressionConfig, PrivacyConfig, Recipe
 from edge_fl.methods.contract.egress import of_method
 from edge_fl.metrics import Summary
-from server import catalogue
-from server.report import facts, page
-from server.runs.results import Results
-from server.runs.round_metrics import RoundMetrics
+from edge_fl_server import catalogue
+from edge_fl_server.report import facts, page
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.round_metrics import RoundMetrics
 from tests.browsing import DEADLINE_S
 
 NAMES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.PERSONAL_VALIDATION_BEFORE)

@@ -9,10 +9,10 @@ from edge_fl.config import CohortConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
-from server.runs import checkpoint
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.runs import checkpoint
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 
 PLAN = Plan(5, 3, CohortConfig(participation=0.5))
 SHARED = {"extractor": {"w": torch.randn(3, 2), "buffer:n": torch.tensor(7)}, "projection": {}}

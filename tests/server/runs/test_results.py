@@ -17,9 +17,9 @@ import pytest
 from edge_fl import metrics
 from edge_fl.config import Recipe
 from edge_fl.errors import InputError, RunError
-from server.runs.provenance import commit, provenance
-from server.runs.results import Results, list_runs, run_id
-from server.runs.round_metrics import RoundMetrics
+from edge_fl_server.runs.provenance import commit, provenance
+from edge_fl_server.runs.results import Results, list_runs, run_id
+from edge_fl_server.runs.round_metrics import RoundMetrics
 
 RECIPE = Recipe(name="fedrep-digits", seed=7, source="fleet")
 
@@ -142,7 +142,7 @@ def test_a_run_ends_as_its_block_ends(tmp_path: Path) -> None:
 
 def test_a_run_whose_process_died_is_not_shown_as_running(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from edge_fl.config import Recipe; from server.runs.results import Results;"
+        "import os, sys; from pathlib import Path; from edge_fl.config import Recipe; from edge_fl_server.runs.results import Results;"
         "Results.create(Path(sys.argv[1]), Recipe()); os._exit(9)"
     )
     assert (
@@ -216,7 +216,7 @@ def test_the_commit_is_this_codes_and_not_that_of_a_checkout_around_it(tmp_path:
 
 
 def test_results_need_no_torch() -> None:
-    imports = "import sys; import server.runs.results; from server.runs.provenance import provenance"
+    imports = "import sys; import edge_fl_server.runs.results; from edge_fl_server.runs.provenance import provenance"
     code = f"{imports}; provenance(); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -15,9 +15,9 @@ from edge_fl import cli
 from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.metrics import Summary
-from server.runs import round_metrics, tracking
-from server.runs.results import Results
-from server.runs.round_metrics import RoundMetrics
+from edge_fl_server.runs import round_metrics, tracking
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.round_metrics import RoundMetrics
 
 SUMMARY = Summary(0.5, 0.4, 0.25, 0.125, 4)
 ROUND = RoundMetrics(

@@ -12,13 +12,13 @@ from edge_fl.learn.aggregation.staleness import moved
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from server.orchestrate.setup import prepare
-from server.registry import reports, runs
-from server.runs import checkpoint
-from server.training import cohort, rounds
-from server.training.delayed import DelayedFleet
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.orchestrate.setup import prepare
+from edge_fl_server.registry import reports, runs
+from edge_fl_server.runs import checkpoint
+from edge_fl_server.training import cohort, rounds
+from edge_fl_server.training.delayed import DelayedFleet
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 
 IDS = tuple(f"c{number}" for number in range(8))
 

@@ -14,12 +14,12 @@ from edge_fl.learn import tree
 from edge_fl.learn.tree import Params
 from edge_fl.methods import build_method, names
 from edge_fl.methods.contract import steps
-from server.orchestrate.execute import RunResult, simulate
-from server.training import cohort
-from server.training import newcomers as newclients
-from server.training import study as studies
-from server.training.newcomers import HeadTraining, draw, learn_new_task, meet, newcomers_model
-from server.training.rounds import RoundResult
+from edge_fl_server.orchestrate.execute import RunResult, simulate
+from edge_fl_server.training import cohort
+from edge_fl_server.training import newcomers as newclients
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.newcomers import HeadTraining, draw, learn_new_task, meet, newcomers_model
+from edge_fl_server.training.rounds import RoundResult
 from tests.rounds_seen import RoundsSeen
 
 TINY = config.with_settings(

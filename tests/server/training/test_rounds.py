@@ -11,9 +11,9 @@ from edge_fl.errors import RunError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.metrics import afterwards
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 
 IDS = ("c0", "c1", "c2")
 

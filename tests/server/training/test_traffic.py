@@ -8,8 +8,8 @@ from edge_fl import config
 from edge_fl.config import Recipe
 from edge_fl.learn.tree import parameters, size_bytes
 from edge_fl.methods import build_method
-from server.orchestrate.execute import simulate
-from server.training import study as studies
+from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.training import study as studies
 from tests.rounds_seen import RoundsSeen
 
 FLOAT = 4

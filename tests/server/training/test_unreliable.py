@@ -9,13 +9,13 @@ from edge_fl.config import CohortConfig, Recipe
 from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
-from server.orchestrate.execute import simulated_fleet
-from server.orchestrate.setup import prepare
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.engines.simulated import with_epochs
-from server.training.rounds import Plan
-from server.training.unreliable import UnreliableFleet
+from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.orchestrate.setup import prepare
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.simulated import with_epochs
+from edge_fl_server.training.rounds import Plan
+from edge_fl_server.training.unreliable import UnreliableFleet
 
 IDS = tuple(f"c{number}" for number in range(8))
 

@@ -12,9 +12,9 @@ from edge_fl.methods import build_method
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import BUDGET_EXHAUSTED
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.rounds import Plan
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.rounds import Plan
 from tests.server.single_round import one_round
 
 IDS = ("d1", "d2", "d3")

@@ -10,10 +10,16 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from devices.simulated.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport, corrupt, draw_fault
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
+from edge_fl_devices.simulated.chaos.faulty_transport import (
+    NO_FAULTS,
+    Faults,
+    FaultyTransport,
+    corrupt,
+    draw_fault,
+)
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 BORN, BACK = Connected(session_present=False), Connected(session_present=True)

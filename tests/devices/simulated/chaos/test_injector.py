@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from devices.agent.state import AgentLimits
-from devices.simulated.chaos.profile import Chaos, Devices, Restarts
-from devices.simulated.fleet import run_fleet
-from devices.simulated.fleet_config import FleetConfig, names
-from devices.simulated.fleet_status import DeviceResult
 from edge_fl.config import DataConfig
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.simulated.chaos.profile import Chaos, Devices, Restarts
+from edge_fl_devices.simulated.fleet import run_fleet
+from edge_fl_devices.simulated.fleet_config import FleetConfig, names
+from edge_fl_devices.simulated.fleet_status import DeviceResult
 from tests.devices.scripted import ScriptedServer, eventually
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 

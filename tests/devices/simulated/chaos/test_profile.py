@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from devices.simulated.chaos.faulty_transport import NO_FAULTS
-from devices.simulated.chaos.injector import FaultInjector
-from devices.simulated.chaos.profile import PROFILES, Chaos, Devices, Restarts, load
-from devices.simulated.chaos.timeline import skew_s, timeline
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
+from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS
+from edge_fl_devices.simulated.chaos.injector import FaultInjector
+from edge_fl_devices.simulated.chaos.profile import PROFILES, Chaos, Devices, Restarts, load
+from edge_fl_devices.simulated.chaos.timeline import skew_s, timeline
 
 IDS = [f"sim-{number:03d}" for number in range(400)]
 

@@ -10,10 +10,10 @@ from edge_fl import metrics
 from edge_fl.methods import names
 from edge_fl.methods.contract import egress, steps
 from edge_fl.methods.contract.client import Client
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.engines.vector import VectorFleet
-from server.training.rounds import Plan
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 
 

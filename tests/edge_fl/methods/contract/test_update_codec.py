@@ -17,11 +17,11 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON
-from server.mqtt.updates import validation
-from server.training import rounds
-from server.training.engines.sequential import SequentialFleet
-from server.training.engines.vector import VectorFleet
-from server.training.rounds import Plan, RoundResult
+from edge_fl_server.mqtt.updates import validation
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.rounds import Plan, RoundResult
 from tests.edge_fl.methods import toy
 from tests.edge_fl.methods.test_contract import fingerprint, structure, through_bytes
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from broker.find import Program
 from edge_fl.cli import main
 from edge_fl.errors import ConnectError
 from edge_fl.wire import endpoint as endpoints
@@ -18,6 +17,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Disconnected, Event
+from edge_fl_broker.find import Program
 from tests.edge_fl.wire.brokers import password_broker
 from tests.edge_fl.wire.test_login import write
 

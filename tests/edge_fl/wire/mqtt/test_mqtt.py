@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from broker.config import MosquittoLimits, Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto, free_port
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, ProtocolError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.transport import UNTYPED, Connected, Disconnected, Packet, TransportLimits
+from edge_fl_broker.config import MosquittoLimits, Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto, free_port
 from tests.edge_fl.wire.brokers import FAST, broker_that
 
 MakeRecorder = Callable[[], Any]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Settings
-from broker.find import Program
-from broker.mosquitto import Mosquitto
-from broker.provision import register_sync
-from broker.provision.authority import Authority
 from edge_fl.wire.identity import Identity
 from edge_fl.wire.mqtt import tls
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import Authority
 
 FAKETIME = shutil.which("faketime")
 needs_faketime = pytest.mark.skipif(

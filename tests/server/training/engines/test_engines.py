@@ -27,15 +27,15 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import METHODS, build_method, names
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from server.training import rounds
-from server.training.client_store import ClientStore, Settings
-from server.training.engines import choice, processes
-from server.training.engines.choice import Effort
-from server.training.engines.pool import PoolFleet
-from server.training.engines.sequential import SequentialFleet
-from server.training.engines.vector import VectorFleet
-from server.training.fleet import Fleet
-from server.training.rounds import Plan
+from edge_fl_server.training import rounds
+from edge_fl_server.training.client_store import ClientStore, Settings
+from edge_fl_server.training.engines import choice, processes
+from edge_fl_server.training.engines.choice import Effort
+from edge_fl_server.training.engines.pool import PoolFleet
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 
 TOLERANCE = 1e-5  # between engines that add in another order
@@ -275,7 +275,7 @@ def ray() -> Iterator[Any]:
 
 
 def test_ray_equals_the_pool_with_one_of_two_workers_killed_in_mid_round(ray: Any, tmp_path: Path) -> None:
-    from server.training.engines.ray import RayFleet
+    from edge_fl_server.training.engines.ray import RayFleet
 
     marker = tmp_path / "armed"
     at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))

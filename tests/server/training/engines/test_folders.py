@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from server.training.engines.folders import create, remove_with
+from edge_fl_server.training.engines.folders import create, remove_with
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from server.training.engines.folders import create, remove_with
+from edge_fl_server.training.engines.folders import create, remove_with
 
 class Owner: ...
 

@@ -10,7 +10,7 @@ from pathlib import Path
 POOL = """
 import os
 from multiprocessing import util
-from server.training.engines import processes
+from edge_fl_server.training.engines import processes
 
 if __name__ == "__main__":
     assert processes.pool(1).submit(os.getpid).result() != os.getpid()

@@ -1,0 +1,259 @@
+"""Run mosquitto as a child process: write its configuration, keep its log, wait until it accepts connections, stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.files import atomic
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl_broker import child
+from edge_fl_broker.config import Settings, render, render_access
+from edge_fl_broker.find import Program, find
+
+START_S = 10.0
+STOP_S = 5.0
+PAUSE_S = 0.02
+STEADY_S = 0.05
+TERMINATE_S = 0.5
+FREE_PORT_ATTEMPTS = 3
+RELOADS = (2, 1, 0)
+"""Older versions corrupt their list of sessions when they reload their configuration while a client with a session is offline and
+certificates name the clients: returning clients are disconnected every second until mosquitto crashes."""
+
+
+class Mosquitto:
+    """One broker, as a context manager or with `start` and `stop`; port 0 chooses a free one, available in `settings`.
+
+    It ends with the thread that started it. A second start on the same folder continues with the retained messages.
+    """
+
+    def __init__(self, settings: Settings, program: Program | None = None) -> None:
+        self.settings = settings
+        self.program = program or find()
+        self._any_port = settings.port == 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Endpoint for clients, without their certificates."""
+        any_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+        files = self.settings.certificates
+        host = any_host.get(self.settings.host, self.settings.host)
+        return Endpoint(host, self.settings.port, files.ca if files else None)
+
+    @property
+    def pid(self) -> int:
+        """Process id. Raises ConnectError if mosquitto is not running."""
+        if self._process is None:
+            raise ConnectError("mosquitto: not started")
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.settings.log_path
+
+    def start(self, deadline_s: float = START_S) -> None:
+        """Start and wait until it accepts connections.
+
+        Raises ConnectError if the port is taken or mosquitto stops at once, DeadlineError.
+        """
+        _put_aside(self.log_path)
+        for attempt in range(FREE_PORT_ATTEMPTS):
+            if self._any_port:
+                self.settings = replace(self.settings, port=free_port(self.settings.host))
+            require_free(self.settings.host, self.settings.port)
+            write_files(self.settings, self.program)
+            try:
+                self.restart(deadline_s)
+            except ConnectError:
+                if (
+                    not self._any_port or attempt == FREE_PORT_ATTEMPTS - 1
+                ):  # another program may have taken the port
+                    raise
+            else:
+                self._any_port = False  # a restart must keep the port that clients know
+                return
+
+    def reload(self, settings: Settings) -> None:
+        """Replace the access list and reload the revocation list. Raises ConnectError, DeadlineError.
+
+        Since version 2.1 clients stay connected; an older version is restarted, so all clients reconnect.
+        """
+        write_files(settings, self.program, "the previous access list stays in force")
+        self.settings = settings
+        if self.program.version >= RELOADS:
+            os.kill(self.pid, signal.SIGHUP)
+        else:
+            self.stop()
+            self.restart()
+
+    def save(self) -> None:
+        """Save sessions and retained messages to disk now. Raises ConnectError if mosquitto is not running."""
+        os.kill(self.pid, signal.SIGUSR1)
+
+    def stop(self, deadline_s: float = STOP_S) -> None:
+        """Stop mosquitto, which saves its database; kill it after `deadline_s`."""
+        until = time.monotonic() + deadline_s
+        while (process := self._process) and process.poll() is None:
+            if time.monotonic() > until:
+                self.kill()
+                return
+            process.terminate()  # repeated: a starting mosquitto ignores the first signal
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TERMINATE_S)
+        self._process = None
+
+    def kill(self) -> None:
+        """Kill mosquitto, like a power cut."""
+        if process := self._process:
+            process.kill()
+            process.wait()
+            self._process = None
+
+    def has_ended(self) -> bool:
+        """Whether it ended without `stop`."""
+        return self._process is None or self._process.poll() is not None
+
+    def end_reason(self) -> str:
+        """Exit status or signal of a mosquitto that ended, and the end of its log."""
+        code = self._process.returncode if self._process else None
+        if code is None:
+            return self.log_tail()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return f"{how}; {self.log_tail()}"
+
+    def log_tail(self, lines: int = 3) -> str:
+        """The last lines of the log, in one line."""
+        with contextlib.suppress(OSError):
+            return " | ".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        return "no log"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def restart(self, deadline_s: float = START_S) -> None:
+        """Start with the files that are there, so after a crash also on a full disk. Raises ConnectError, DeadlineError."""
+        command = [str(self.program.path), "-c", str(self.settings.config_path)]
+        with self._opened_log() as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.program.environment},
+                start_new_session=True,
+            )
+        until = time.monotonic() + deadline_s
+        while not self._answers():
+            if self._process.poll() is not None:
+                self._process = None
+                raise ConnectError(
+                    f"mosquitto on {self.settings.host}:{self.settings.port} stopped at once: {self.log_tail()};"
+                    f" log {self.log_path}"
+                )
+            if time.monotonic() > until:
+                self.kill()
+                raise DeadlineError(
+                    f"mosquitto did not accept connections within {deadline_s:g} s; log {self.log_path}",
+                    "stopped",
+                )
+            time.sleep(PAUSE_S)
+
+    def _opened_log(self) -> BinaryIO:
+        try:
+            return self.log_path.open("ab")
+        except OSError as error:
+            raise ConnectError(
+                f"{self.log_path}: {error.strerror}; expected a writable folder", "mosquitto was not started"
+            ) from error
+
+    def _answers(self) -> bool:
+        """Whether it accepts a connection and keeps it: with an invalid configuration mosquitto listens for a moment."""
+        try:
+            with socket.create_connection((self.endpoint.host, self.endpoint.port), timeout=STEADY_S) as sock:
+                return sock.recv(1) != b""
+        except TimeoutError:  # mosquitto waits for our first packet
+            return True
+        except OSError:
+            return False
+
+
+def write_files(settings: Settings, program: Program, consequence: str = "no broker was started") -> None:
+    """Write configuration and access list to the folder. Raises ConnectError, which ends in `consequence`."""
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        atomic.write(settings.config_path, render(settings, program))
+        access = render_access(settings.fleet, settings.claims, settings.denied, settings.workers)
+        # mosquitto warns about a file that others can read
+        atomic.write(settings.access_path, access, private=True)
+    except OSError as error:
+        raise ConnectError(
+            f"{settings.folder}: {error.strerror}; expected a writable folder", consequence
+        ) from error
+
+
+def replace_process(settings: Settings, program: Program) -> None:
+    """Replace this process by mosquitto, with its log on the terminal, for systemd and containers. Returns only by raising ConnectError."""
+    require_free(settings.host, settings.port)
+    write_files(settings, program)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    command = [str(program.path), "-c", str(settings.config_path)]
+    os.execve(program.path, command, {**os.environ, **program.environment})
+
+
+def free_port(host: str) -> int:
+    """A free port of `host`."""
+    with _bound(host, 0) as sock:
+        return int(sock.getsockname()[1])
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise ConnectError with the reason if `port` cannot be bound."""
+    _bound(host, port).close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
+    except OSError as error:
+        why = "taken by another program" if error.errno == errno.EADDRINUSE else error.strerror
+        raise ConnectError(
+            f"port {port} on {host}: {why}, expected a free port (choose with --port and --host)",
+            "no broker was started",
+        ) from error
+    return sock
+
+
+def _put_aside(log: Path) -> None:
+    """Keep the log of the previous run."""
+    if log.exists():
+        with contextlib.suppress(OSError):  # reported when files are written
+            os.replace(log, log.with_name(log.name + ".1"))

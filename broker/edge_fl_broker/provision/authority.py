@@ -1,0 +1,280 @@
+"""The certificate authority of one fleet, in a folder that must not be copied to devices.
+
+HOME/ca.crt, ca.key                         the CA; the key never leaves this folder
+HOME/register.json                          issued and revoked certificates
+HOME/revoked.crl                            revocation list for the broker
+HOME/{broker,server,operator,registrar}/    identities of roles other than device
+HOME/{server,operator}/reader/              copies of the identity for a second connection
+HOME/server/denied                          names that the server ignores, one per line
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from msgspec.structs import replace
+
+from edge_fl.errors import ConfigError
+from edge_fl.files import atomic
+from edge_fl.wire import identity
+from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
+from edge_fl.wire.topics import CLAIM, NAME, role_of
+from edge_fl_broker.provision import certificates
+from edge_fl_broker.provision.register import Issued, Register, Rows, denied
+
+LIFE = timedelta(days=365 * 5)
+CLAIM_LIFE = timedelta(days=30)
+MAX_HOLDING = 8  # valid certificates per name, so that a device that requests endlessly gets no more
+HOME = Path("runs/identities")
+FOLDERS = {
+    "server": "server",
+    "reader": "server/reader",
+    "operator": "operator",
+    "registrar": "registrar",
+}
+"""Roles other than device, and the folders of their identities."""
+
+
+class RequestRejectedError(IdentityError):
+    """A rejected certificate request; its text is the reason word sent to the requester."""
+
+
+def broker_hosts() -> tuple[str, ...]:
+    """Names and addresses under which a broker on this machine is usually reached."""
+    name = socket.gethostname().lower()
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", name, f"{name.partition('.')[0]}.local")))
+
+
+class Authority:
+    """`make` creates an authority, `open` loads one. Certificates are registered before they are handed out."""
+
+    def __init__(
+        self,
+        home: Path,
+        ca: x509.Certificate,
+        key: Key,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.home, self.register = home, Register(home)
+        self._ca, self._key, self._clock = ca, key, clock
+
+    @classmethod
+    def open(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
+        """Load the authority in `home`. Raises ConfigError if there is none."""
+        try:
+            ca = x509.load_pem_x509_certificate((home / CA_FILE).read_bytes())
+            key = identity.load_key((home / "ca.key").read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{home}: no certificate authority ({error}); create one with 'edge-fl fleet enrol'"
+            ) from error
+        return cls(home, ca, key, clock)
+
+    @classmethod
+    def make(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
+        """Load the authority in `home`, or create it with the identities of all roles other than device. Raises ConfigError."""
+        if not (home / CA_FILE).exists():
+            key = identity.new_key()
+            ca = certificates.authority(f"edge-fl-{secrets.token_hex(4)}", key, clock())
+            try:
+                home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                identity.write_private(home / "ca.key", identity.key_bytes(key))
+                atomic.write(home / CA_FILE, certificates.pem(ca))
+            except OSError as error:
+                raise ConfigError(f"{home}: {error.strerror}, expected a writable folder") from error
+        authority = cls.open(home, clock)
+        missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
+        if missing:
+            authority.bake(missing)
+        if not (reader := home / FOLDERS["operator"] / "reader").exists():
+            shutil.copytree(home / FOLDERS["reader"], reader)
+        if not (home / "broker").exists():
+            authority.broker()
+        authority.publish()
+        return authority
+
+    @property
+    def ca(self) -> bytes:
+        """The CA certificate as PEM."""
+        return certificates.pem(self._ca)
+
+    @property
+    def revoked_path(self) -> Path:
+        """Path of the revocation list."""
+        return self.home / "revoked.crl"
+
+    def rows(self) -> Rows:
+        """All certificates ever issued."""
+        return self.register.rows()
+
+    def now(self) -> datetime:
+        """The current time by the authority's clock."""
+        return self._clock()
+
+    def bake(self, folders: Mapping[str, Path], life: timedelta = LIFE) -> list[Identity]:
+        """Issue complete identities, keys included, into the given folders by name.
+
+        Raises ConfigError if a name is taken, before issuing any.
+        """
+        with self.register.changing() as rows:
+            self._require_free(rows, folders)
+            pairs = {name: self._pair(name, life) for name in folders}
+            rows.extend(self._issued(certificate) for certificate, _ in pairs.values())
+        return [
+            identity.write(folders[name], self.ca, certificates.pem(certificate), key)
+            for name, (certificate, key) in pairs.items()
+        ]
+
+    def claim(self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE) -> list[Identity]:
+        """Issue a claim per device into its folder; it is good for one certificate of that device. Raises ConfigError like `bake`."""
+        with self.register.changing() as rows:
+            self._require_free(rows, folders)
+            pairs = {device: self._pair(CLAIM + secrets.token_hex(6), life) for device in folders}
+            tokens = {
+                device: Token(device, secrets.token_urlsafe(32), certificate.not_valid_after_utc)
+                for device, (certificate, _) in pairs.items()
+            }
+            rows.extend(
+                self._issued(certificate, device, _digest(tokens[device].secret))
+                for device, (certificate, _) in pairs.items()
+            )
+        return [
+            identity.write(folders[device], self.ca, certificates.pem(certificate), key, tokens[device])
+            for device, (certificate, key) in pairs.items()
+        ]
+
+    def answer(self, sender: str, request: bytes, secret: str = "") -> bytes:
+        """Answer a request with a certificate (PEM): a claim gets its device's, with its secret; any other sender its own.
+
+        A claim can be redeemed only for certificates on a single key: a device that lost the answer to a power cut repeats its request with
+        the same key. Raises IdentityError, in particular RequestRejectedError.
+        """
+        name, public_key = certificates.read_request(request)
+        with self.register.changing() as rows:
+            now = self.now()
+            valid = [row for row in rows if row.name == sender and row.holds(now)]
+            if not valid:
+                raise RequestRejectedError("unknown")
+            if sum(row.name == name and row.holds(now) for row in rows) >= MAX_HOLDING:
+                raise RequestRejectedError("too_many")
+            if (claim := valid[-1]).role == "claim":
+                if not hmac.compare_digest(claim.token, _digest(secret)):
+                    raise RequestRejectedError("wrong_token")
+                if name != claim.device:
+                    raise RequestRejectedError("wrong_name")
+                used_for = certificates.fingerprint(public_key)
+                if claim.key not in ("", used_for):
+                    raise RequestRejectedError("used")
+                rows[rows.index(claim)] = replace(claim, key=used_for)
+            elif name != sender:
+                raise RequestRejectedError("wrong_name")
+            certificate = certificates.leaf(name, public_key, self._ca, self._key, self.now(), LIFE)
+            rows.append(self._issued(certificate))
+        self.publish()
+        return certificates.pem(certificate)
+
+    def broker(self, hosts: Sequence[str] = ()) -> Identity:
+        """The broker's identity, reissued when it lacks one of these hosts or is about to expire."""
+        folder = self.home / "broker"
+        required = tuple(dict.fromkeys((*broker_hosts(), *hosts)))
+        if folder.exists():
+            current = identity.read(folder)
+            certificate = x509.load_pem_x509_certificate((folder / CERT_FILE).read_bytes())
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            covered = {str(name.value) for name in names}
+            if set(required) <= covered and self.now() < current.renew_at:
+                return current
+            certificate, key = self._pair("broker", LIFE, tuple(sorted(covered | set(required))))
+            self._enter(certificate)
+            return identity.replace(folder, certificates.pem(certificate), key)
+        certificate, key = self._pair("broker", LIFE, required)
+        self._enter(certificate)
+        return identity.write(folder, self.ca, certificates.pem(certificate), key)
+
+    def rotate(self, folder: Path, life: timedelta = LIFE) -> Identity:
+        """Replace the identity in `folder`; the old certificate stays valid, so that copies of it still work."""
+        name = identity.read(folder).name
+        if name == "broker":
+            raise ConfigError(f"{folder}: 'edge-fl broker up' renews the broker's certificate")
+        certificate, key = self._pair(name, life)
+        self._enter(certificate)
+        return identity.replace(folder, certificates.pem(certificate), key)
+
+    def revoke(self, name: str) -> list[Issued]:
+        """Revoke every certificate for `name` and every claim for it. Raises ConfigError if there is no valid one."""
+        now = self.now()
+        ended = []
+        with self.register.changing() as rows:
+            for index, row in enumerate(rows):
+                if name in (row.name, row.device) and row.holds(now):
+                    rows[index] = replace(row, revoked=now)
+                    ended.append(rows[index])
+        if not ended:
+            raise ConfigError(
+                f"{name!r}: has no valid certificate, expected a name listed by 'edge-fl fleet certificates'"
+            )
+        self.publish()
+        return ended
+
+    def publish(self) -> None:
+        """Write the files that follow from the register: the revocation list and the denied names."""
+        rows, now = self.rows(), self.now()
+        over = [(int(row.serial, 16), row.revoked) for row in rows if row.revoked and now < row.expires]
+        revoked = certificates.revocations(over, self._ca, self._key, now)
+        atomic.write(self.revoked_path, certificates.pem(revoked))
+        atomic.write(
+            self.home / FOLDERS["server"] / identity.DENIED_FILE, "".join(f"{n}\n" for n in denied(rows, now))
+        )
+
+    def _pair(self, name: str, life: timedelta, hosts: Sequence[str] = ()) -> tuple[x509.Certificate, Key]:
+        key = identity.new_key()
+        return certificates.leaf(name, key.public_key(), self._ca, self._key, self.now(), life, hosts), key
+
+    def _issued(self, certificate: x509.Certificate, device: str = "", token: str = "") -> Issued:
+        return Issued(
+            identity.common_name(certificate.subject),
+            f"{certificate.serial_number:x}",
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+            device=device,
+            token=token,
+        )
+
+    def _enter(self, certificate: x509.Certificate) -> None:
+        with self.register.changing() as rows:
+            rows.append(self._issued(certificate))
+
+    def _require_free(self, rows: Iterable[Issued], folders: Mapping[str, Path]) -> None:
+        now = self.now()
+        taken = {name for row in rows if row.holds(now) for name in (row.name, row.device)}
+        for name, folder in folders.items():
+            if not NAME.match(name) or role_of(name) in ("claim", "broker"):
+                raise ConfigError(f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name")
+            if name in taken:
+                raise ConfigError(
+                    f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews it,"
+                    " 'fleet revoke' revokes it)"
+                )
+            if folder.exists():
+                raise ConfigError(f"{folder}: exists already, expected a new folder")
+            _require_writable(folder)
+
+
+def _require_writable(folder: Path) -> None:
+    """Checked in advance: names are registered before their folders are created."""
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise ConfigError(f"{folder}: {above} is not writable, expected a writable folder")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,120 @@
+"""Commands `edge-fl fleet enrol | certificates | revoke | rotate`, which manage a fleet's certificates without a broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.errors import ConfigError
+
+DEFAULT_HOME = Path("runs/identities")
+Home = Annotated[Path, typer.Option(help="Folder of the CA and its register; do not copy it to devices.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Device names: a-z, 0-9 and '-'.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the devices' identities [HOME/devices].")]
+COLUMNS = {
+    "name": "name",
+    "role": "role",
+    "state": "state",
+    "expires": "expires",
+    "device": "for device",
+    "serial": "serial",
+}
+
+
+def register(app: App) -> None:
+    """Add to the group `fleet`."""
+    group = app.group("fleet")
+    for command in (enrol, certificates, revoke, rotate):
+        group.command()(command)
+
+
+def enrol(
+    names: Names = None,
+    count: Annotated[
+        int,
+        typer.Option("-n", "--count", min=0, max=10_000, help="Number of devices, named PREFIX000, ..."),
+    ] = 0,
+    prefix: Annotated[str, typer.Option(help="Prefix of numbered names.")] = "device-",
+    baked: Annotated[
+        bool,
+        typer.Option("--baked", help="Issue complete identities, keys included, instead of one-time claims."),
+    ] = False,
+    days: Annotated[
+        int | None,
+        typer.Option(min=1, max=3650, help="Validity in days [claims 30, identities 1825]."),
+    ] = None,
+    out: Out = None,
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Enrol devices: create a folder each with a one-time claim (the device generates its key), or with a complete identity (--baked)."""
+    from datetime import timedelta
+
+    from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, Authority
+
+    width = max(3, len(str(count - 1)))
+    devices = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
+    if not devices:
+        raise ConfigError("no names and no --count; expected devices to enrol")
+    if len(set(devices)) != len(devices):
+        raise ConfigError("duplicate name, expected each name once")
+    authority = Authority.make(home)
+    out = out or home / "devices"
+    issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
+    identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life)
+    one, more = ("identity", "identities") if baked else ("claim", "claims")
+    for issued in identities:
+        print(issued.folder)
+    print_status(
+        f"{len(identities)} {one if len(identities) == 1 else more} in {out}; the CA and its register are in {home}:"
+        f" keep {home}/ca.key secret"
+    )
+
+
+def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:
+    """List every certificate that was issued, and whether it is valid. Connected devices: edge-fl fleet list."""
+    from edge_fl_broker.provision.authority import Authority
+
+    authority = Authority.open(home)
+    now = authority.now()
+    rows = [
+        {
+            "name": row.name,
+            "role": row.role,
+            "state": row.state(now),
+            "expires": f"{row.expires:%Y-%m-%d}",
+            "device": row.device or None,
+            "serial": row.serial,
+        }
+        for row in authority.rows()
+    ]
+    show_table(rows, COLUMNS, format)
+
+
+def revoke(
+    names: Annotated[list[str], typer.Argument(help="Names whose certificates are revoked.")],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Revoke all certificates of these names. 'edge-fl broker up' notices within a second; other brokers read HOME/revoked.crl."""
+    from edge_fl_broker.provision.authority import Authority
+
+    authority = Authority.open(home)
+    for name in names:
+        ended = authority.revoke(name)
+        print(f"{name}: {len(ended)} revoked ({', '.join(row.serial for row in ended)})")
+
+
+def rotate(
+    folders: Annotated[list[Path], typer.Argument(help="Identity folders created by 'fleet enrol --baked'.")],
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Renew the identities in these folders: new key, new certificate. Running devices renew theirs after two thirds of its life."""
+    from edge_fl_broker.provision.authority import Authority
+
+    authority = Authority.open(home)
+    for folder in folders:
+        renewed = authority.rotate(folder)
+        print(f"{renewed.name}: valid until {renewed.expires:%Y-%m-%d}")

@@ -1,0 +1,81 @@
+"""Keep a broker up to date with the register: open claims, workers and denied names."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography import x509
+
+from edge_fl.errors import ConfigError
+from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
+from edge_fl_broker.config import Certificates, Settings, is_loopback
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_broker.provision.register import claims, denied, workers
+
+log = logging.getLogger(__name__)
+
+ANYWHERE = frozenset({"0.0.0.0", "::"})
+
+
+def require(home: Path) -> None:
+    """Raise ConfigError if there is no CA in `home`."""
+    if not (home / CA_FILE).exists():
+        raise ConfigError(
+            f"{home}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked -n 12',"
+            " or use --insecure for plaintext on loopback)"
+        )
+
+
+def certificates(authority: Authority, host: str) -> Certificates:
+    """Certificate files of the broker for the address that it listens on, with CA and revocation list."""
+    folder = authority.broker(() if host in ANYWHERE or is_loopback(host) else (host,)).folder
+    return Certificates(folder / CA_FILE, folder / CERT_FILE, folder / KEY_FILE, authority.revoked_path)
+
+
+def with_register(settings: Settings, authority: Authority) -> Settings:
+    """The settings with the current claims, workers and denied names."""
+    rows, now = authority.rows(), authority.now()
+    return replace(
+        settings,
+        claims=tuple(claims(rows, now)),
+        denied=tuple(denied(rows, now)),
+        workers=tuple(workers(rows, now)),
+    )
+
+
+class RegisterSync:
+    """Watches the register of a running broker; `update` is cheap while the files do not change.
+
+    A newly issued device certificate changes nothing for the broker: its access list matches devices by a pattern.
+    """
+
+    def __init__(self, broker: Mosquitto, authority: Authority) -> None:
+        self._broker, self._authority = broker, authority
+        self._seen, self._ended = self._stamps(), self._revoked()
+
+    def update(self) -> bool:
+        """Reload the broker if claims, workers or revocations changed; True if it was reloaded.
+
+        Raises ConnectError, DeadlineError; the next call tries again.
+        """
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        settings, ended = with_register(self._broker.settings, self._authority), self._revoked()
+        changed = settings != self._broker.settings or ended != self._ended
+        if changed:
+            self._broker.reload(settings)
+        self._seen, self._ended = stamps, ended
+        return changed
+
+    def _stamps(self) -> tuple[int, ...]:
+        files = (self._authority.register.path, self._authority.revoked_path)
+        return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in files)
+
+    def _revoked(self) -> set[int]:
+        """Serial numbers in the revocation list, which is signed anew at every certificate even if they stay the same."""
+        revoked = x509.load_pem_x509_crl(self._authority.revoked_path.read_bytes())
+        return {row.serial_number for row in revoked}

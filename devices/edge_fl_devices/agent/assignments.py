@@ -1,0 +1,256 @@
+"""Work on the latest assignment, one piece at a time, from its arrival to its report.
+
+"serve" verifies the signed metadata, fetches what is missing, installs and fits a head; it is retried until it succeeds or another
+assignment arrives. "train", "evaluate" and "personalise" fetch the broadcast and run the method until their deadline. Either ends in
+exactly one report; a report on a failure names the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from edge_fl.capability import Tier
+from edge_fl.wire.messages import Activity, Assignment, Mode, Report
+from edge_fl_devices.agent import effects, events, outbox
+from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.agent.state import AgentLimits, Phase, Work
+from edge_fl_devices.agent.step_context import StepContext
+
+KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
+    "serve": "head",
+    "train": "update",
+    "evaluate": "evaluation",
+    "personalise": "personal",
+}
+"""Kind of the report that answers an assignment."""
+
+
+def accept(context: StepContext, assignment: Assignment | None) -> None:
+    """Accept an assignment unless its version is old. A repeated one means that its report was lost: send the report again."""
+    state = context.state
+    if assignment is None:
+        context.update(assignment=None)
+        return
+    if assignment.version < state.memory.version:
+        return
+    known = state.assignment
+    if known and (assignment.id, assignment.version) == (known.id, known.version):
+        resend = [replace(e, next_s=context.now_s) if e.id == known.id else e for e in state.outbox]
+        context.update(outbox=tuple(resend))
+        return
+    if assignment.version > state.memory.version and assignment.id in state.memory.given_up:
+        context.reconsider(assignment.id)
+    context.remember(version=assignment.version)
+    if known and known.why == state.why:
+        context.update(why="")
+    due_s = math.inf if assignment.mode in ("serve", "rest") else context.now_s + assignment.deadline_s
+    context.update(assignment=assignment, assignment_due_s=due_s, tries=0, not_before_s=-math.inf)
+    if state.work and state.work.assignment.id != assignment.id and state.work.activity != "fitting":
+        cancel(context)
+
+
+def begin(context: StepContext) -> None:
+    """Begin work on the assignment, or a refit, if the device is free to."""
+    state = context.state
+    if state.phase is not Phase.UP or state.work or state.over_budget or state.why == "unsupported_proto":
+        return
+    if state.pending:
+        if context.now_s >= state.not_before_s:
+            context.update(not_before_s=-math.inf)
+            _BEGIN[state.pending.mode](context, state.pending)
+    elif state.refit and state.tier is Tier.HEAD:
+        _begin_refit(context)
+
+
+def _begin_serve(context: StepContext, assignment: Assignment) -> None:
+    if context.state.tier is Tier.HEAD:  # a full device serves no release
+        context.reconsider(assignment.id)
+        context.update(work=Work(assignment, "fetching"), refit=False)
+        context.emit(effects.Refresh(assignment.release))
+
+
+def _begin_training(context: StepContext, assignment: Assignment) -> None:
+    state, round = context.state, context.state.rounds.get(assignment.run_id)
+    if state.tier is not Tier.FULL:
+        _give_up(context, assignment, "unsupported_tier")
+    elif state.server_online and round and round.round <= assignment.round:
+        work = Work(assignment, "fetching", state.assignment_due_s, round.spec, fetching=assignment.down)
+        context.update(work=work)
+        if assignment.down:
+            context.emit(effects.Fetch(assignment.down, keep=False))
+        else:
+            _train(context, work)
+
+
+def _begin_rest(context: StepContext, assignment: Assignment) -> None:
+    """Adopt the server's reason, if it gives one."""
+    if assignment.why:
+        context.update(why=assignment.why)
+
+
+def _begin_refit(context: StepContext) -> None:
+    """After a change of the data, retry a release that could not be fitted, or fit a new head for the one that serves."""
+    state = context.state
+    context.update(refit=False)
+    if state.assignment and state.assignment.mode == "serve" and state.assignment.release != state.release:
+        context.reconsider(state.assignment.id)
+        context.update(tries=0)
+        begin(context)
+    elif state.release:
+        assignment = Assignment(0, "serve", id=f"refit-{state.boot}-{state.sequence}", release=state.release)
+        _fit(context, Work(assignment, "fitting"))
+
+
+def refreshed(context: StepContext, event: events.Refreshed) -> None:
+    """Fetch what is missing of the release, or fit a head if it is installed."""
+    if work := _current_work(context):
+        transferred = work.bytes_down + event.bytes
+        work = replace(work, manifest=event.manifest, to_fetch=event.missing, bytes_down=transferred)
+        if event.installed:
+            _fit(context, work)
+        else:
+            _fetch_next(context, work)
+
+
+def fetched(context: StepContext, event: events.Fetched) -> None:
+    """Train on the broadcast, or fetch the next blob of the release."""
+    work = _current_work(context)
+    if work is None or work.fetching is None or work.fetching.sha256 != event.sha256:
+        return
+    work = replace(work, fetching=None, bytes_down=work.bytes_down + event.bytes)
+    if work.spec:
+        _train(context, work)
+    else:
+        _fetch_next(context, work)
+
+
+def installed(context: StepContext, event: events.Installed) -> None:
+    """Fit a head on the installed release."""
+    if work := _current_work(context):
+        context.log("info", f"release {work.assignment.release} is installed")
+        _fit(context, work)
+
+
+def finished(context: StepContext, event: events.Finished) -> None:
+    """Put the report into the outbox, or delete it if the work was cancelled."""
+    work = context.state.work
+    if work is None:
+        return
+    report = event.report
+    context.update(work=None, release=report.release if report.kind == "head" else context.state.release)
+    if work.cancelled:
+        context.emit(effects.Forget(report.id))
+    else:
+        context.update(why="", tries=0)
+        _add_report(context, parcel_for(work.assignment, report, context.state.limits))
+
+
+def failed(context: StepContext, event: events.Failed) -> None:
+    """Schedule a retry with growing pauses, or report the failure."""
+    state, work = context.state, context.state.work
+    if work is None:
+        return
+    context.update(work=None)
+    if work.cancelled:
+        return
+    tries, limits, id = state.tries + 1, state.limits, work.assignment.id
+    context.update(why=event.reason, tries=tries)
+    context.log("warning", f"{work.assignment.mode} for {id} failed, try {tries}: {event.reason}")
+    if event.final or (tries >= limits.max_tries and work.assignment.mode != "serve"):
+        _give_up(context, work.assignment, event.reason)
+    else:
+        pause_s = min(limits.retry_s * 2.0 ** (tries - 1), limits.max_retry_s)
+        factor = 0.75 + 0.5 * outbox.jitter(state.boot, id, tries)
+        context.update(not_before_s=context.now_s + pause_s * factor)
+
+
+def cancel(context: StepContext) -> None:
+    """Cancel the work: a fetch at once; a running job cannot be stopped, so its result will be dropped."""
+    work = context.state.work
+    if work and work.fetching:
+        context.emit(effects.CancelFetch())
+        context.update(work=None)
+    elif work:
+        context.update(work=replace(work, cancelled=True))
+
+
+def end_overdue(context: StepContext) -> None:
+    """End what is past its deadline: work, an assignment that could not begin, unacknowledged reports."""
+    work, pending = context.state.work, context.state.pending
+    if work and not work.cancelled and context.now_s >= work.due_s:
+        context.update(why="deadline")
+        context.give_up(work.assignment.id)
+        cancel(context)
+    if pending and context.now_s >= context.state.assignment_due_s:
+        context.update(why="deadline")
+        context.give_up(pending.id)
+    for entry in context.state.outbox:
+        if entry.due_s <= context.now_s:
+            context.update(why="deadline", outbox=outbox.remove(context.state.outbox, entry.id))
+            context.give_up(entry.id)
+            context.emit(effects.Forget(entry.id))
+
+
+def parcel_for(assignment: Assignment, report: Report, limits: AgentLimits) -> Parcel:
+    """Address a report. The report on a head is kept for long, any other until its round's deadline."""
+    deadline_s = limits.head_report_s if assignment.mode == "serve" else assignment.deadline_s
+    return Parcel(assignment.run_id, assignment.round, report, deadline_s)
+
+
+def _current_work(context: StepContext) -> Work | None:
+    """Return the work under way; cancelled work ends here."""
+    work = context.state.work
+    if work and work.cancelled:
+        context.update(work=None)
+        return None
+    return work
+
+
+def _fetch_next(context: StepContext, work: Work) -> None:
+    if work.manifest and not work.to_fetch:
+        context.update(work=replace(work, activity="installing"))
+        context.emit(effects.Install(work.manifest))
+    elif work.to_fetch:
+        context.update(work=replace(work, fetching=work.to_fetch[0], to_fetch=work.to_fetch[1:]))
+        context.emit(effects.Fetch(work.to_fetch[0], keep=True))
+
+
+def _fit(context: StepContext, work: Work) -> None:
+    context.update(work=replace(work, activity="fitting"))
+    context.emit(effects.Fit(work.assignment, context.state.boot, work.bytes_down))
+
+
+def _train(context: StepContext, work: Work) -> None:
+    activity: Activity = "evaluating" if work.assignment.mode == "evaluate" else "training"
+    if work.spec:
+        context.update(work=replace(work, activity=activity))
+        context.emit(effects.Train(work.assignment, work.spec, context.state.boot, work.bytes_down))
+
+
+def _give_up(context: StepContext, assignment: Assignment, reason: str) -> None:
+    """Report the failure and do not work on the assignment again."""
+    state, kind = context.state, KINDS[assignment.mode]
+    report = Report(
+        assignment.id, kind, state.boot, state.capability.samples, release=assignment.release, error=reason
+    )
+    parcel = parcel_for(assignment, report, state.limits)
+    context.update(why=reason)
+    context.give_up(assignment.id)
+    _add_report(context, parcel)
+    context.emit(effects.Keep(parcel))
+
+
+def _add_report(context: StepContext, parcel: Parcel) -> None:
+    context.update(outbox=outbox.put(context.state.outbox, parcel, context.now_s))
+
+
+_BEGIN: dict[Mode, Callable[[StepContext, Assignment], None]] = {
+    "serve": _begin_serve,
+    "train": _begin_training,
+    "evaluate": _begin_training,
+    "personalise": _begin_training,
+    "rest": _begin_rest,
+}

@@ -1,0 +1,174 @@
+"""The state of an agent as one frozen value, and what is derived from it: status, activity, next wake-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edge_fl.capability import Tier
+from edge_fl.config import MethodSpec
+from edge_fl.release.manifest import Manifest
+from edge_fl.wire.blob import Blob
+from edge_fl.wire.messages import Activity, Assignment, Capability, Round, ServerState, Status
+from edge_fl.wire.topics import Topics
+from edge_fl_devices.agent import outbox
+from edge_fl_devices.agent.effects import Memory
+from edge_fl_devices.agent.outbox import Outbox
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLimits:
+    """Time-outs and retries of an agent.
+
+    settle_s: wait for retained messages on a broker that returns no echo. resend_s: pause before an unacknowledged report is sent
+    again. retry_s: pause after a failure, doubled each time up to max_retry_s. grace_s: how long reports are kept at least after
+    the server returns; return_s: the time over which devices send them then.
+    """
+
+    settle_s: float = 2.0
+    resend_s: float = 10.0
+    resend_bytes_per_s: float = 1e6
+    retry_s: float = 2.0
+    max_retry_s: float = 300.0
+    max_tries: int = 3
+    head_report_s: float = 86_400.0
+    return_s: float = 1.0
+    grace_s: float = 30.0
+
+
+LIMITS = AgentLimits()
+
+
+class Phase(Enum):
+    """Connection phase. SETTLING: connected, retained messages are still arriving."""
+
+    OFFLINE = "offline"
+    SETTLING = "settling"
+    UP = "up"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The one piece of work under way. `fetching` is the current blob, `to_fetch` the next ones; `cancelled`: drop the result."""
+
+    assignment: Assignment
+    activity: Activity
+    due_s: float = math.inf
+    spec: MethodSpec | None = None
+    manifest: Manifest | None = None
+    fetching: Blob | None = None
+    to_fetch: tuple[Blob, ...] = ()
+    bytes_down: int = 0
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """State of one agent.
+
+    release: the release that the device serves. why: the current failure. published: what the last status message contained.
+    settled_s, echo: settling ends at this time or with this echo, whichever comes first.
+    assignment_due_s, tries, not_before_s: of the current assignment. refit: the data changed since the head was fitted.
+    demoted, over_budget, data_problem: like drift, conditions of the device that its own work cannot end.
+    """
+
+    device: str
+    boot: str
+    topics: Topics
+    capability: Capability
+    limits: AgentLimits = LIMITS
+    memory: Memory = field(default_factory=Memory)
+    outbox: Outbox = ()
+    release: int = 0
+    phase: Phase = Phase.OFFLINE
+    born: bool = False
+    settled_s: float = math.inf
+    echo: str = ""
+    sequence: int = 0
+    why: str = ""
+    published: tuple[Status, Activity, int, str] | None = None
+    server: ServerState | None = None
+    rounds: Mapping[str, Round] = field(default_factory=dict)
+    assignment: Assignment | None = None
+    assignment_due_s: float = math.inf
+    tries: int = 0
+    not_before_s: float = -math.inf
+    refit: bool = False
+    demoted: str = ""
+    over_budget: str = ""
+    data_problem: str = ""
+    work: Work | None = None
+
+    @property
+    def tier(self) -> Tier:
+        return Tier(self.capability.tier)
+
+    @property
+    def connected(self) -> bool:
+        return self.phase in (Phase.SETTLING, Phase.UP)
+
+    @property
+    def server_online(self) -> bool:
+        return self.server is not None and self.server.online
+
+    @property
+    def status(self) -> Status:
+        if self.phase is Phase.STOPPED:
+            return "disconnected"
+        if self.phase is not Phase.UP:
+            return "init"
+        return "alert" if self.why or self.data_problem else "ready"
+
+    @property
+    def reason(self) -> str:
+        """`why` of the status message: the condition that causes all else, or the current failure."""
+        conditions = self.demoted or self.over_budget or self.data_problem
+        return conditions or self.why or ("drift" if self.capability.drift else "")
+
+    @property
+    def activity(self) -> Activity:
+        if self.work:
+            return self.work.activity
+        return "reporting" if self.outbox else "idle"
+
+    def settled(self, assignment: Assignment) -> bool:
+        """Return whether nothing is left to do for an assignment but to deliver its report.
+
+        A release may be assigned again after it was done, by a rollback.
+        """
+        if assignment.id in self.memory.given_up or outbox.find(self.outbox, assignment.id):
+            return True
+        return assignment.id in self.memory.done and (
+            assignment.mode != "serve" or assignment.release == self.release
+        )
+
+    @property
+    def pending(self) -> Assignment | None:
+        """The current assignment, if no work on it has begun."""
+        if self.assignment and not self.work and not self.settled(self.assignment):
+            return self.assignment
+        return None
+
+
+def wake_at(state: AgentState) -> float:
+    """Return when the agent next needs a tick, on the clock of `now_s`; infinity if only events can change its state."""
+    times = [entry.due_s for entry in state.outbox]
+    if state.work and not state.work.cancelled:
+        times.append(state.work.due_s)
+    if state.pending:
+        times.append(state.assignment_due_s)
+    if state.phase is Phase.SETTLING:
+        times.append(state.settled_s)
+    if (
+        state.phase is Phase.UP
+        and state.pending
+        and not state.over_budget
+        and math.isfinite(state.not_before_s)
+    ):
+        times.append(state.not_before_s)
+    if state.phase is Phase.UP and state.server_online:
+        times += [entry.next_s for entry in state.outbox]
+    return min(times, default=math.inf)

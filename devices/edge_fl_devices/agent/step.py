@@ -1,0 +1,279 @@
+"""The agent: all decisions of a device in one pure function, `step(state, event, now_s)` -> next state and effects.
+
+No sockets, clocks, files or torch here: `now_s` is any monotonic clock, and the runtime carries out the effects. Every connection
+starts with a birth (capability, status "init"; "ready" once the retained messages have arrived). A new assignment is worked on, one at
+a time (`edge_fl_devices.agent.assignments`), and ends in a report that stays in the outbox until the server acknowledges it. The status
+message is derived from the state at the end of each step and published when it has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from edge_fl.capability import Tier
+from edge_fl.wire.messages import (
+    PROTOCOL,
+    Ack,
+    Assignment,
+    Command,
+    DeviceState,
+    Echo,
+    Request,
+    Round,
+    ServerState,
+)
+from edge_fl.wire.transport import Connected, Disconnected
+from edge_fl_devices.agent import assignments, effects, events, outbox
+from edge_fl_devices.agent.effects import Effect
+from edge_fl_devices.agent.events import Event
+from edge_fl_devices.agent.state import AgentState, Phase
+from edge_fl_devices.agent.step_context import StepContext
+
+REMEMBERED_ROUNDS = 4
+
+
+def step(state: AgentState, event: Event, now_s: float) -> tuple[AgentState, tuple[Effect, ...]]:
+    """Return the state after `event`, and the effects to carry out, in order."""
+    if state.phase is Phase.STOPPED:
+        return state, ()
+    context = StepContext(state, now_s)
+    _HANDLERS[type(event)](context, event)
+    assignments.end_overdue(context)
+    assignments.begin(context)
+    _send_reports(context)
+    if context.state.connected:
+        context.publish_status()
+    return context.state, tuple(context.effects)
+
+
+def will(boot: str) -> DeviceState:
+    """The message that the broker publishes when the device's connection breaks."""
+    return DeviceState("lost", boot)
+
+
+def _on_connected(context: StepContext, event: Connected) -> None:
+    state, topics = context.state, context.state.topics
+    if not (state.born and event.session_present):
+        for pattern in (
+            topics.server_state(),
+            topics.tuf("timestamp.json"),
+            topics.round("+"),
+            topics.down(state.device),
+        ):
+            context.emit(effects.Subscribe(pattern))
+    _publish_birth(context)
+    context.update(outbox=outbox.reschedule(state.outbox, context.now_s))
+
+
+def _publish_birth(context: StepContext) -> None:
+    """Publish capability and echo; when the echo returns, all retained messages have arrived."""
+    state = context.state
+    echo, settled_s = Echo(f"born-{state.boot}-{state.sequence}"), context.now_s + state.limits.settle_s
+    context.update(phase=Phase.SETTLING, settled_s=settled_s, echo=echo.id, born=True, published=None)
+    _publish_capability(context)
+    context.publish(state.topics.echo(state.device), echo, expiry_s=60)
+
+
+def _publish_capability(context: StepContext) -> None:
+    state = context.state
+    context.publish(state.topics.meta(state.device), state.capability, retain=True)
+
+
+def _on_disconnected(context: StepContext, event: Disconnected) -> None:
+    context.update(phase=Phase.OFFLINE)
+
+
+def _on_tick(context: StepContext, event: events.Tick) -> None:
+    if context.state.phase is Phase.SETTLING and context.now_s >= context.state.settled_s:
+        _end_settling(context)
+
+
+def _end_settling(context: StepContext) -> None:
+    """Start normal operation; request an assignment if none was retained."""
+    state = context.state
+    context.update(phase=Phase.UP)
+    if state.assignment is None:
+        request = Request(f"assignment-{state.boot}-{state.sequence}", "assignment")
+        context.publish(state.topics.request(state.device), request, expiry_s=60)
+
+
+def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
+    refit = context.state.refit or not event.why
+    context.update(capability=event.capability, refit=refit, data_problem=event.why)
+    if context.state.connected:
+        _publish_birth(context)
+
+
+def _on_tier_changed(context: StepContext, event: events.TierChanged) -> None:
+    """Cancel work that the new tier cannot do; the server learns of it by a new birth."""
+    state = context.state
+    if event.capability.tier != state.capability.tier:
+        _abort(context)
+    context.update(capability=event.capability, demoted=event.why)
+    level, reason = ("warning", event.why) if event.why else ("info", "as measured")
+    context.log(level, f"tier {event.capability.tier}: {reason}")  # type: ignore[arg-type]
+    if context.state.connected:
+        _publish_birth(context)
+
+
+def _on_budget_changed(context: StepContext, event: events.BudgetChanged) -> None:
+    context.update(over_budget=event.why)
+
+
+def _on_drifted(context: StepContext, event: events.Drifted) -> None:
+    """When drift begins, read the data again; a head is fitted if they contain new labels."""
+    capability = context.state.capability
+    if event.score and not capability.drift:
+        context.update(refit=True)
+        context.log(
+            "warning", f"drift: features moved by {event.score:.2f} standard deviations since the fit"
+        )
+    context.update(capability=replace(capability, drift=event.score))
+    if context.state.connected:
+        _publish_capability(context)
+
+
+def _on_metadata_changed(context: StepContext, event: events.MetadataChanged) -> None:
+    if context.state.assignment and context.state.assignment.mode == "serve":
+        context.update(not_before_s=context.now_s)
+
+
+def _on_stop(context: StepContext, event: events.StopRequested) -> None:
+    connected = context.state.connected
+    context.update(phase=Phase.STOPPED, assignment=None)
+    if connected:
+        context.publish_status()
+    context.emit(effects.Stop())
+
+
+def _on_received(context: StepContext, event: events.Received) -> None:
+    if handler := _MESSAGE_HANDLERS.get(event.address.kind):
+        handler(context, event)
+
+
+def _on_server_state(context: StepContext, event: events.Received) -> None:
+    server, state = event.message, context.state
+    if not isinstance(server, ServerState):
+        return
+    if server.protocol.split(".")[0] != PROTOCOL.split(".")[0]:
+        context.update(server=None, why="unsupported_proto")
+        return
+    if server.boot != state.memory.server:
+        context.remember(server=server.boot, version=0)
+    same_server = state.server is not None and state.server.boot == server.boot
+    returned = server.online and not (state.server_online and same_server)
+    if server.return_s != (state.server.return_s if state.server else 0.0):
+        context.emit(effects.SpreadReconnects(server.return_s))
+    context.update(server=server, why="" if state.why == "unsupported_proto" else state.why)
+    if returned:
+        window_s = max(state.limits.return_s, server.return_s)
+        send_s = context.now_s + window_s * outbox.jitter(state.boot, server.boot, server.epoch)
+        context.update(outbox=outbox.reschedule(state.outbox, send_s, grace_s=state.limits.grace_s))
+
+
+def _on_round(context: StepContext, event: events.Received) -> None:
+    if context.state.tier is not Tier.FULL:
+        return
+    run_id = event.address.path[0]
+    rounds = {known: round for known, round in context.state.rounds.items() if known != run_id}
+    if isinstance(event.message, Round) and event.message.run_id == run_id:
+        rounds[run_id] = event.message
+    context.update(rounds=dict(list(rounds.items())[-REMEMBERED_ROUNDS:]))
+
+
+def _on_assignment(context: StepContext, event: events.Received) -> None:
+    assignments.accept(context, event.message if isinstance(event.message, Assignment) else None)
+
+
+def _on_command(context: StepContext, event: events.Received) -> None:
+    command = event.message
+    if not isinstance(command, Command) or event.retain:
+        return
+    match command.do:
+        case "rebirth":
+            _publish_capability(context)
+            context.update(published=None)
+        case "abort":
+            _abort(context)
+        case "revoke-local-head":
+            _revoke_head(context)
+
+
+def _abort(context: StepContext) -> None:
+    if work := context.state.work:
+        context.give_up(work.assignment.id)
+        assignments.cancel(context)
+
+
+def _revoke_head(context: StepContext) -> None:
+    """Delete the head and do not fit it again for the current assignment."""
+    if context.state.assignment:
+        context.give_up(context.state.assignment.id)
+    context.update(release=0, refit=False)
+    context.emit(effects.Revoke())
+
+
+def _on_ack(context: StepContext, event: events.Received) -> None:
+    ack = event.message
+    if not isinstance(ack, Ack) or event.retain:
+        return
+    if (entry := outbox.find(context.state.outbox, ack.id)) is None:
+        return
+    if entry.parcel.report.error:
+        context.give_up(ack.id)
+    else:
+        context.mark_done(ack.id)
+    context.update(outbox=outbox.remove(context.state.outbox, ack.id))
+    context.emit(effects.Forget(ack.id))
+
+
+def _on_echo(context: StepContext, event: events.Received) -> None:
+    echo, state = event.message, context.state
+    if isinstance(echo, Echo) and echo.id == state.echo and state.phase is Phase.SETTLING:
+        _end_settling(context)
+
+
+def _send_reports(context: StepContext) -> None:
+    """Send the reports that are due while a server is online."""
+    state, limits = context.state, context.state.limits
+    if state.phase is not Phase.UP or not state.server_online:
+        return
+    entries = []
+    for entry in state.outbox:
+        if entry.next_s <= context.now_s:
+            expiry_s = max(1, round(entry.due_s - context.now_s))
+            context.emit(effects.Send(entry.parcel, expiry_s))
+            context.update(sequence=context.state.sequence + 1)
+            entry = outbox.after_sending(entry, context.now_s, limits.resend_s, limits.resend_bytes_per_s)
+        entries.append(entry)
+    context.update(outbox=tuple(entries))
+
+
+_HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
+    Connected: _on_connected,
+    Disconnected: _on_disconnected,
+    events.Tick: _on_tick,
+    events.Received: _on_received,
+    events.MetadataChanged: _on_metadata_changed,
+    events.Refreshed: assignments.refreshed,
+    events.Fetched: assignments.fetched,
+    events.Installed: assignments.installed,
+    events.Finished: assignments.finished,
+    events.Failed: assignments.failed,
+    events.DataChanged: _on_data_changed,
+    events.TierChanged: _on_tier_changed,
+    events.BudgetChanged: _on_budget_changed,
+    events.Drifted: _on_drifted,
+    events.StopRequested: _on_stop,
+}
+_MESSAGE_HANDLERS: dict[str, Callable[[StepContext, events.Received], None]] = {
+    "server_state": _on_server_state,
+    "round": _on_round,
+    "assignment": _on_assignment,
+    "cmd": _on_command,
+    "ack": _on_ack,
+    "echo": _on_echo,
+}

@@ -1,0 +1,204 @@
+"""The commands `edge-fl device ...`; registers `fleet up` (`simulated.cli`) and `flash` (`flash.cli`) as well."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.errors import InputError, RunError
+from edge_fl_devices.flash.cli import flash
+from edge_fl_devices.options import (
+    FleetOption,
+    HostOption,
+    PortOption,
+    connection,
+    full_worker,
+    log_warnings,
+    stop_on_signal,
+)
+from edge_fl_devices.simulated.cli import up
+
+if TYPE_CHECKING:
+    from edge_fl_devices.child import Children
+    from edge_fl_devices.config import DeviceConfig
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with the device's settings; options override it.")
+]
+IdOption = Annotated[str | None, typer.Option("--id", help="Name of the device: a-z, 0-9 and '-'.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", help="Images of the device: a folder, an .npz, or python:module:function."),
+]
+FolderOption = Annotated[Path | None, typer.Option("--dir", help="Folder of the device [device].")]
+ExistingFolder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="Folder of the device.")]
+DEVICE_FOLDER = Path("device")
+MAX_NAMED = 10
+
+
+def register(app: App) -> None:
+    """Add the group `device`, `fleet up` and `flash`."""
+    device = app.group("device", help="One device: run its agent, predict, show its status.")
+    for command in (run, predict, serve, status, doctor):
+        device.command()(command)
+    app.group("fleet", help="Many devices: simulate, list, enrol and revoke them.").command()(up)
+    app.root.command()(flash)
+
+
+def run(
+    config: ConfigOption = None,
+    id: IdOption = None,
+    data: DataOption = None,
+    tier: Annotated[str | None, typer.Option(help="auto, head or full [auto].")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="Kind of personal head: logistic, svm, mlp, nearest or auto [logistic]."),
+    ] = None,
+    folder: FolderOption = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Root of trust for releases, as installed with the device [trust on first use]."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed for the split into train and test [0].")
+    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Run the agent of one device until Ctrl-C. It waits for the broker without a time limit."""
+    from edge_fl_devices.child import feature_children
+
+    options = {
+        "id": id,
+        "data": data,
+        "tier": tier,
+        "head": head,
+        "folder": folder,
+        "root": root,
+        "seed": seed,
+    }
+    with closing(feature_children()) as children:
+        children.start()  # the child loads its modules while the agent does
+        from edge_fl_devices.config import from_options
+
+        _run(from_options(config, options, connection(host, port, fleet, identity)), children)
+
+
+def _run(config: DeviceConfig, children: Children) -> None:
+    from edge_fl.console.progress import Progress
+    from edge_fl.wire import identity
+    from edge_fl_devices.board.systemd_notify import Notifier
+    from edge_fl_devices.runtime.connector import connector, own_connector
+    from edge_fl_devices.runtime.run_device import run_device
+    from edge_fl_devices.runtime.runner import Runner
+
+    log_warnings()
+    broker = config.broker
+    if identity.certificate_in(broker.identity):
+        connect, renewal = own_connector(
+            broker.host, broker.port, Path(broker.identity), broker.fleet, print_status
+        )
+        tick: Callable[[], None] = renewal.tick
+    else:
+        connect, tick = connector(broker.endpoint, broker.fleet), lambda: None
+    runner = Runner(notifier=Notifier())
+    stop_on_signal(runner)
+    with Progress() as progress:
+        run_device(config, connect, runner, children, full_worker, progress, tick)
+
+
+def predict(
+    source: Annotated[
+        str, typer.Argument(help="A picture, a folder of pictures, an .npz, or - for a picture on stdin.")
+    ] = "",
+    folder: ExistingFolder = DEVICE_FOLDER,
+    export: Annotated[
+        Path | None, typer.Option(help="Write extractor and head as one ONNX model to this file.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
+    from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
+
+    if not (source or export):
+        raise InputError(
+            "device predict: expected a picture, a folder of pictures, an .npz, - for standard input, or --export"
+        )
+    skipped: list[str] = []
+    predictor = Predictor(folder, remember=True)
+    if export:
+        from edge_fl_devices.serving import fused
+
+        size = fused.export(predictor, export)
+        print_status(f"{export}: {size} bytes; its predictions match the served model")
+    if source == "-":
+        picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
+        rows = [asdict(predictor.read_picture("-", picture))]
+    elif source:
+        found = predictor.read(Path(source), lambda path, reason: skipped.append(f"{path} ({reason})"))
+        rows = [asdict(prediction) for prediction in found]
+    else:
+        return
+    show_table(rows, {"name": "image", "label": "class", "probability": "probability"}, format)
+    if skipped:
+        sys.stdout.flush()
+        more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
+        raise RunError(
+            f"{len(skipped)} skipped: {', '.join(skipped[:MAX_NAMED])}{more}",
+            consequence="all other pictures were predicted",
+        )
+
+
+def serve(
+    folder: ExistingFolder = DEVICE_FOLDER,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 selects a free one.")
+    ] = 8000,
+) -> None:
+    """Predict over HTTP for programs on this device: POST a picture to /predict."""
+    from edge_fl_devices.serving.http_server import Service
+
+    with Service(folder, port) as service:
+        print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; stop with Ctrl-C")
+        service.run()
+
+
+def doctor(
+    config: ConfigOption = None,
+    id: IdOption = None,
+    data: DataOption = None,
+    folder: FolderOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
+    identity: IdentityOption = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Check this device for problems and show what to do about them; exit code 1 if a check failed."""
+    from edge_fl_devices.config import from_options
+    from edge_fl_devices.doctor import run_checks
+
+    options = {"id": id, "data": data, "folder": folder}
+    results = run_checks(from_options(config, options, connection(host, port, fleet, identity)), print_status)
+    columns = {"check": "check", "state": "state", "found": "found", "remedy": "remedy"}
+    show_table([asdict(result) for result in results], columns, format)
+    sys.stdout.flush()
+    if failed := [result.check for result in results if result.state == "failed"]:
+        raise RunError(f"{', '.join(failed)}: failed; the table lists the remedies")
+
+
+def status(folder: ExistingFolder = DEVICE_FOLDER, format: FormatOption = Format.TABLE) -> None:
+    """Show the state of this device: served release, head, pending reports."""
+    from edge_fl_devices.doctor.status import read
+
+    show_table(read(folder), {"what": "what", "value": "value"}, format)

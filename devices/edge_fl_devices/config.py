@@ -1,0 +1,126 @@
+"""Settings of one device, from a TOML file and the options of `edge-fl device run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from edge_fl import config as settings
+from edge_fl import heads
+from edge_fl.errors import ConfigError
+from edge_fl.heads.auto import AUTO
+from edge_fl.wire import identity
+from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
+from edge_fl_devices.board.usage import Budget
+
+FOLDER = "device"
+
+
+class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
+    """Address of the broker (port 0: 8883 with an identity, else 1883), fleet, and the folder with this device's identity."""
+
+    host: Annotated[str, Meta(pattern=r"^[^\s/@]+\Z")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
+    identity: str = ""
+
+    @property
+    def address(self) -> Endpoint:
+        """Host and port, without credentials."""
+        return Endpoint(self.host, self.port or (TLS_PORT if self.identity else PORT))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Host, port and credentials. Raises ConfigError for an unusable identity."""
+        return identity.endpoint(self.host, self.port, self.identity)
+
+
+class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of one device.
+
+    `data` is a source of `edge_fl_devices.data.sources`; `tier` limits the measured tier; `root` is the release root installed
+    with the device. With `uploads` off a head-only device sends metrics only, not the head updates (class means, ...) of a method.
+    `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
+    `guard` a new model that is worse on held-out images does not replace the served one.
+    `classes` limits the data to these classes (empty: all), `keep` to this many images (0: all), selected by `policy`. Every `watch_s`
+    seconds the device looks for new images (0: never); it fits again at most every `refit_every_s`.
+    `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
+    `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per image.
+    `mirror` is the URL of an exported repository, from which releases are downloaded first; missing parts come from the broker.
+    """
+
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+    data: str
+    tier: Literal["auto", "head", "full"] = "auto"
+    head: str = "logistic"
+    folder: str = FOLDER
+    root: str = ""
+    seed: Annotated[int, Meta(ge=0)] = 0
+    test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    head_budget_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    balanced: bool = False
+    classes: list[str] = []
+    keep: Annotated[int, Meta(ge=0)] = 0
+    policy: Literal["newest", "reservoir"] = "newest"
+    watch_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    refit_every_s: Annotated[float, Meta(ge=0, le=86_400 * 30)] = 300.0
+    guard: bool = True
+    threads: Annotated[int, Meta(ge=1)] = 1
+    uploads: bool = True
+    epsilon: Annotated[float, Meta(ge=0)] = 0.0
+    budget: Budget = Budget()
+    precision: Literal["auto", "fp32", "int8"] = "auto"
+    latency_ms: Annotated[float, Meta(gt=0)] = 250.0
+    mirror: Annotated[str, Meta(pattern=r"^(https?://[^\s?#]+)?\Z")] = ""
+    broker: DeviceBroker = DeviceBroker()
+
+
+def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, object]:
+    """Set `id` to the name on the device's certificate, if it has one. Raises ConfigError when the settings contain another name."""
+    broker = tree.get("broker")
+    folder = broker.get("identity") if isinstance(broker, dict) else None
+    if not folder or not isinstance(folder, str):
+        return tree
+    if (certificate := identity.certificate_in(folder)) is None:
+        return tree
+    name = certificate.device
+    if tree.get("id", name) != name:
+        raise ConfigError(
+            f"{where}: id = {tree['id']!r}, but the identity in {folder} is that of {name!r}; expected one name"
+        )
+    return {**tree, "id": name}
+
+
+def convert(tree: dict[str, object], where: str) -> DeviceConfig:
+    """Check the settings. Raises ConfigError, with the nearest known key for a mistyped one."""
+    config = settings.checked(tree, DeviceConfig, where)
+    require_heads([config.head], where)
+    return config
+
+
+def require_heads(kinds: Iterable[str], where: str) -> None:
+    """Check the kinds of heads. Raises ConfigError for an unknown one."""
+    try:
+        for kind in kinds:
+            if kind != AUTO:
+                heads.find(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}; {AUTO!r} chooses among them") from error
+
+
+def from_options(
+    file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
+) -> DeviceConfig:
+    """Read `file`, if any, and replace its settings by the options that are not None. Raises ConfigError."""
+    tree = settings.read(file) if file else {}
+    given = {name: value for name, value in options.items() if value is not None}
+    tree |= {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    if connection:
+        broker = tree.get("broker")
+        tree["broker"] = {**(broker if isinstance(broker, dict) else {}), **connection}
+    where = str(file) if file else "device run"
+    return convert(with_certificate_name(tree, where), where)

@@ -1,0 +1,104 @@
+"""Load a device's data according to its settings: read the source, select, split, summarise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl.config import InputSpec
+from edge_fl.data.samples import ClientData, Samples
+from edge_fl.errors import DataError
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import record, sources
+from edge_fl_devices.data import report as reports
+from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.selection import select
+from edge_fl_devices.data.spec import UNKNOWN, DataSpec
+from edge_fl_devices.data.split import split
+
+LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
+"""Returns the device's data for these classes and this input; reads the source on every call."""
+
+
+def load(
+    source: str,
+    spec: DataSpec = UNKNOWN,
+    *,
+    seed: int = 0,
+    client: str = "",
+    test_fraction: float = 0.25,
+    validation_fraction: float = 0.1,
+) -> tuple[ClientData, DataReport]:
+    """Load and split the images of `source` (see `sources.read`).
+
+    Raises DataError: no source, fewer than two images, another image shape than `spec.input`, labels outside the class list.
+    """
+    content = select(sources.read(source, spec), spec)
+    if content.test is None:
+        data = split(content.samples, test_fraction, validation_fraction, seed=seed, client=client)
+    else:
+        empty = content.samples.take(np.empty(0, np.int64))
+        data = ClientData(content.samples, content.validation or empty, content.test)
+    if spec.input:
+        _require_shape(data.train, spec.input, source)
+    return data, reports.report(source, content, data)
+
+
+def loader(config: DeviceConfig) -> LoadData:
+    """Return a function that loads the data that these settings name."""
+
+    def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
+        return load_for(config, DataSpec(classes, input))[0]
+
+    return data
+
+
+def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
+    """Summarise the data that these settings name; pictures are decoded only if `spec.input` is known. Raises DataError as `load`."""
+    with _recording(config):
+        kind, location = sources.parsed(config.data)
+        if spec.input or kind != "folder":
+            return load_for(config, spec)[1]
+        spec = _with_settings(spec, config)
+        report = reports.count_report(config.data, sources.count(location, spec))
+        return record.remember(Path(config.folder), report, spec)
+
+
+def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
+    """Load the data that these settings name. Raises DataError as `load`."""
+    with _recording(config):
+        spec = _with_settings(spec, config)
+        data, report = load(
+            config.data,
+            spec,
+            seed=config.seed,
+            client=config.id,
+            test_fraction=config.test_fraction,
+            validation_fraction=config.validation_fraction,
+        )
+        return data, record.remember(Path(config.folder), report, spec)
+
+
+@contextmanager
+def _recording(config: DeviceConfig) -> Iterator[None]:
+    """Store the message of a DataError for `device status`."""
+    try:
+        yield
+    except DataError as error:
+        record.remember_problem(Path(config.folder), "no_data", error.message)
+        raise
+
+
+def _with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:
+    return replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy)
+
+
+def _require_shape(samples: Samples, expected: InputSpec, source: str) -> None:
+    if samples.shape != expected.shape:
+        raise DataError(
+            f"{source}: images of {list(samples.shape)}, the extractor takes {list(expected.shape)} [C, H, W]"
+        )

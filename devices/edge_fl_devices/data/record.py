@@ -1,0 +1,58 @@
+"""The last count of a device's data, or why it failed, in FOLDER/data.json: for `device status`, and to notice a class that disappeared."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl.files import atomic
+from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.spec import DataSpec
+
+FILE = "data.json"
+
+
+class DataRecord(Struct, frozen=True):
+    """Images per class and skipped files by reason. `why`: failure word of the last count, `problem`: its message; "" if it succeeded."""
+
+    samples: dict[str, int] = {}
+    skipped: dict[str, int] = {}
+    hints: tuple[str, ...] = ()
+    disappeared: tuple[str, ...] = ()
+    why: str = ""
+    problem: str = ""
+
+
+def read(folder: Path) -> DataRecord:
+    """Return the record; an empty one if there is none."""
+    try:
+        return msgspec.json.decode((folder / FILE).read_bytes(), type=DataRecord)
+    except (OSError, msgspec.DecodeError):
+        return DataRecord()
+
+
+def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
+    """Store the report; return it with the classes of `spec` that had images before and have none now."""
+    before, samples = read(folder), dict(zip(report.classes, report.samples_per_class, strict=True))
+    known = {*before.disappeared, *(name for name, count in before.samples.items() if count)}
+    gone = {name for name in known if not samples.get(name)}
+    for wanted in (spec.classes, spec.only):
+        gone &= {*wanted} if wanted else gone
+    report = replace(report, disappeared=tuple(sorted(gone)))
+    _write(folder, DataRecord(samples, dict(report.skipped), report.hints, report.disappeared))
+    return report
+
+
+def remember_problem(folder: Path, why: str, problem: str) -> None:
+    """Store why the data could not be used; the last count remains."""
+    _write(folder, msgspec.structs.replace(read(folder), why=why, problem=problem))
+
+
+def _write(folder: Path, record: DataRecord) -> None:
+    if record != read(folder):
+        with suppress(OSError):  # no folder yet, or a full disk: only the status misses it
+            atomic.write(folder / FILE, msgspec.json.encode(record))

@@ -1,0 +1,71 @@
+"""Select the images a device uses: those of its classes, and at most a given number, the newest or a fair sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl.data import arrays
+from edge_fl.data.samples import Samples
+from edge_fl.errors import DataError
+from edge_fl_devices.data.pictures import SUFFIXES
+from edge_fl_devices.data.spec import DataSpec, SourceData
+from edge_fl_devices.data.split import hashed, position
+
+RESERVOIR = b"reservoir"
+LEFT_OUT = "of a class that this device leaves out"
+
+
+def select(content: SourceData, spec: DataSpec) -> SourceData:
+    """Keep the images of the classes `spec.only`, at most `spec.keep` of them. Raises DataError when none is left."""
+    ids = [number for number, name in enumerate(content.classes) if not spec.only or name in spec.only]
+
+    def of_classes(samples: Samples) -> Samples:
+        return samples.take(np.flatnonzero(np.isin(samples.y, ids)))
+
+    kept = of_classes(content.samples)
+    skipped = Counter(content.skipped)
+    if left_out := len(content.samples) - len(kept):
+        skipped[LEFT_OUT] += left_out
+    if spec.keep and len(kept) > spec.keep:
+        skipped["beyond the images that this device keeps"] += len(kept) - spec.keep
+        if spec.policy == "reservoir":
+            rows = np.argsort([position(image, RESERVOIR) for image in kept.x], kind="stable")[: spec.keep]
+        else:
+            rows = np.arange(len(kept))[-spec.keep :]
+        kept = kept.take(np.sort(rows))
+    if not len(kept):
+        raise DataError(
+            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(content.classes)}"
+        )
+    return replace(
+        content,
+        samples=kept,
+        validation=content.validation and of_classes(content.validation),
+        test=content.test and of_classes(content.test),
+        skipped=skipped,
+    )
+
+
+def select_files(files: Iterable[Path], spec: DataSpec) -> list[Path]:
+    """Return the pictures to read, at most `spec.keep`, in the given order; other files stay in the list, to be counted as skipped.
+
+    The fair sample takes the `keep` smallest hashes of the names: a reservoir that needs no state between calls.
+    """
+    every = list(files)
+    pictures = [path for path in every if path.suffix.lower() in SUFFIXES]
+    if not spec.keep or len(pictures) <= spec.keep:
+        return every
+    order: Callable[[Path], float] = (
+        (lambda path: -path.stat().st_mtime_ns) if spec.policy == "newest" else _name_position
+    )
+    kept = set(sorted(pictures, key=order)[: spec.keep])
+    return [path for path in every if path in kept or path.suffix.lower() not in SUFFIXES]
+
+
+def _name_position(path: Path) -> float:
+    return hashed(f"{path.parent.name}/{path.name}".encode(), RESERVOIR)

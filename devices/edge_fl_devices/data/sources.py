@@ -1,0 +1,225 @@
+"""Data sources of a device: a folder per class, an .npz file, or a Python function.
+
+To add a source: one function (location, spec -> SourceData) and one line in SOURCES.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.data import arrays, npz
+from edge_fl.data.samples import Array, Samples
+from edge_fl.errors import DataError, nearest
+from edge_fl_devices.data.files import unusable, walk
+from edge_fl_devices.data.pictures import SUFFIXES, PictureError, check, decode
+from edge_fl_devices.data.selection import LEFT_OUT, select_files
+from edge_fl_devices.data.spec import DataSpec, SourceCount, SourceData
+
+EXAMPLES = 5
+
+
+def read(source: str, spec: DataSpec) -> SourceData:
+    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder or an .npz. Raises DataError."""
+    kind, location = parsed(source)
+    return SOURCES[kind](location, spec)
+
+
+def stamp(source: str) -> str:
+    """Return a value that changes when a folder or an .npz may have changed; "" for a function. Raises DataError."""
+    kind, location = parsed(source)
+    if kind == "python":
+        return ""
+    root, total = Path(location), hashlib.blake2b(digest_size=16)
+    for path in [root] if kind == "npz" else walk(root).files:
+        with suppress(OSError):
+            stat = path.stat()
+            total.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return total.hexdigest()
+
+
+@dataclass
+class _Folder:
+    """Labelled picture files of a folder, and what was skipped; `hints` name folders that are probably a misspelt class."""
+
+    root: Path
+    classes: tuple[str, ...]
+    files: list[tuple[Path, int]] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    hints: tuple[str, ...] = ()
+
+    def skip(self, path: Path, reason: str) -> None:
+        self.skipped[reason] += 1
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(str(path.relative_to(self.root)))
+
+    def require(self, usable: int, spec: DataSpec) -> None:
+        """Raise DataError for no usable picture or too many."""
+        if usable > spec.limits.max_images:
+            raise DataError(f"{self.root}: more than {spec.limits.max_images} images; at most {spec.limits}")
+        if not usable:
+            why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
+            where = arrays.shortened(self.classes) or "a folder per class"
+            hints = "".join(f"; {hint}" for hint in self.hints)
+            raise DataError(f"{self.root}: no usable image ({why}); expected pictures in {where}{hints}")
+
+
+def _scan(location: str, spec: DataSpec) -> _Folder:
+    root = Path(location)
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; expected one folder per class in it")
+    listing = walk(root)
+    classes = spec.classes or tuple(listing.folders)
+    found = _Folder(root, classes, hints=tuple(_hints(listing.folders, classes)))
+    for path, reason in listing.skipped:
+        found.skip(path, reason)
+    for path in select_files(listing.files, spec):
+        if reason := _skip_reason(path, root, classes, spec.only):
+            found.skip(path, reason)
+        else:
+            found.files.append((path, classes.index(path.parent.name)))
+    return found
+
+
+def count(location: str, spec: DataSpec) -> SourceCount:
+    """Count the pictures of a folder by their headers, in little memory; they may differ in size. Raises DataError."""
+    found = _scan(location, spec)
+    counts = [0] * len(found.classes)
+    for path, label in found.files:
+        try:
+            check(path, spec.limits)
+        except PictureError as error:
+            found.skip(path, error.reason)
+        else:
+            counts[label] += 1
+    found.require(sum(counts), spec)
+    return SourceCount(found.classes, tuple(counts), found.skipped, tuple(found.examples), found.hints)
+
+
+def folder(location: str, spec: DataSpec) -> SourceData:
+    """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted."""
+    found = _scan(location, spec)
+    pictures: list[NDArray[np.uint8]] = []
+    labels: list[int] = []
+    for path, label in found.files:
+        try:
+            picture = decode(path, spec.input, resize=spec.resize, limits=spec.limits)
+        except PictureError as error:
+            found.skip(path, error.reason)
+            continue
+        if pictures and picture.shape != pictures[0].shape:
+            raise DataError(
+                f"{path}: {list(picture.shape)}, but the first image is {list(pictures[0].shape)}; expected one shape"
+            )
+        if len(pictures) >= spec.limits.max_images or len(pictures) * picture.size >= spec.limits.max_bytes:
+            raise DataError(f"{found.root}: more than {len(pictures)} images; at most {spec.limits}")
+        pictures.append(picture)
+        labels.append(label)
+    found.require(len(pictures), spec)
+    return SourceData(
+        found.classes,
+        Samples(np.stack(pictures), np.array(labels, np.int64)),
+        None,
+        None,
+        found.skipped,
+        tuple(found.examples),
+        found.hints,
+    )
+
+
+def archive(location: str, spec: DataSpec) -> SourceData:
+    """Read an .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation), whose split is kept."""
+    if Path(location).exists() and (reason := unusable(Path(location))):
+        raise DataError(f"{location}: {reason}; expected an .npz")
+    content = npz.read(Path(location))
+
+    def keys(part: str) -> tuple[str, str]:
+        return f"x{part}", f"y{part}"
+
+    def has(part: str) -> bool:
+        return content.keys() >= {*keys(part)}
+
+    train = "" if has("") else "_train"
+    if not has(train):
+        raise DataError(
+            f"{location}: holds {', '.join(content) or 'nothing'}; expected x and y, or x_train and y_train"
+        )
+    parts = [train, *filter(has, ("_validation", "_test"))]
+    classes = spec.classes or _names([content[keys(part)[1]] for part in parts], location)
+    samples = {}
+    for part in parts:
+        x, y = keys(part)
+        samples[part] = arrays.samples(content[x], content[y], classes, f"{location} ({x})")
+    if not all(len(samples[part]) for part in (train, "_test") if part in samples):
+        raise DataError(f"{location}: no samples to train or to test on")
+    if len({part.shape for part in samples.values()}) > 1:
+        raise DataError(f"{location}: train, validation and test images differ in shape; expected one")
+    return SourceData(classes, samples[train], samples.get("_validation"), samples.get("_test"))
+
+
+def function(location: str, spec: DataSpec) -> SourceData:
+    """Call `package.module:function` of the Python path without arguments; it returns (x, y) in any form that an .npz may have."""
+    module, _, name = location.partition(":")
+    where = f"python:{location}"
+    try:
+        x, y = getattr(importlib.import_module(module), name)()
+    except Exception as error:  # third-party code may raise anything
+        raise DataError(
+            f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y)"
+        ) from error
+    x, y = np.asarray(x), np.asarray(y)
+    classes = spec.classes or _names([y], where)
+    return SourceData(classes, arrays.samples(x, y, classes, where))
+
+
+SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = {
+    "folder": folder,
+    "npz": archive,
+    "python": function,
+}
+
+
+def parsed(source: str) -> tuple[str, str]:
+    """Return kind and location of a source. Raises DataError."""
+    kind, _, location = source.partition(":")
+    if location and kind in SOURCES:
+        return kind, location
+    if source.endswith(".npz") or Path(source).is_dir():
+        return "npz" if source.endswith(".npz") else "folder", source
+    raise DataError(
+        f"data source {source!r}: expected a folder, an .npz, or KIND:LOCATION{nearest(kind, SOURCES)}"
+    )
+
+
+def _hints(folders: list[str], classes: tuple[str, ...]) -> Iterator[str]:
+    """Name the class that is nearest to the name of each folder outside the class list, ignoring case."""
+    by_name = {name.lower(): name for name in classes}
+    for name in folders:
+        if name not in classes and (near := difflib.get_close_matches(name.lower(), by_name, n=1)):
+            yield f"folder {name!r} is not a class: did you mean {by_name[near[0]]!r}?"
+
+
+def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
+    if path.parent.parent != root:
+        return "not directly in a class folder"
+    if path.parent.name not in classes:
+        return "in a folder that is not in the class list"
+    if only and path.parent.name not in only:
+        return LEFT_OUT
+    return "" if path.suffix.lower() in SUFFIXES else "not a picture file"
+
+
+def _names(labels: list[Array], where: str) -> tuple[str, ...]:
+    """Return the class ids up to the highest as names."""
+    highest = (int(ids.max()) for ids in (arrays.class_ids(y, where) for y in labels) if len(ids))
+    return tuple(map(str, range(1 + max(highest, default=0))))

@@ -1,0 +1,44 @@
+"""Check a device for problems, each with a remedy: `edge-fl device doctor`.
+
+A check is a function of the device's settings that yields results; to add one, write the function and add a line to CHECKS. Checks
+change nothing on the device. While its agent runs, the broker checks are skipped: two clients of one name disconnect each other.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+
+from edge_fl.errors import EdgeFLError
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.doctor import device_checks
+from edge_fl_devices.doctor.check_result import CheckResult
+from edge_fl_devices.doctor.network_checks import network
+
+__all__ = ["CHECKS", "CheckResult", "run_checks"]
+
+CHECKS: dict[str, Callable[[DeviceConfig], Iterator[CheckResult]]] = {
+    "machine": device_checks.machine,
+    "wheels": device_checks.wheels,
+    "room": device_checks.room,
+    "clock": device_checks.clock,
+    "network": network,
+    "data": device_checks.data,
+    "model": device_checks.model,
+}
+
+
+def run_checks(config: DeviceConfig, show: Callable[[str], None] = lambda line: None) -> list[CheckResult]:
+    """Return all results in the order of CHECKS; a check that raises is a failed result. `show` is called with progress lines."""
+    results: list[CheckResult] = []
+    for name, check in CHECKS.items():
+        show(f"checking {name}")
+        try:
+            results += check(config)
+        except (EdgeFLError, OSError, MemoryError, subprocess.SubprocessError) as error:
+            results.append(
+                CheckResult(
+                    name, "failed", " ".join(str(error).split()), "see docs/devices.md, section doctor"
+                )
+            )
+    return results

@@ -1,0 +1,148 @@
+"""Checks on the device itself: machine, wheels, disk and memory, clock, data, extractor and head."""
+
+from __future__ import annotations
+
+import platform
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edge_fl import capability
+from edge_fl.errors import InputError
+from edge_fl.wire import identity
+from edge_fl_devices.child import feature_children
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.doctor.check_result import CheckResult, graded, result
+from edge_fl_devices.features.child_loader import ChildFeatureLoader
+from edge_fl_devices.install import canary
+from edge_fl_devices.serving.served_model import serving
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.storage.store import Store
+
+WHEELS = tuple(
+    "numpy onnxruntime sklearn scipy paho.mqtt.client msgspec safetensors tuf cryptography PIL".split()
+)
+MACHINES = ("aarch64", "arm64", "x86_64", "AMD64")
+IMPORT_DEADLINE_S = 120.0
+IMPORT_ALL = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        print(name, type(error).__name__, error)
+"""
+SET_CLOCK = "set the clock: sudo timedatectl set-ntp true, and wait for time-sync.target"
+
+
+def machine(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Check architecture, word size and Python version."""
+    bits, architecture = 8 * struct.calcsize("P"), platform.machine()
+    yield result(
+        "architecture",
+        architecture in MACHINES and bits == 64,
+        f"{architecture}, {bits} bit",
+        "onnxruntime has wheels for 64-bit systems only: install the 64-bit Raspberry Pi OS",
+    )
+    yield result(
+        "python",
+        (3, 11) <= sys.version_info[:2] <= (3, 13),
+        platform.python_version(),
+        "edge-fl needs Python 3.11 to 3.13: use Raspberry Pi OS Bookworm or Trixie",
+    )
+
+
+def wheels(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Import all required packages, in a child process, so that this one stays small."""
+    command = [sys.executable, "-c", IMPORT_ALL, *WHEELS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S, check=False)
+    broken = done.stdout.strip().splitlines()
+    if done.returncode:
+        broken.append(f"the child ended with code {done.returncode}")
+    yield result(
+        "wheels",
+        not broken,
+        "; ".join(broken) or f"all {len(WHEELS)} load",
+        "install them again: pip install --force-reinstall edge-fl (a crash at import: wrong architecture or a bad card)",
+    )
+
+
+def room(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Check free disk space and total memory."""
+    disk, memory = capability.free_disk_mb(Path(config.folder)), capability.total_memory_mb()
+    yield graded("disk", disk, 64, 512, f"{disk} MB free", "free some space: a release needs twice its size")
+    remedy = "a head fit needs up to 200 MB: use heads nearest or mlp, or more memory"
+    yield graded("memory", memory, 256, 400, f"{memory} MB", remedy)
+
+
+def clock(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Compare the clock with the last date seen on the device and with the validity of its certificate."""
+    now, seen = datetime.now(UTC), datetime.fromtimestamp(0, UTC)
+    with suppress(OSError, ValueError):
+        text = (Path(config.folder) / "tuf" / "last_seen.txt").read_text()
+        seen = datetime.fromisoformat(text).astimezone(UTC)
+    behind = f", but {seen:%Y-%m-%d} was seen already" if now < seen else ""
+    yield result("clock", now >= seen, f"{now:%Y-%m-%d %H:%M} UTC{behind}", SET_CLOCK)
+    if who := identity.certificate_in(config.broker.identity):
+        remedy = f"{SET_CLOCK}; if the clock is right: edge-fl fleet rotate {config.id}"
+        if who.device != config.id:
+            remedy = f"this identity is not that of {config.id}: enrol it"
+        yield result(
+            "certificate",
+            who.begins <= now <= who.expires and who.device == config.id,
+            f"of {who.device}, valid from {who.begins:%Y-%m-%d} to {who.expires:%Y-%m-%d}",
+            remedy,
+        )
+
+
+def data(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Measure the board's speed and count the data."""
+    inspection = ChildFeatureLoader(config, feature_children()).inspect()
+    report = inspection.report
+    if report is None:
+        remedy = "one folder per class with pictures in it, or an .npz with x and y"
+        yield CheckResult("data", "failed", inspection.trouble, remedy)
+        return
+    yield CheckResult("speed", "ok", str(inspection.speed).removeprefix("measured: "))
+    per_class = zip(report.classes, report.samples_per_class, strict=True)
+    counts = ", ".join(f"{name} {count}" for name, count in per_class)
+    yield CheckResult("data", "ok", f"{report.samples} images: {counts}"[:400])
+    for note in [*report.notes, *report.local_notes]:
+        yield CheckResult("data", "warning", note, "see docs/devices.md, section data")
+
+
+def model(config: DeviceConfig) -> Iterator[CheckResult]:
+    """Run the canary of the installed extractor and look for the served head."""
+    store, slots = Store(Path(config.folder)), Slots(Path(config.folder) / "release")
+    installed = slots.current()
+    if installed is None:
+        yield CheckResult("extractor", "skipped", "no release is installed yet")
+        return
+    tested = canary.check(installed.extractor, installed.manifest)
+    yield result(
+        "extractor",
+        tested.ok,
+        f"release {installed.manifest.release}: {tested.reason}, {tested.seconds:.1f} s",
+        "the file or this onnxruntime is damaged: restart the agent, which fetches the release again",
+    )
+    if served := serving(store, slots):
+        yield CheckResult("head", "ok", f"{served.stored.head.kind}, serves release {served.stored.release}")
+    else:
+        yield CheckResult(
+            "head", "warning", "none fitted yet", "wait for the agent, or check edge-fl device status"
+        )
+
+
+def is_running(config: DeviceConfig) -> bool:
+    """Whether an agent holds the lock on the device's folder."""
+    if not Path(config.folder).is_dir():
+        return False
+    try:
+        with Store(Path(config.folder)).owned():
+            return False
+    except InputError:
+        return True

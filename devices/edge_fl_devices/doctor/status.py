@@ -1,0 +1,64 @@
+"""Status of a device from its folder; can be read while its agent runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_fl.errors import InputError
+from edge_fl.metrics import PERSONAL_AFTER
+from edge_fl.remedies import REMEDIES
+from edge_fl_devices.board import usage
+from edge_fl_devices.data import record
+from edge_fl_devices.data.record import DataRecord
+from edge_fl_devices.features import drift
+from edge_fl_devices.serving.served_model import serving
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.storage.store import Store
+
+
+def read(folder: Path) -> list[dict[str, object]]:
+    """Return rows of {what, value}. Raises InputError when the folder does not exist."""
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; expected a device's own folder (--dir)")
+    store, slots = Store(folder), Slots(folder / "release")
+    served, current, memory = serving(store, slots), slots.current(), store.memory()
+    rows: dict[str, object] = {"folder": str(folder), "serves": "nothing: no head fitted yet"}
+    if served:
+        head = served.stored.head
+        rows["serves"] = f"release {served.stored.release}"
+        rows["head"] = f"{head.kind}, extractor {head.extractor[:12]}"
+        rows["accuracy on own test images"] = served.stored.parcel.report.metrics.get(PERSONAL_AFTER)
+    if current:
+        state = "not confirmed yet" if current.pending else "good"
+        rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"
+    for release, why in slots.blocked.items():
+        rows[f"blocked release {release}"] = why
+    rows |= _data_rows(record.read(folder))
+    if moved := drift.measured(folder):
+        rows["drift"] = f"features moved by {moved:.2f} standard deviations since the fit"
+    if (used := usage.read(folder)).day:
+        rows[f"used on {used.day}"] = f"{used.bytes / 1e6:.1f} MB of traffic, {used.cpu_s:.0f} s of processor"
+        rows["energy on that day (estimate)"] = f"{used.energy_kj:.2f} kJ"
+    rows["reports to send"] = len(store.outbox())
+    rows["assignments done"] = len(memory.done)
+    rows["personal parts"] = ", ".join(store.runs()) or "none"
+    return [{"what": what, "value": value} for what, value in rows.items()]
+
+
+def _data_rows(data: DataRecord) -> dict[str, object]:
+    """The last count of the data, and the reason and remedy if it failed."""
+    rows: dict[str, object] = {}
+    if data.samples:
+        per_class = ", ".join(f"{name} {count}" for name, count in data.samples.items())
+        rows["images"] = f"{sum(data.samples.values())}: {per_class}"[:400]
+    if data.skipped:
+        rows["skipped files"] = ", ".join(
+            f"{count} {reason}" for reason, count in sorted(data.skipped.items())
+        )
+    if data.hints:
+        rows["folders"] = "; ".join(data.hints)
+    if data.disappeared:
+        rows["classes that lost their images"] = ", ".join(data.disappeared)
+    if data.why:
+        rows[data.why] = f"{data.problem}; {REMEDIES[data.why]}; see docs/troubleshooting.md"
+    return rows

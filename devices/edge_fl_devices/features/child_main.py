@@ -1,0 +1,77 @@
+"""Entry point of the child process that computes features for the agent: `python -m edge_fl_devices.features.child_main`.
+
+A request without releases makes it count the data and measure the board instead.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+import edge_fl
+from edge_fl.errors import DataError
+from edge_fl.release.manifest import decode
+from edge_fl_devices.board import benchmark
+from edge_fl_devices.child import serve
+from edge_fl_devices.data import load
+from edge_fl_devices.data.spec import UNKNOWN, DataSpec
+from edge_fl_devices.features.child_loader import FeatureRequest, Inspection, pack
+from edge_fl_devices.features.extractor import Extractor, runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.storage.slots import Installed, Slots
+
+
+def inspect(request: FeatureRequest) -> Inspection:
+    """Count the data, measure the board's speed and report the runtime."""
+    config, onnx_runtime = request.config, runtime()
+    folder = Path(config.folder)
+    setup = (
+        f"{platform.machine()} {platform.python_version()} {onnx_runtime.version} {np.__version__}"
+        f" {edge_fl.__version__}"
+    )
+    installed, training = Slots(folder / "release").current(), config.tier != "head"
+    inspection = Inspection(
+        onnx_runtime,
+        speed=benchmark.speed(folder, setup, installed, _extract_black, training=training),
+        reach_ms=benchmark.reach_ms(config.broker.address),
+    )
+    if not request.count:
+        return inspection
+    try:
+        return replace(inspection, report=load.count_for(config, _data_spec(installed)))
+    except DataError as error:
+        return replace(inspection, trouble=str(error))
+
+
+def _data_spec(installed: Installed | None) -> DataSpec:
+    """Classes and input of the installed release, so that folders outside its class list count as skipped, as in the fit."""
+    if installed is None:
+        return UNKNOWN
+    return DataSpec(tuple(installed.manifest.classes), installed.manifest.input)
+
+
+def _extract_black(installed: Installed, images: int) -> None:
+    """Run the installed extractor on black images."""
+    extractor = Extractor(installed.extractor, installed.manifest)
+    extractor.features(np.zeros((images, *installed.manifest.input.shape), np.uint8))
+
+
+def answer(payload: bytes) -> bytes:
+    """Handle an encoded `FeatureRequest`: return an `Inspection` as JSON, or features as safetensors."""
+    request = msgspec.json.decode(payload, type=FeatureRequest)
+    if not request.releases:
+        return msgspec.json.encode(inspect(request))
+    releases = [
+        Installed(decode(manifest), Path(extractor), {}, pending=False)
+        for extractor, manifest in request.releases
+    ]
+    return pack(LocalFeatureLoader(load.loader(request.config), Path(request.config.folder))(releases))
+
+
+if __name__ == "__main__":
+    sys.exit(serve("data", answer))

@@ -1,0 +1,50 @@
+"""Features of a device's train, validation and test images, with their labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl_devices.storage.slots import Installed
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureSet:
+    """Features z float32 [n, d] of one set, with class ids y int64 [n]."""
+
+    z: NDArray[np.float32]
+    y: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientFeatures:
+    """Features of the three sets from one extractor; `latency_ms` is the time for one image (0: not measured)."""
+
+    train: FeatureSet
+    validation: FeatureSet
+    test: FeatureSet
+    latency_ms: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedFeatures:
+    """Features per requested release (None where its input shape differs from the first one's), and the data's fingerprint."""
+
+    by_extractor: tuple[ClientFeatures | None, ...]
+    fingerprint: str
+
+
+class FeatureLoader(Protocol):
+    """Computes the features of the device's data with the extractors of these releases.
+
+    Raises DataError when the data do not fit the first release, ArtefactError when an extractor fails.
+    """
+
+    def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures: ...

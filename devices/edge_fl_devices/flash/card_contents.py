@@ -1,0 +1,85 @@
+"""Contents of a card: one device's settings with the Pi's paths, its identity, wheels and pictures."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from edge_fl.errors import ConfigError
+from edge_fl.wire import identity
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data.files import walk
+from edge_fl_devices.data.pictures import SUFFIXES
+from edge_fl_devices.flash.names import require_names
+from edge_fl_devices.flash.wheels import Wheelhouse
+
+ETC, VAR = "/etc/edge-fl", "/var/lib/edge-fl"
+IDENTITY = f"{ETC}/identity"
+IDENTITY_FILES = (identity.CA_FILE, identity.CERT_FILE, identity.KEY_FILE, identity.TOKEN_FILE)
+HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
+
+
+@dataclass(frozen=True)
+class CardContents:
+    """`config` contains the paths on the Pi. `identity` contains private keys and is excluded from the repr.
+
+    `images` are pairs of path below the device's data folder and local file.
+    """
+
+    config: DeviceConfig
+    wheels: Wheelhouse
+    identity: dict[str, bytes] = field(default_factory=dict, repr=False)
+    root: bytes = b""
+    images: tuple[tuple[str, Path], ...] = ()
+
+
+def with_pi_paths(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceConfig:
+    """Replace the paths by those on the Pi. Raises ConfigError for a data folder that the service cannot read."""
+    source = config.data.partition(":")[2] or config.data
+    if source.startswith(HIDDEN):
+        raise ConfigError(
+            f"data {config.data}: the service runs as its own user and can read no home or temporary folder; "
+            "expected a folder such as /srv/images"
+        )
+    broker = replace(config.broker, identity=IDENTITY if identified else "")
+    return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
+
+
+def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple[tuple[str, Path], ...], int]:
+    """List the pictures to copy to the device's data folder, one folder per class, and count the other files.
+
+    Raises ConfigError, also for names that cannot be written, to a FAT partition if `fat`.
+    """
+    if not data_folder(config):
+        raise ConfigError(f"data {config.data}: --images needs a folder such as folder:/srv/images")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; expected one with a folder of pictures per class")
+    root = folder.absolute()
+    listing = walk(root)
+    images = tuple(
+        (path.relative_to(root).as_posix(), path)
+        for path in listing.files
+        if path.parent.parent == root and path.suffix.lower() in SUFFIXES and os.access(path, os.R_OK)
+    )
+    if not images:
+        raise ConfigError(f"{folder}: no pictures in it; expected a folder of pictures per class")
+    require_names((name for name, _ in images), str(folder), fat=fat)
+    return images, len(listing.files) + len(listing.skipped) - len(images)
+
+
+def data_folder(config: DeviceConfig) -> str:
+    """Return the folder with the device's pictures, "" when its data source is not a folder."""
+    kind, colon, path = config.data.partition(":")
+    folder = path if colon and kind == "folder" else "" if colon else config.data
+    return folder if folder.startswith("/") else ""
+
+
+def read_identity(folder: Path, device: str) -> dict[str, bytes]:
+    """Read the device's identity or claim, written by `edge-fl fleet enrol`: contents by file name. Raises ConfigError."""
+    owner = identity.read(folder).device
+    if owner != device:
+        raise ConfigError(f"{folder}: is the identity of {owner}, not of {device}")
+    return {name: (folder / name).read_bytes() for name in IDENTITY_FILES if (folder / name).exists()}

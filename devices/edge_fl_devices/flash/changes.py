@@ -1,0 +1,78 @@
+"""Compare a target with the planned bundle, check the space, and write the difference; the boot files are written last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edge_fl.errors import ConfigError
+from edge_fl_devices.flash import first_boot
+from edge_fl_devices.flash.bundle import LOG, MANIFEST, File, bundle_files, parse_manifest
+from edge_fl_devices.flash.card_contents import CardContents
+from edge_fl_devices.flash.targets.base import Target
+
+CLUSTER_BYTES = 32768  # largest cluster of a FAT partition: the space of the smallest file
+SPARE_BYTES = 4 << 20
+BOOT_FILES = ("cmdline.txt", "firstrun.sh", first_boot.USER_DATA)
+
+
+def plan_changes(
+    target: Target, contents: Callable[[tuple[str, ...]], CardContents]
+) -> tuple[list[File], list[str]]:
+    """Return (files to write, files to remove); both are empty when the target holds the bundle already. Raises ConfigError.
+
+    `contents` is called with the target's Python versions once the target has been checked.
+    """
+    planned = bundle_files(contents(target.pythons()))
+    there = parse_manifest((target.read(MANIFEST) or b"").decode("utf-8", "replace"))
+    wanted = parse_manifest(planned[-1].read().decode())
+    new = [file for file in planned if file.path in wanted and there.get(file.path) != wanted[file.path]]
+    old = [path for path in there if path not in wanted]
+    if new or old:
+        new.append(planned[-1])
+    if target.is_boot_partition:
+        new += _boot_files(target, is_new=bool(new))
+    _check_space(target, new)
+    return new, old
+
+
+def apply_changes(target: Target, new: Sequence[File], old: Sequence[str]) -> None:
+    """Write and remove files. An interruption leaves no manifest, so the next run starts over. Raises RunError."""
+    if not new:
+        return
+    target.remove([MANIFEST, *old])
+    target.write(new)
+
+
+def list_changes(new: Sequence[File], old: Sequence[str]) -> list[dict[str, object]]:
+    """Describe the changes as rows of {what, path, bytes, mode}, without contents."""
+    written = [
+        {"what": "write", "path": file.path, "bytes": file.size, "mode": f"{file.mode:04o}"} for file in new
+    ]
+    return [*written, *({"what": "remove", "path": path, "bytes": 0, "mode": ""} for path in old)]
+
+
+def _boot_files(target: Target, *, is_new: bool) -> list[File]:
+    """Return the changed boot files; none when the bundle is installed and unchanged."""
+    installed = target.read(LOG) is not None
+    if installed and not is_new:
+        return []
+    cmdline, firstrun, user_data = (_text(target, name) for name in BOOT_FILES)
+    edits = first_boot.edit_boot_files(cmdline or "", firstrun, user_data, installed=installed)
+    return [File(name, text.encode()) for name, text in edits.items() if _text(target, name) != text]
+
+
+def _text(target: Target, name: str) -> str | None:
+    content = target.read(name)
+    try:
+        return None if content is None else content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{target.name}: {name}: not UTF-8") from error
+
+
+def _check_space(target: Target, new: Sequence[File]) -> None:
+    need = sum(-(-file.size // CLUSTER_BYTES) * CLUSTER_BYTES for file in new) + SPARE_BYTES
+    if new and need > (free := target.free_bytes()):
+        raise ConfigError(
+            f"{target.name}: {free / 1e6:.0f} MB are free; expected {need / 1e6:.0f} MB "
+            "(--offline and --images need the most)"
+        )

@@ -1,0 +1,139 @@
+"""The command `edge-fl flash`: install a device on a card, an image, a running Pi or into a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import FormatOption, cache_folder
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.errors import ConfigError
+from edge_fl_devices.options import FleetOption, PortOption, connection
+
+if TYPE_CHECKING:
+    from edge_fl_devices.flash.targets.base import Target
+
+IDENTITIES = Path("runs/identities/devices")  # written by 'edge-fl fleet enrol'
+COLUMNS = {"what": "what", "path": "file", "bytes": "bytes", "mode": "mode"}
+
+
+def flash(
+    device: Annotated[str, typer.Option(help="Name of the device: a-z, 0-9 and '-'.")],
+    data: Annotated[str, typer.Option(help="Data source on the Pi.")] = "folder:/srv/images",
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Pictures to copy to the Pi's data folder: a folder with one folder per class."),
+    ] = None,
+    boot: Annotated[
+        Path | None,
+        typer.Option(help="Boot partition of a card: its folder, an image file, or the card's block device."),
+    ] = None,
+    ssh: Annotated[str, typer.Option(help="A running Pi: user@host.")] = "",
+    out: Annotated[Path | None, typer.Option(help="A folder to copy to the Pi by hand.")] = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option(help="Identity or claim of the device [runs/identities/devices/NAME]."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No identity: connect in plaintext to a private broker.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Host of the broker, as reachable from the Pi.")] = "",
+    port: PortOption = None,
+    fleet: FleetOption = None,
+    tier: Annotated[str, typer.Option(help="auto, head or full.")] = "auto",
+    head: Annotated[
+        str, typer.Option(help="Kind of personal head: logistic, svm, mlp, nearest or auto.")
+    ] = "logistic",
+    root: Annotated[
+        Path | None, typer.Option(help="Root of trust for releases [trust on first use].")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Put all wheels on the card, so that the Pi needs no internet.")
+    ] = False,
+    python: Annotated[
+        str, typer.Option(help="With --out: 3.11 (Bookworm), 3.13 (Trixie), or both separated by a comma.")
+    ] = "3.11,3.13",
+    wheels: Annotated[Path | None, typer.Option(help="Cache folder for downloaded wheels.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files to write without writing them.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Install a device on a Raspberry Pi: settings, identity, and the agent, which starts at the first boot."""
+    from edge_fl.wire.endpoint import PORT, TLS_PORT
+    from edge_fl_devices import config as settings
+    from edge_fl_devices.flash.card_contents import CardContents, read_identity, read_images, with_pi_paths
+    from edge_fl_devices.flash.changes import apply_changes, list_changes, plan_changes
+    from edge_fl_devices.flash.wheels import gather, reads_heic
+
+    target = _target(boot, ssh, out, python)
+    if identity is None and (IDENTITIES / device).is_dir():
+        identity = IDENTITIES / device
+    keys = read_identity(identity, device) if identity and not insecure else {}
+    broker = connection(host or None, port or (TLS_PORT if keys else PORT), fleet)
+    tree: dict[str, object] = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
+    trusted = _read(root) if root else b""
+    config = with_pi_paths(settings.convert(tree, "flash"), identified=bool(keys), root=bool(trusted))
+    if not host:
+        raise ConfigError("flash: --host is missing; expected the broker's address, as reachable from the Pi")
+    if not keys and not insecure:
+        raise ConfigError(
+            f"{IDENTITIES / device}: no identity; expected one made by 'edge-fl fleet enrol {device}', or --insecure for a broker in"
+            " plaintext"
+        )
+    pictures, others = read_images(images, config, fat=target.is_boot_partition) if images else ((), 0)
+    if others:
+        print_status(
+            f"{images}: {others} files are not readable pictures in a folder per class; they are left out"
+        )
+    heic = sum(path.lower().endswith((".heic", ".heif")) for path, _ in pictures)
+    if heic and not reads_heic():
+        print_status(
+            f"{images}: {heic} HEIC pictures, which the Pi could not read; pip install 'edge-fl[heic]' here and flash again"
+        )
+
+    def contents(pythons: tuple[str, ...]) -> CardContents:
+        print_status(f"{target.name}: Python {' or '.join(pythons)}")
+        wheelhouse = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
+        return CardContents(config, wheelhouse, keys, trusted, pictures)
+
+    new, old = plan_changes(target, contents)
+    megabytes = sum(file.size for file in new) / 1e6
+    if dry_run:
+        show_table(list_changes(new, old), COLUMNS, format)
+        print_status(f"{target.name}: {len(new)} files, {megabytes:.1f} MB; nothing was written")
+    elif not new:
+        print_status(f"{target.name}: {device} is installed already; nothing was written")
+    else:
+        apply_changes(target, new, old)
+        print_status(f"{target.name}: {device}, {megabytes:.1f} MB written; {target.next_step()}")
+
+
+def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:
+    from edge_fl_devices.flash.targets.folder import BootFolder, OutFolder
+    from edge_fl_devices.flash.targets.image import Image
+    from edge_fl_devices.flash.targets.ssh import Ssh
+    from edge_fl_devices.flash.wheels import PYTHONS
+
+    if [boot is not None, bool(ssh), out is not None].count(True) != 1:
+        raise ConfigError("flash: expected one of --boot, --ssh and --out")
+    if ssh:
+        return Ssh(ssh)
+    if boot is not None:
+        if not boot.exists():
+            raise ConfigError(f"{boot}: does not exist; expected a boot partition or an image")
+        return BootFolder(boot) if boot.is_dir() else Image(boot)
+    assert out is not None
+    pythons = tuple(part.strip() for part in python.split(","))
+    if unknown := [version for version in pythons if version not in PYTHONS.values()]:
+        raise ConfigError(f"--python {unknown[0]}: expected {' or '.join(PYTHONS.values())}")
+    return OutFolder(out, pythons)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; expected a release root") from error

@@ -1,0 +1,81 @@
+"""Download a release over HTTP from a web server with the exported repository (`edge-fl release export`), before the broker is used.
+
+The server is not trusted: the files are named by signed metadata that arrived over MQTT, and every chunk is verified before it is kept.
+Any failure ends the attempt; what is still missing is fetched from the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from edge_fl.errors import ArtefactError
+from edge_fl.wire.blob import Blob
+from edge_fl_devices.install.fetch import Sink
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorLimits:
+    """Time-outs: `idle_s` without data, `total_s` for one file."""
+
+    idle_s: float = 20.0
+    total_s: float = 3600.0
+
+
+class Mirror:
+    """A web server, by the address of the exported folder (`https://host/releases`)."""
+
+    def __init__(self, address: str, limits: MirrorLimits = MirrorLimits()) -> None:
+        self._address, self._limits = address.rstrip("/"), limits
+
+    def fetch(self, path: str, blob: Blob, sink: Sink) -> int:
+        """Fetch the missing chunks of the blob at `path`, as far as the server has them; return the bytes transferred.
+
+        Raises ArtefactError if the disk fails.
+        """
+        address, transferred, missing = f"{self._address}/targets/{path}", 0, set(sink.missing)
+        if not missing:
+            return 0
+        try:
+            for index, chunk in self._chunks(address, blob, min(missing), max(missing)):
+                transferred += len(chunk)
+                if index in missing:
+                    sink.add(index, chunk)
+        except (HTTPError, OSError, ArtefactError) as error:
+            if isinstance(error, ArtefactError) and error.why not in ("", "chunk_hash"):
+                raise
+            log.warning("%s: %s; the rest is fetched from the broker", address, error)
+        return transferred
+
+    def _chunks(self, address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the chunks `first` to `last`, or from 0 if the server supports no ranges. Raises HTTPError, OSError."""
+        until_s = time.monotonic() + self._limits.total_s
+        stop = min(blob.bytes, (last + 1) * blob.chunk_bytes)
+        response = urllib3.request(
+            "GET",
+            address,
+            headers={"Range": f"bytes={first * blob.chunk_bytes}-{stop - 1}", "Accept-Encoding": "identity"},
+            preload_content=False,
+            decode_content=False,
+            timeout=self._limits.idle_s,
+            retries=urllib3.Retry(connect=1, read=0, redirect=3),
+        )
+        try:
+            if response.status not in (200, 206):
+                raise HTTPError(f"status {response.status}, expected the file")
+            for index in range(first if response.status == 206 else 0, last + 1):
+                size = min(blob.chunk_bytes, stop - index * blob.chunk_bytes)
+                if len(chunk := response.read(size)) < size:
+                    raise HTTPError(f"ended within chunk {index} of {len(blob.chunks)}")
+                yield index, chunk
+                if time.monotonic() > until_s:
+                    raise HTTPError(f"not complete after {self._limits.total_s:g} s")
+        finally:
+            response.close()

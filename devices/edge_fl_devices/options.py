@@ -1,0 +1,57 @@
+"""Options and start-up code shared by the device commands; imports nothing heavy."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_fl.cli import fleet_name
+from edge_fl.console.output import is_quiet
+
+if TYPE_CHECKING:
+    from edge_fl_devices.runtime.runner import Runner
+
+HostOption = Annotated[str | None, typer.Option("--host", help="Host of the broker [127.0.0.1].")]
+PortOption = Annotated[
+    int | None,
+    typer.Option("--port", min=1, max=65535, help="Port of the broker [8883 with an identity, else 1883]."),
+]
+FleetOption = Annotated[
+    str | None, typer.Option("--fleet", help="Name of the fleet [main].", callback=fleet_name)
+]
+
+
+def connection(
+    host: str | None, port: int | None, fleet: str | None, identity: Path | None = None
+) -> dict[str, object]:
+    """Return the given connection options as settings of `edge_fl_devices.config.DeviceBroker`."""
+    options = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def stop_on_signal(runner: Runner) -> None:
+    """Make the first SIGINT or SIGTERM disconnect the devices cleanly, and the second one end the process."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        runner.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def log_warnings() -> None:
+    """Log warnings to stderr; under `--quiet` only errors."""
+    logging.basicConfig(level=logging.ERROR if is_quiet() else logging.WARNING, format="%(message)s")
+
+
+def full_worker() -> Any:
+    """Return the worker class of full devices; importing it loads torch."""
+    from edge_fl_devices.workers.full import FullWorker
+
+    return FullWorker

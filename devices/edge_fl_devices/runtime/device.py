@@ -1,0 +1,364 @@
+"""One agent with its connection, worker and fetches: packets become events, effects become calls.
+
+A device has no thread of its own. Its runner delivers events, keeps the time and runs its jobs; results come back through the
+runner's queue.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+
+from edge_fl.console.progress import Count
+from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
+from edge_fl.wire.blob import Assembly, digest, split
+from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, decode, encode
+from edge_fl.wire.topics import Address, Topics
+from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
+from edge_fl_devices.agent import effects, events, outbox, state
+from edge_fl_devices.agent.outbox import Outbox
+from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
+from edge_fl_devices.agent.step import step, will
+from edge_fl_devices.install import fetch
+from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
+from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
+from edge_fl_devices.workers.worker import Worker, attempt
+
+log = logging.getLogger(__name__)
+
+RECEIVED_KINDS = frozenset({"server_state", "round", "assignment", "cmd", "ack", "echo"})
+
+
+@dataclass(eq=False, slots=True)
+class Device:
+    """One device of a runner.
+
+    reports: the last report sent, by kind. totals: sums over all reports, and `wire_bytes`. acknowledged: acknowledgements by status.
+    denied: why the broker denies access, or "". planned_s: the runner's next tick.
+    """
+
+    state: AgentState
+    worker: Worker
+    fetch_limits: FetchLimits = fetch.LIMITS
+    reports: dict[str, Report] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
+    acknowledged: Counter[str] = field(default_factory=Counter)
+    denied: str = ""
+    planned_s: float = math.inf
+    crashed: bool = False
+    _scheduler: Scheduler = field(init=False)
+    _transport: Transport | None = None
+    _download: Download | None = None
+    _metadata_fetch: MetadataFetch | None = None
+    _broadcast: Assembly | None = None
+    _timestamp: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.state.device
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the device is connected and has neither work nor reports left."""
+        at = self.state
+        return at.phase is Phase.UP and at.work is None and at.pending is None and not at.outbox
+
+    @property
+    def fetching(self) -> Count | None:
+        """Progress of the download under way."""
+        if (download := self._download) is None or (work := self.state.work) is None:
+            return None
+        assignment = work.assignment
+        serves = assignment.mode == "serve"
+        stage = f"release {assignment.release}" if serves else f"round {assignment.round}"
+        return Count(stage, download.verified_bytes, download.blob.bytes, bytes=True)
+
+    @property
+    def wake_s(self) -> float:
+        """When the device next needs a tick."""
+        if self.crashed:
+            return math.inf
+        return min([state.wake_at(self.state), *(transfer.wake_s for transfer in self._fetches())])
+
+    # connection
+
+    def connect(self, connect: DeviceConnect, scheduler: Scheduler) -> None:
+        """Connect to the broker; events arrive through `handle`."""
+        self._scheduler = scheduler
+        topic, message = self.state.topics.state(self.name), encode(will(self.state.boot))
+        self._transport = connect(
+            self.name, Packet(topic, message, retain=True), partial(scheduler.deliver, self)
+        )
+
+    def wait_connected(self, deadline_s: float) -> None:
+        """Wait for the broker. Raises ConnectError; connecting continues in the background."""
+        self._connection.wait_connected(deadline_s)
+
+    def disconnect(self, deadline_s: float) -> None:
+        """Wait until all publications have left, then disconnect cleanly."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        try:
+            transport.drain(deadline_s)
+        except EdgeFLError as error:
+            log.warning("%s: unsent messages are lost: %s", self.name, error.message)
+        transport.close()
+
+    def crash(self) -> None:
+        """Cut the connection as a power failure would: the broker publishes the will, and later events are ignored."""
+        self.crashed = True
+        transport, self._transport = self._transport, None
+        if transport:
+            transport.close(clean=False)
+        if self._download and self._download.begun:
+            self._scheduler.end_fetch()
+
+    # events
+
+    def handle(self, event: DeviceEvent) -> None:
+        """Process one event and carry out its effects."""
+        if self.crashed:
+            if isinstance(event, MayFetch):
+                self._scheduler.end_fetch()
+            return
+        match event:
+            case Packet():
+                self.totals["wire_bytes"] += len(event.topic) + len(event.payload)
+                self._receive(event)
+                return
+            case MayFetch():
+                self._begin_download()
+                return
+            case Connected():
+                self._step(event)
+                for transfer in self._fetches():
+                    self._carry_out(transfer.begin(self._now_s) if transfer.begun else ())
+                return
+            case Disconnected(reason, final):
+                self.denied = reason if final else ""
+                for transfer in self._fetches():
+                    transfer.wake_s = math.inf  # time without a connection does not count
+            case events.Tick():
+                if self._download:
+                    self._advance_download(self._download.tick(self._now_s))
+                if self._metadata_fetch:
+                    self._advance_metadata(self._metadata_fetch)
+        self._step(event)
+
+    def _step(self, event: events.Event) -> None:
+        self.state, requested = step(self.state, event, self._now_s)
+        self._carry_out(requested)
+
+    def _receive(self, packet: Packet) -> None:
+        try:
+            address = self.state.topics.parse(packet.topic)
+            if address.kind == "art":
+                self._receive_chunk(address, packet.payload)
+            elif address.kind == "tuf":
+                self._receive_metadata(address.path[0], packet.payload)
+            elif address.kind in RECEIVED_KINDS:
+                message = _decoded(address.kind, packet.payload) if packet.payload else None
+                if isinstance(message, Ack):
+                    self.acknowledged[message.status] += 1
+                elif isinstance(message, Echo) and self._metadata_fetch:
+                    self._metadata_fetch.echo(message, self._now_s)
+                    self._advance_metadata(self._metadata_fetch)
+                self._step(events.Received(address, message, packet.retain))
+        except ProtocolError as error:
+            log.warning("%s: %s", self.name, error)
+
+    # fetches
+
+    def _fetches(self) -> list[Download | MetadataFetch]:
+        return [transfer for transfer in (self._download, self._metadata_fetch) if transfer]
+
+    def _request_download(self, effect: effects.Fetch) -> None:
+        sink = self.worker.sink(effect.blob, keep=effect.keep)
+        if isinstance(sink, Assembly):
+            partial_broadcast = self._broadcast  # a failed fetch continues where it stopped
+            if partial_broadcast and partial_broadcast.blob == effect.blob:
+                sink = partial_broadcast
+            self._broadcast = sink
+        self._download = Download(effect.blob, sink, self.name, self.state.topics, self.fetch_limits)
+        self._scheduler.request_fetch(self)
+
+    def _begin_download(self) -> None:
+        if self._download and not self._download.begun:
+            self._advance_download(self._download.begin(self._now_s))
+        else:
+            self._scheduler.end_fetch()
+
+    def _receive_chunk(self, address: Address, payload: bytes) -> None:
+        sha256, _, index = address.path
+        if (download := self._download) and download.blob.sha256 == sha256 and payload:
+            self._advance_download(download.chunk(int(index), payload, self._now_s))
+
+    def _advance_download(self, requested: Iterable[effects.Effect]) -> None:
+        self._carry_out(requested)
+        if (download := self._download) and download.outcome:
+            self._end_download(download)
+            self._step(download.outcome)
+
+    def _cancel_download(self) -> None:
+        if download := self._download:
+            self._carry_out(download.cancel() if download.begun else ())
+            self._end_download(download)
+
+    def _end_download(self, download: Download) -> None:
+        self._download = None
+        if download.begun:
+            self._scheduler.end_fetch()
+
+    def _fetch_metadata(self, release: int) -> None:
+        self._metadata_fetch = MetadataFetch(release, self.name, self.state.topics, self.fetch_limits)
+        self._carry_out(self._metadata_fetch.begin(self._now_s))
+
+    def _receive_metadata(self, file: str, payload: bytes) -> None:
+        if self._metadata_fetch:
+            self._metadata_fetch.file(file, payload, self._now_s)
+        if file == "timestamp.json" and (hash := digest(payload)) != self._timestamp:
+            self._timestamp = hash
+            self._step(events.MetadataChanged())
+
+    def _advance_metadata(self, metadata_fetch: MetadataFetch) -> None:
+        self._carry_out(metadata_fetch.tick(self._now_s))
+        if metadata_fetch.outcome is None:
+            return
+        self._metadata_fetch = None
+        if isinstance(metadata_fetch.outcome, events.Failed):
+            self._step(metadata_fetch.outcome)
+        else:
+            self._submit(effects.Refresh(metadata_fetch.release), metadata_fetch.outcome)
+
+    # effects
+
+    def _carry_out(self, requested: Iterable[effects.Effect]) -> None:
+        for effect in requested:
+            try:
+                self._carry_out_one(effect)
+            except (EdgeFLError, OSError) as error:
+                log.warning("%s: %s failed: %s", self.name, type(effect).__name__, error)
+
+    def _carry_out_one(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Subscribe(pattern, qos):
+                self._connection.subscribe(pattern, qos=qos)
+            case effects.Unsubscribe(pattern):
+                self._connection.unsubscribe(pattern)
+            case effects.SpreadReconnects(over_s):
+                self._connection.spread(over_s)
+            case effects.Publish(topic, message, retain, expiry_s):
+                self._publish(Packet(topic, encode(message), retain, expiry_s=expiry_s))
+            case effects.Send():
+                self._send(effect)
+            case effects.Fetch():
+                self._request_download(effect)
+            case effects.CancelFetch():
+                self._cancel_download()
+            case effects.Refresh(release):
+                self._fetch_metadata(release)
+            case effects.Train():
+                broadcast, self._broadcast = self._broadcast, None
+                self._submit(effect, broadcast.join() if broadcast and effect.assignment.down else None)
+            case effects.Install() | effects.Fit():
+                self._submit(effect, None)
+            case effects.Remember(memory):
+                self.worker.store.remember(memory)
+            case effects.Keep(parcel):
+                self.worker.store.keep(parcel)
+            case effects.Forget(id):
+                self.worker.store.forget(id)
+            case effects.Revoke():
+                self.worker.revoke()
+            case effects.Stop():
+                pass  # the runner disconnects once all its devices have stopped
+
+    def _send(self, effect: effects.Send) -> None:
+        """Send a report, its blob's chunks first."""
+        topics, parcel, report = self.state.topics, effect.parcel, effect.parcel.report
+        if report.blob:
+            payload = self.worker.store.blob(report.id) or b""
+            for index, chunk in enumerate(split(payload, report.blob.chunk_bytes)):
+                topic = topics.blob(self.name, report.id, index)
+                self._publish(Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s))
+        self._count(report)
+        topic = topics.report(self.name, parcel.run_id, parcel.round)
+        self._publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+
+    def _publish(self, packet: Packet) -> None:
+        self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)
+        self._connection.publish(packet)
+
+    def _count(self, report: Report) -> None:
+        """Add a report to the totals, once."""
+        if (last := self.reports.get(report.kind)) and last.id == report.id:
+            return
+        self.reports[report.kind] = report
+        self.totals.update(
+            reports=1,
+            bytes_down=report.bytes_down,
+            bytes_up=report.bytes_up,
+            milliseconds=round(1000 * report.seconds),
+        )
+
+    def _submit(self, job: effects.Job, material: Any) -> None:
+        self._scheduler.submit(self, partial(attempt, partial(self.worker.perform, job, material)))
+
+    @property
+    def _now_s(self) -> float:
+        return self._scheduler.now_s()
+
+    @property
+    def _connection(self) -> Transport:
+        if self._transport is None:
+            raise ConnectError("not connected")
+        return self._transport
+
+
+def start(
+    name: str,
+    topics: Topics,
+    capability: Capability,
+    worker: Worker,
+    *,
+    limits: AgentLimits = state.LIMITS,
+    fetching: FetchLimits = fetch.LIMITS,
+    data_problem: str = "",
+) -> Device:
+    """Create a device with a new boot id and the memory, reports and release of its store.
+
+    data_problem: the failure word if its data could not be read.
+    """
+    release, now_s = worker.boot(), time.monotonic()
+    waiting: Outbox = ()
+    for parcel in worker.store.outbox():
+        waiting = outbox.put(waiting, parcel, now_s)
+    initial = AgentState(
+        device=name,
+        boot=secrets.token_hex(8),
+        topics=topics,
+        capability=capability,
+        limits=limits,
+        memory=worker.store.memory(),
+        outbox=waiting,
+        release=release,
+        data_problem=data_problem,
+    )
+    return Device(initial, worker, fetching)
+
+
+@functools.lru_cache(64)
+def _decoded(kind: str, payload: bytes) -> Struct:
+    """Decode a message; cached, because all devices of a process receive the same retained messages."""
+    return decode(payload, MESSAGES[kind])

@@ -1,0 +1,41 @@
+"""Interfaces between a device, the runner that drives it, and its connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edge_fl.wire.transport import Event as TransportEvent
+from edge_fl.wire.transport import Listener, Packet, Transport
+from edge_fl_devices.agent import events
+
+RunnerJob = Callable[[], events.Event]
+
+
+@dataclass(frozen=True, slots=True)
+class MayFetch:
+    """The device's turn to fetch."""
+
+
+DeviceEvent = TransportEvent | events.Event | MayFetch
+
+
+class DeviceConnect(Protocol):
+    """Connects a client to a broker, such as `partial(MqttTransport, endpoint)`."""
+
+    def __call__(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...
+
+
+class Scheduler(Protocol):
+    """What a device requires of its runner; see `edge_fl_devices.runtime.runner.Runner`."""
+
+    def now_s(self) -> float: ...
+
+    def submit(self, device: Any, job: RunnerJob) -> None: ...
+
+    def deliver(self, device: Any, event: DeviceEvent) -> None: ...
+
+    def request_fetch(self, device: Any) -> None: ...
+
+    def end_fetch(self) -> None: ...

@@ -1,0 +1,157 @@
+"""The runner: one thread with one clock and one event queue, and a few worker threads, for one device or for thousands.
+
+An idle device costs its state and its connection, but no thread and no timer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+from edge_fl_devices.agent import events
+from edge_fl_devices.board.systemd_notify import Notifier
+from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, RunnerJob
+
+log = logging.getLogger(__name__)
+
+MIN_SLEEP_S = 0.01
+DISCONNECT_S = 5.0
+MAX_FETCHES = 32  # at a time; each has up to a megabyte of chunks in flight
+
+
+class Runner:
+    """Drives devices until stopped. `run` blocks; `add`, `stop` and `deliver` may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        workers: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        notifier: Notifier | None = None,
+    ) -> None:
+        self.devices: list[Device] = []
+        self._joining = threading.RLock()  # a broker may answer before `Device.connect` has returned
+        self._clock = clock
+        self._notifier = notifier or Notifier({})
+        self._inbox: queue.SimpleQueue[tuple[Device, DeviceEvent] | None] = queue.SimpleQueue()
+        self._timers: list[tuple[float, int, Device]] = []
+        self._order = count()
+        self._waiting_to_fetch: deque[Device] = deque()
+        self._free_fetches = MAX_FETCHES
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="edge-fl-work")
+        self._working: set[Device] = set()
+
+    def add(self, device: Device, connect: DeviceConnect) -> None:
+        """Connect a device; `run` drives it."""
+        with self._joining:
+            self.devices.append(device)
+            device.connect(connect, self)
+
+    def deliver(self, device: Device, event: DeviceEvent) -> None:
+        self._inbox.put((device, event))
+
+    def submit(self, device: Device, job: RunnerJob) -> None:
+        """Run a job in a worker thread and deliver its event."""
+        self._working.add(device)
+        self._pool.submit(self._run_job, device, job)
+
+    def is_working(self, device: Device) -> bool:
+        """Return whether a job of this device is running or queued."""
+        return device in self._working
+
+    def crash(self, device: Device) -> None:
+        """Remove a device as a power failure would, apart from a running job; on the runner's thread."""
+        self.devices.remove(device)
+        device.crash()
+
+    def request_fetch(self, device: Device) -> None:
+        """Deliver `MayFetch` as soon as few enough devices are fetching; the device then calls `end_fetch`."""
+        self._waiting_to_fetch.append(device)
+        self._grant_fetches()
+
+    def end_fetch(self) -> None:
+        self._free_fetches += 1
+        self._grant_fetches()
+
+    def now_s(self) -> float:
+        return self._clock()
+
+    def stop(self) -> None:
+        """End `run`; all devices disconnect cleanly."""
+        self._inbox.put(None)
+
+    def run(
+        self, deadline_s: float = math.inf, done: Callable[[], bool] = lambda: False, every_s: float = 0.25
+    ) -> None:
+        """Run until `stop`, the deadline, or `done()`, called every `every_s`; then disconnect all devices cleanly."""
+        ends_s, check_s = self._clock() + deadline_s, self._clock()
+        self._notifier.ready()
+        try:
+            while (now_s := self._clock()) < ends_s:
+                if now_s >= check_s:
+                    if done():
+                        break
+                    check_s = now_s + every_s
+                    self._notifier.alive(now_s)
+                self._tick_due()
+                next_s = self._timers[0][0] if self._timers else math.inf
+                try:
+                    item = self._inbox.get(timeout=max(0.0, min(next_s, check_s, ends_s) - self._clock()))
+                except queue.Empty:
+                    continue
+                if item is None:
+                    break
+                self._handle(*item)
+        finally:
+            self._notifier.stopping()
+            self._disconnect_all()
+
+    def _handle(self, device: Device, event: DeviceEvent) -> None:
+        try:
+            with self._joining:
+                device.handle(event)
+        except Exception:
+            log.exception("%s: %s could not be handled; continuing", device.name, type(event).__name__)
+        wake_s = device.wake_s
+        if wake_s < math.inf:
+            wake_s = max(wake_s, self._clock() + MIN_SLEEP_S)
+        if wake_s != device.planned_s:
+            device.planned_s = wake_s
+            if wake_s < math.inf:
+                heapq.heappush(self._timers, (wake_s, next(self._order), device))
+
+    def _run_job(self, device: Device, job: RunnerJob) -> None:
+        try:
+            self.deliver(device, job())
+        finally:
+            self._working.discard(device)
+
+    def _grant_fetches(self) -> None:
+        while self._waiting_to_fetch and self._free_fetches:
+            self._free_fetches -= 1
+            self.deliver(self._waiting_to_fetch.popleft(), MayFetch())
+
+    def _tick_due(self) -> None:
+        """Tick every device that is due; skip timers that have been replaced."""
+        while self._timers and self._timers[0][0] <= self._clock():
+            wake_s, _, device = heapq.heappop(self._timers)
+            if wake_s == device.planned_s:
+                device.planned_s = math.inf
+                self._handle(device, events.Tick())
+
+    def _disconnect_all(self) -> None:
+        for device in self.devices:
+            device.handle(events.StopRequested())
+        until_s = self._clock() + DISCONNECT_S
+        for device in self.devices:
+            device.disconnect(max(0.0, until_s - self._clock()))
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,190 @@
+"""The command `edge-fl fleet up`: a simulated fleet over a real broker."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import FormatOption
+from edge_fl.console.output import Format, is_quiet, print_status, show_table
+from edge_fl.errors import ConfigError
+from edge_fl_devices.options import (
+    FleetOption,
+    HostOption,
+    PortOption,
+    connection,
+    full_worker,
+    log_warnings,
+    stop_on_signal,
+)
+
+if TYPE_CHECKING:
+    from edge_fl_devices.runtime.device import Device
+
+FLEET_FOLDER = Path("runs/fleet")
+DEVICES = 12
+
+
+def up(
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Number of devices [the sum of --head and --full, or {DEVICES}]."),
+    ] = None,
+    head: Annotated[str, typer.Option(help="Head-only devices: a number (8) or a fraction (0.8).")] = "",
+    full: Annotated[str, typer.Option(help="Full devices: a number (2) or a fraction (0.2).")] = "",
+    heads: Annotated[
+        str, typer.Option(help="Kinds of heads, assigned to the head-only devices in turn; auto selects one.")
+    ] = "logistic,svm,mlp",
+    dataset: Annotated[str, typer.Option(help="Dataset to split over the devices.")] = "digits",
+    data_dir: Annotated[Path, typer.Option(help="Folder with datasets.")] = Path(".data"),
+    partition: Annotated[str, typer.Option(help="dirichlet, pathological, domain or iid.")] = "dirichlet",
+    beta: Annotated[
+        float, typer.Option(help="Dirichlet concentration; smaller values make clients more different.")
+    ] = 0.3,
+    split: Annotated[
+        str,
+        typer.Option(
+            help="A CSV file that assigns each sample to a client and a set, instead of drawing them."
+        ),
+    ] = "",
+    fraction: Annotated[float, typer.Option(help="Fraction of the samples to use.")] = 1.0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed for the data split and the selection of full devices.")
+    ] = 0,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
+    identities: Annotated[
+        Path | None,
+        typer.Option(
+            "--identities",
+            help="Folder with the devices' identities (edge-fl fleet enrol --baked); enables TLS [plaintext].",
+        ),
+    ] = None,
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            "--identity", help="Folder with the username and password of all devices; replaces --identities."
+        ),
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Folder that contains the devices' folders.")
+    ] = FLEET_FOLDER,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Threads that train and fit [one per processor].")
+    ] = None,
+    duration_s: Annotated[
+        float, typer.Option("--duration", min=0, help="Stop after this many seconds; 0 runs until Ctrl-C.")
+    ] = 0.0,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="Stop when the server has left or no device is busy.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show all devices in a table that is updated in place.")
+    ] = False,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Maximum seconds to wait for the broker.")
+    ] = 60.0,
+    chaos: Annotated[
+        str,
+        typer.Option(help="Faults to inject: a TOML file, or lossy, slow, crashes, restarts, everything."),
+    ] = "",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Run a simulated fleet over a real broker, with the same agents as real devices."""
+    from edge_fl.config import DataConfig, checked
+    from edge_fl.wire.identity import certificate_in
+    from edge_fl_devices.config import DeviceBroker, require_heads
+    from edge_fl_devices.runtime.connector import connector, fleet_connector
+    from edge_fl_devices.simulated.chaos import profile
+    from edge_fl_devices.simulated.fleet import run_fleet
+    from edge_fl_devices.simulated.fleet_config import FleetConfig, tier_counts
+    from edge_fl_devices.simulated.fleet_status import DeviceResult, unmeasured
+    from edge_fl_devices.simulated.live_table import LiveTable
+    from edge_fl_devices.storage.store import Store
+
+    head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)
+    kinds = tuple(kind.strip() for kind in heads.split(","))
+    require_heads(kinds, f"--heads {heads}")
+    tree = {
+        "dataset": dataset,
+        "data_dir": str(data_dir),
+        "clients": head_only + trains,
+        "partition": partition,
+        "beta": beta,
+        "fraction": fraction,
+        "split": split,
+    }
+    data = checked(tree, DataConfig, "fleet up")
+    broker = checked(connection(host, port, fleet, identities or identity), DeviceBroker, "fleet up")
+    if identities:
+        if identity:
+            raise ConfigError("--identity and --identities: expected one of them")
+        endpoint = broker.address
+        ids, connect = fleet_connector(broker.host, endpoint.port, identities, head_only + trains)
+    elif certificate := certificate_in(identity):
+        raise ConfigError(
+            f"--identity {identity}: a certificate for {certificate.name!r} alone; expected a folder with username and"
+            " password, or --identities with a certificate per device"
+        )
+    else:
+        ids, connect = (), connector(endpoint := broker.endpoint, broker.fleet)
+    config = FleetConfig(
+        data,
+        trains,
+        folder,
+        fleet=broker.fleet,
+        heads=kinds,
+        seed=seed,
+        workers=workers or os.cpu_count() or 1,
+        duration_s=duration_s or float("inf"),
+        until_idle=until_idle,
+        wait_s=wait_s,
+        ids=ids,
+        chaos=profile.load(chaos) if chaos else None,
+    )
+    log_warnings()
+    worker = full_worker() if trains else None
+    print_status(
+        f"{head_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
+        f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', chaos {chaos}' if chaos else ''}"
+    )
+    draws = watch and sys.stderr.isatty() and not is_quiet()
+    with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
+        results = run_fleet(config, connect, full_worker=worker, show=show, on_start=stop_on_signal)
+    columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__}
+    show_table([asdict(result) for result in results], columns, format)
+    if reason := unmeasured(results):
+        print_status(reason)
+
+
+class _ProgressLine:
+    """Shows the fleet's progress: one line updated in place on a terminal, otherwise a new line on changes, at most every EVERY_S."""
+
+    EVERY_S = 5.0
+
+    def __init__(self) -> None:
+        self._last, self._printed_s = "", 0.0
+
+    def __call__(self, devices: Sequence[Device]) -> None:
+        from edge_fl_devices.simulated.fleet_status import fleet_progress
+
+        line, now_s = str(fleet_progress(devices)), time.monotonic()
+        if is_quiet() or line == self._last:
+            return
+        if sys.stderr.isatty():
+            print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+        elif now_s - self._printed_s >= self.EVERY_S:
+            print_status(line)
+            self._printed_s = now_s
+        else:
+            return
+        self._last = line

@@ -1,0 +1,100 @@
+"""Run a fleet of simulated devices: many agents of both tiers in one process, over a real broker, with the code of real devices.
+
+Device i owns the data of client i of a partition. The full devices are drawn from the seed; the head-only ones use the kinds of heads in
+turn. A chaos profile adds bad connections and crashes, after which devices restart on their own folders.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.files import descriptors
+from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.interfaces import DeviceConnect
+from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.simulated.chaos.injector import FaultInjector, Restart
+from edge_fl_devices.simulated.device_factory import DeviceFactory
+from edge_fl_devices.simulated.fleet_config import FleetConfig
+from edge_fl_devices.simulated.fleet_status import DeviceResult, device_result
+from edge_fl_devices.workers.head_fitting import ChildFitter
+from edge_fl_devices.workers.worker import MakeWorker
+
+CHECK_S = 0.25e-3  # time per device to check the end condition and to show the progress
+INJECT_S = 0.25  # interval of the fault injector
+
+
+def run_fleet(
+    config: FleetConfig,
+    connect: DeviceConnect,
+    *,
+    full_worker: MakeWorker | None = None,
+    show: Callable[[Sequence[Device]], None] = lambda devices: None,
+    on_start: Callable[[Runner], None] = lambda runner: None,
+    every_s: float = 0.5,
+    restarts: Mapping[str, Restart] | None = None,
+) -> list[DeviceResult]:
+    """Run the fleet until it ends; return the devices' results, sorted by name.
+
+    `full_worker` is `workers.full.FullWorker`, a parameter so that head-only fleets do not import torch. `show` is called with the
+    devices every `every_s`, `on_start` with the runner, which can be stopped. `restarts` take "broker" and "server" down where the chaos
+    profile has no commands for it. Raises ConnectError when the broker is not reached within `wait_s` or denies access.
+    """
+    if config.full and full_worker is None:
+        raise ConfigError(f"{config.full} full devices, but no worker that trains; expected full_worker")
+    fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
+    make = DeviceFactory(config, fitter, full_worker)
+    descriptors.require(len(make.names), f"a fleet of {len(make.names)} devices")
+    every_s = max(every_s, len(make.names) * CHECK_S)
+    injector = FaultInjector(config.chaos, make.names, connect, restarts) if config.chaos else None
+    if injector:
+        connect, make.clock, every_s = injector.connect, injector.clock, min(every_s, INJECT_S)
+    end = _EndCondition(runner, config)
+
+    def done() -> bool:
+        if injector:
+            injector.advance(runner, make)
+        show(runner.devices)
+        return end.reached() and (injector is None or injector.is_over)
+
+    on_start(runner)
+    try:
+        for number, name in enumerate(make.names):
+            runner.add(make(name), connect)
+            if number == 0:
+                runner.devices[0].wait_connected(config.wait_s)
+        runner.run(config.duration_s, done, every_s)
+    finally:
+        fitter.close()
+        if injector:
+            injector.close()
+    if runner.devices and all(device.denied for device in runner.devices):
+        raise ConnectError(
+            f"fleet {config.fleet!r}: the broker denies access to every device ({runner.devices[0].denied})",
+            consequence="the fleet stopped",
+        )
+    return [device_result(device) for device in sorted(runner.devices, key=lambda device: device.name)]
+
+
+class _EndCondition:
+    """Detects that a fleet with `until_idle` has nothing left to do, or that the broker denies access to all devices."""
+
+    def __init__(self, runner: Runner, config: FleetConfig) -> None:
+        self._devices, self._config = runner.devices, config
+        self._server_seen = False
+        self._busy_s = time.monotonic()
+
+    def reached(self) -> bool:
+        devices, now_s = self._devices, time.monotonic()
+        if devices and all(device.denied for device in devices):
+            return True
+        if not self._config.until_idle:
+            return False
+        online = any(device.state.server_online for device in devices)
+        self._server_seen = self._server_seen or online
+        acknowledged = any(device.acknowledged.total() for device in devices)
+        waiting = not acknowledged and (online or not self._server_seen)
+        if waiting or not all(device.is_quiet or device.denied for device in devices):
+            self._busy_s = now_s
+        return now_s - self._busy_s >= (1.0 if acknowledged and not online else self._config.idle_s)

@@ -1,0 +1,109 @@
+"""Progress of a simulated fleet, and the final result of each device, as values for display."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_fl import metrics
+from edge_fl.capability import Tier
+from edge_fl_devices.runtime.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceResult:
+    """Result of one device: accuracies of its last reports (None: not measured), bytes and seconds summed over all reports."""
+
+    device: str
+    tier: str
+    head: str
+    samples: int
+    release: int
+    reports: int
+    accepted: int
+    before: float | None
+    after: float | None
+    global_test: float | None
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    why: str
+
+    @property
+    def accuracy(self) -> float | None:
+        """An accuracy that it reported; None if it reported none."""
+        return next(
+            (value for value in (self.after, self.before, self.global_test) if value is not None), None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProgress:
+    """Counts over the fleet at one moment: devices by activity, and reports accepted by the server."""
+
+    devices: int
+    connected: int
+    server_online: bool
+    activities: Counter[str]
+    serving: int
+    alerts: int
+    accepted: int
+
+    def __str__(self) -> str:
+        busy = ", ".join(
+            f"{count} {name}" for name, count in sorted(self.activities.items()) if name != "idle"
+        )
+        server = "server online" if self.server_online else "waiting for the server"
+        alerts = f" · {self.alerts} alerts" if self.alerts else ""
+        return (
+            f"{self.connected}/{self.devices} connected · {server} · {busy or 'idle'} · "
+            f"{self.serving} serving a head · {self.accepted} reports accepted{alerts}"
+        )
+
+
+def fleet_progress(devices: Sequence[Device]) -> FleetProgress:
+    """Count over the devices as they are now."""
+    states = [device.state for device in devices]
+    return FleetProgress(
+        devices=len(devices),
+        connected=sum(state.connected for state in states),
+        server_online=any(state.server_online for state in states),
+        activities=Counter(state.activity for state in states),
+        serving=sum(state.release > 0 for state in states),
+        alerts=sum(bool(state.why) for state in states),
+        accepted=sum(device.acknowledged["accepted"] for device in devices),
+    )
+
+
+def device_result(device: Device) -> DeviceResult:
+    """Collect the result of one device."""
+    reports, values = device.reports, {}
+    for kind in ("evaluation", "personal", "head"):
+        values.update(reports[kind].metrics if kind in reports else {})
+    return DeviceResult(
+        device=device.name,
+        tier=device.state.tier.value,
+        head=reports["head"].head if "head" in reports else "",
+        samples=device.state.capability.samples,
+        release=device.state.release,
+        reports=device.totals["reports"],
+        accepted=device.acknowledged["accepted"],
+        before=values.get(metrics.PERSONAL_BEFORE),
+        after=values.get(metrics.PERSONAL_AFTER),
+        global_test=values.get(metrics.GLOBAL_TEST),
+        bytes_down=device.totals["bytes_down"],
+        bytes_up=device.totals["bytes_up"],
+        seconds=device.totals["milliseconds"] / 1000,
+        why=device.state.why or next((report.error for report in reports.values() if report.error), ""),
+    )
+
+
+def unmeasured(results: Sequence[DeviceResult]) -> str:
+    """Why no full device could evaluate or personalise; "" where one could, or where not all that reported have failed."""
+    full = [result for result in results if result.tier == Tier.FULL.value and result.reports]
+    if not full or not all(result.why and result.accuracy is None for result in full):
+        return ""
+    return (
+        f"no full device could evaluate or personalise: {', '.join(sorted({result.why for result in full}))}"
+    )

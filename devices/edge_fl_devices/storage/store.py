@@ -1,0 +1,220 @@
+"""What a device keeps on its disk, in one folder, so that a power cut at any line loses nothing that was promised.
+
+    FOLDER/memory.json                    assignments that are done
+    FOLDER/outbox/ID.json                 unacknowledged reports, each with its
+    FOLDER/outbox/ID.safetensors          blob, if any; the .json is written last and makes both valid
+    FOLDER/own/RUN/ROUND-STAGE.safetensors   the client's personal parts after a round; the last three of a run
+    FOLDER/privacy.safetensors            the epsilon spent by the device's updates, over all runs
+    FOLDER/heads/SHA256.safetensors       the personal head for the extractor with this hash, its release, and the report on its fit
+    FOLDER/release/, tuf/, features/      written by `slots`, `edge_fl_devices.install.trust` and `edge_fl_devices.features.cache`
+
+Every file is written atomically, and every step that is repeated after a cut gives the same result: personal parts enter a round as
+they left the one before, and a head's file contains the report that its fit must still deliver.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from edge_fl import heads
+from edge_fl.errors import ArtefactError, InputError
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting
+from edge_fl.heads import Head
+from edge_fl_devices.agent.effects import Memory
+from edge_fl_devices.agent.outbox import Parcel
+
+T = TypeVar("T")
+KEPT_GENERATIONS = 3
+KEPT_RUNS = 4
+PRIVACY_FILE = "privacy.safetensors"
+OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
+"""Stages of a round, in order."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredHead:
+    """A head with its release and the report on its fit. Equal `fit_key`s mean equal inputs, hence equal heads."""
+
+    head: Head
+    release: int
+    parcel: Parcel
+    fit_key: str = ""
+
+
+class Store:
+    """One device's folder. One agent writes at a time (`owned`); any process may read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Lock the folder for one agent. Raises InputError if another process holds it."""
+        try:
+            # private: heads and metrics reveal something of the images
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise InputError(f"{self.folder}: {error.strerror}; expected a writable folder") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise InputError(f"{self.folder}: another agent runs in this folder") from error
+        finally:
+            os.close(descriptor)
+
+    def tidy(self) -> None:
+        """Delete what a power cut left incomplete; once per process start."""
+        for leftover in self.folder.rglob(".*.part"):
+            leftover.unlink(missing_ok=True)
+        for blob in (self.folder / "outbox").glob("*.safetensors"):
+            if not blob.with_suffix(".json").exists():
+                blob.unlink(missing_ok=True)
+        for id in self.memory().done:
+            self.forget(id)  # acknowledged, but the power was cut before the report was deleted
+
+    # memory
+
+    def memory(self) -> Memory:
+        """Return the stored memory; an empty one if it is absent or unreadable."""
+        return _decoded(self.folder / "memory.json", Memory) or Memory()
+
+    def remember(self, memory: Memory) -> None:
+        self._write("memory.json", msgspec.json.encode(memory))
+
+    # outbox
+
+    def outbox(self) -> list[Parcel]:
+        """Return the unacknowledged reports, including those of fits whose process ended before `keep`."""
+        files = sorted((self.folder / "outbox").glob("*.json"))
+        parcels = [parcel for file in files if (parcel := _decoded(file, Parcel))]
+        memory = self.memory()
+        known = {*memory.done, *memory.given_up, *(parcel.report.id for parcel in parcels)}
+        return [*parcels, *(stored.parcel for stored in self.heads() if stored.parcel.report.id not in known)]
+
+    def keep(self, parcel: Parcel, blob: bytes | None = None) -> None:
+        """Store a report and its blob. Raises ArtefactError for a full disk."""
+        id = parcel.report.id
+        if blob is not None:
+            self._write(f"outbox/{id}.safetensors", blob)
+        self._write(f"outbox/{id}.json", msgspec.json.encode(parcel))
+
+    def blob(self, id: str) -> bytes | None:
+        return self._read(f"outbox/{id}.safetensors")
+
+    def forget(self, id: str) -> None:
+        """Delete the report `id` and its blob."""
+        for suffix in ("json", "safetensors"):
+            (self.folder / "outbox" / f"{id}.{suffix}").unlink(missing_ok=True)
+
+    # personal parts
+
+    def own(self, run_id: str, round: int, stage: int = OWN_AFTER_TRAINING) -> bytes | None:
+        """Return the personal parts as they left the last round and stage before this one; None before the first."""
+        before = [file for file in self._generations(run_id) if file.stem < _generation(round, stage)]
+        return before[-1].read_bytes() if before else None
+
+    def keep_own(self, run_id: str, round: int, stage: int, payload: bytes) -> None:
+        """Store the personal parts as they leave a round. Raises ArtefactError for a full disk."""
+        self._write(f"own/{run_id}/{_generation(round, stage)}.safetensors", payload)
+        for old in self._generations(run_id)[:-KEPT_GENERATIONS]:
+            old.unlink(missing_ok=True)
+        runs = sorted((self.folder / "own").iterdir(), key=lambda folder: folder.stat().st_mtime)
+        for folder in runs[:-KEPT_RUNS]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def runs(self) -> list[str]:
+        return sorted(folder.name for folder in (self.folder / "own").glob("*"))
+
+    def _generations(self, run_id: str) -> list[Path]:
+        return sorted((self.folder / "own" / run_id).glob("*.safetensors"))
+
+    # privacy
+
+    def privacy_spent(self) -> bytes | None:
+        """Return the stored epsilon spent; None before the first update."""
+        return self._read(PRIVACY_FILE)
+
+    def keep_privacy_spent(self, payload: bytes) -> None:
+        """Replace the epsilon spent. Raises ArtefactError for a full disk."""
+        self._write(PRIVACY_FILE, payload)
+
+    # heads
+
+    def head(self, extractor_sha256: str) -> StoredHead | None:
+        """Return the head for this extractor; None if it is absent or unusable."""
+        try:
+            with safe_open(self._head_file(extractor_sha256), "numpy") as file:
+                metadata = file.metadata()
+                arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            head = heads.from_arrays(arrays, metadata)
+            head.require(extractor_sha256)
+            parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
+            return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"])
+        except (OSError, SafetensorError, ArtefactError, KeyError, ValueError, TypeError):
+            return None
+
+    def heads(self) -> list[StoredHead]:
+        """Return all heads, in the order of their releases."""
+        files = (self.folder / "heads").glob("*.safetensors")
+        stored = filter(None, (self.head(file.stem) for file in files))
+        return sorted(stored, key=lambda head: head.release)
+
+    def keep_head(self, stored: StoredHead, extractors: Collection[str] = ()) -> None:
+        """Replace the head for the same extractor, atomically; delete those for none of `extractors`.
+
+        Raises ArtefactError for a full disk.
+        """
+        metadata = {
+            **stored.head.describe(),
+            "release": str(stored.release),
+            "parcel": msgspec.json.encode(stored.parcel).decode(),
+            "fit_key": stored.fit_key,
+        }
+        file = self._head_file(stored.head.extractor)
+        self._write(f"heads/{file.name}", save(stored.head.to_arrays(), metadata))
+        for other in file.parent.glob("*.safetensors"):
+            if other != file and other.stem not in extractors:
+                other.unlink(missing_ok=True)
+
+    def revoke(self) -> None:
+        for file in (self.folder / "heads").glob("*.safetensors"):
+            file.unlink(missing_ok=True)
+
+    def _head_file(self, extractor_sha256: str) -> Path:
+        return self.folder / "heads" / f"{extractor_sha256}.safetensors"
+
+    def _read(self, name: str) -> bytes | None:
+        with suppress(FileNotFoundError):
+            return (self.folder / name).read_bytes()
+        return None
+
+    def _write(self, name: str, payload: bytes) -> None:
+        with reporting(name):
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write(path, payload)
+
+
+def _generation(round: int, stage: int) -> str:
+    return f"{round:012d}-{stage}"
+
+
+def _decoded(file: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None

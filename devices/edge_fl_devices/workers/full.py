@@ -1,0 +1,165 @@
+"""The full tier: the method's local update on this device's data. The only module of `devices` that imports torch.
+
+The method is rebuilt from the method spec; broadcast and personal parts are converted between bytes and tensors;
+`edge_fl.methods.contract.client.Client` does the rest, exactly as in simulation: results are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import KW_ONLY, dataclass, replace
+
+import msgspec
+import torch
+
+from edge_fl.config import MethodSpec, PrivacyConfig
+from edge_fl.data.samples import Samples
+from edge_fl.errors import DataError, PrivacyError, ProtocolError
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.codec import privacy as private
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import egress, steps, update_codec
+from edge_fl.methods.contract.client import Client
+from edge_fl.methods.contract.method import Method
+from edge_fl.wire.blob import describe
+from edge_fl.wire.messages import Assignment, Mode, Report
+from edge_fl.wire.tensors import pack, unpack
+from edge_fl_devices.agent.assignments import KINDS
+from edge_fl_devices.agent.effects import Job, Train
+from edge_fl_devices.agent.events import Event, Failed
+from edge_fl_devices.data.load import LoadData
+from edge_fl_devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, PRIVACY_FILE
+from edge_fl_devices.workers.worker import Material, Worker
+
+STAGES: dict[Mode, int] = {
+    "train": OWN_AFTER_TRAINING,
+    "personalise": OWN_AFTER_PERSONALISING,
+    "evaluate": OWN_AFTER_PERSONALISING + 1,
+}
+"""Stage of a round by mode: a mode starts from the personal parts of an earlier round or an earlier stage."""
+
+_thread = threading.local()
+
+
+@dataclass(eq=False)
+class FullWorker(Worker):
+    """Trains, personalises and evaluates as client `device` on the device's data, with `threads` torch threads.
+
+    `epsilon` is the owner's limit on the epsilon spent, in addition to the run's budget (0: none).
+    """
+
+    load_data: LoadData
+    _: KW_ONLY
+    threads: int = 1
+    epsilon: float = 0.0
+
+    def perform(self, job: Job, material: Material) -> Event:
+        """Rebuild the method, run the assigned stage, store the personal parts, and report."""
+        if not isinstance(job, Train) or not isinstance(material, bytes | None):
+            return Failed("unsupported_tier", final=True)
+        started_s = time.monotonic()
+        torch.set_num_threads(self.threads)
+        assignment = job.assignment
+        method = _build_method(job.spec).at(max(assignment.round, 1))
+        if assignment.mode != "evaluate":
+            method = self._with_owner_limit(method)
+        update, own = self._run_stage(job, method, _parts(material))
+        if own is not None:
+            self._keep_own(assignment, own)
+        blob = pack(to_arrays(update.parts)) if update.parts else None
+        report = Report(
+            assignment.id,
+            KINDS[assignment.mode],
+            job.boot,
+            update.samples,
+            dict(update.metrics),
+            blob=describe(blob) if blob else None,
+            compression=method.compression.kind if blob else "none",
+            seconds=time.monotonic() - started_s,
+            bytes_down=job.bytes_down,
+        )
+        return self.finish(assignment, report, blob, egress.of_full(method))
+
+    def revoke(self) -> None:
+        """A full device has no personal head."""
+
+    def _with_owner_limit(self, method: Method) -> Method:
+        """Tighten the method's privacy budget to the owner's. Raises PrivacyError if it sends updates without noise."""
+        if not self.epsilon:
+            return method
+        privacy = method.privacy
+        if method.sent() and not privacy.noise_multiplier:
+            raise PrivacyError(
+                f"this device's limit is epsilon = {self.epsilon:g}, but the run takes updates without noise",
+                consequence="nothing was trained",
+            )
+        budget = min(privacy.budget or self.epsilon, self.epsilon)
+        delta = min(privacy.delta, PrivacyConfig().delta)
+        return replace(method, privacy=msgspec.structs.replace(privacy, budget=budget, delta=delta))
+
+    def _run_stage(self, job: Train, method: Method, down: Parts) -> tuple[Update, Parts | None]:
+        """Return the update to send, and the new personal parts where the stage changes them."""
+        assignment, spec = job.assignment, job.spec
+        data = self.load_data(tuple(spec.classes), spec.input)
+        _require_usable(data.train, spec)
+        batch_size, classes = spec.method.batch_size, len(spec.classes)
+        client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)
+        own = self._own(assignment, method)
+        if assignment.mode == "train":
+            return client.train(method, assignment.round, down, own)
+        if assignment.mode == "personalise":
+            return client.personalise(method, assignment.round, down, own)
+        return Update(self.device, len(data.train), {}, client.evaluate(method, down, own)), None
+
+    def _own(self, assignment: Assignment, method: Method) -> Parts:
+        """Personal parts before this stage. The privacy spent counts over all runs and all attempts: every update was sent."""
+        kept = self.store.own(assignment.run_id, assignment.round, STAGES[assignment.mode])
+        own = _parts(kept) if kept else steps.start_own(method, self.device)
+        spent = self.store.privacy_spent()
+        return {**own, **_privacy_part(spent)} if spent is not None and update_codec.PRIVACY in own else own
+
+    def _keep_own(self, assignment: Assignment, own: Parts) -> None:
+        """Store the personal parts before anything is sent: a power cut may count an unsent update, but never miss one."""
+        if update_codec.PRIVACY in own:
+            spent = {update_codec.PRIVACY: own[update_codec.PRIVACY]}
+            self.store.keep_privacy_spent(pack(to_arrays(spent)))
+        payload = pack(to_arrays(own))
+        self.store.keep_own(assignment.run_id, assignment.round, STAGES[assignment.mode], payload)
+
+
+def _require_usable(train: Samples, spec: MethodSpec) -> None:
+    if not len(train):
+        raise DataError("no training samples on this device", consequence="nothing was trained")
+    if train.shape != spec.input.shape or int(train.y.max()) >= len(spec.classes):
+        raise DataError(
+            f"images {list(train.shape)} with labels up to {train.y.max()}, the run takes {list(spec.input.shape)}"
+            f" and {len(spec.classes)} classes",
+            consequence="nothing was trained",
+        )
+
+
+def _build_method(spec: MethodSpec) -> Method:
+    """Build the method, once per thread: torch swaps parameters inside a network while it runs."""
+    if getattr(_thread, "spec", None) != spec:
+        _thread.spec, _thread.method = spec, build_method(spec)
+    method: Method = _thread.method
+    return method
+
+
+def _privacy_part(payload: bytes) -> Parts:
+    """Decode the privacy spent. Raises PrivacyError if it is unreadable: that does not mean zero."""
+    try:
+        spent = unpack(payload)[update_codec.PRIVACY][update_codec.SPENT]
+        return from_arrays({update_codec.PRIVACY: {update_codec.SPENT: spent}})
+    except (ProtocolError, KeyError) as error:
+        reason = error.message if isinstance(error, ProtocolError) else f"no {error}"
+        raise PrivacyError(
+            f"{PRIVACY_FILE}: the epsilon spent by this device cannot be read ({reason})",
+            consequence="nothing was trained",
+        ) from error
+
+
+def _parts(payload: bytes | None) -> Parts:
+    return from_arrays(unpack(payload)) if payload else {}

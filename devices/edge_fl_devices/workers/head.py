@@ -1,0 +1,281 @@
+"""The head-only worker: verify a release, install it, compute features, fit the personal head, compare, serve and report.
+
+A release is proved once its extractor has computed the features of all the device's images and a head is fitted. If the process dies
+three times before that, the release counts as a crash loop, and the previous one is served again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
+
+import msgspec
+from msgspec.structs import replace
+
+from edge_fl import metrics
+from edge_fl.heads import Head, Tuned
+from edge_fl.heads.auto import Choice, HeldOut
+from edge_fl.heads.head import Array
+from edge_fl.heads.tuned import OWN
+from edge_fl.release.manifest import Manifest, Precision, blobs, paths
+from edge_fl.wire.blob import Assembly, Blob, describe, digest
+from edge_fl.wire.egress import of_head
+from edge_fl.wire.messages import Report
+from edge_fl_devices.agent.assignments import parcel_for
+from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh
+from edge_fl_devices.agent.events import Event, Failed, Installed, Refreshed
+from edge_fl_devices.features import drift
+from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader
+from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
+from edge_fl_devices.install import canary
+from edge_fl_devices.install.fetch import Sink
+from edge_fl_devices.install.mirror import Mirror
+from edge_fl_devices.install.precision import PRECISION_LIMITS, PrecisionLimits, choose
+from edge_fl_devices.install.trust import Trust, wall_clock
+from edge_fl_devices.serving.comparison import disagreements, is_worse
+from edge_fl_devices.serving.served_model import ServedModel, installed_extractors, serving
+from edge_fl_devices.storage import slots
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.storage.store import StoredHead
+from edge_fl_devices.workers import head_updates
+from edge_fl_devices.workers.head_fitting import FitData, FitSpec, Fitter
+from edge_fl_devices.workers.worker import Material, Worker
+
+BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
+AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
+
+
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    """Inputs of one fit: the release, its features, and the served model with its own features for the comparison."""
+
+    manifest: Manifest
+    features: ClientFeatures
+    fingerprint: str
+    extras: Mapping[str, Mapping[str, Array]]
+    served: ServedModel | None
+    served_features: ClientFeatures | None
+
+
+@dataclass(eq=False)
+class HeadWorker(Worker):
+    """Installs releases and fits heads.
+
+    kind, balanced, budget_s: which head to fit. share: whether head updates may be sent. guard: a new model is served only if it is
+    not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
+    root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary.
+    """
+
+    _: KW_ONLY
+    loader: FeatureLoader
+    fitter: Fitter
+    runtime: Runtime
+    kind: str
+    balanced: bool = False
+    budget_s: float = 60.0
+    share: bool = True
+    guard: bool = False
+    root: bytes | None = None
+    check: Callable[[slots.Installed], None] = canary.require
+    clock: Callable[[], datetime] = wall_clock
+    precision: PrecisionLimits = PRECISION_LIMITS
+    mirror: Mirror | None = None
+    _slots: Slots = field(init=False)
+    _trust: Trust = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = self.store.folder
+        self._slots = Slots(folder / "release")
+        self._trust = Trust(folder / "tuf", self.root, trust_on_first_use=self.root is None, clock=self.clock)
+
+    def boot(self) -> int:
+        super().boot()
+        blocked = self._slots.blocked
+        self._slots.boot()
+        for release in self._slots.blocked.keys() - blocked.keys():
+            self._report_crash_loop(release)
+        served = serving(self.store, self._slots)
+        return served.stored.release if served else 0
+
+    def sink(self, blob: Blob, *, keep: bool) -> Sink:
+        return self._slots.sink(blob) if keep else Assembly(blob)
+
+    def perform(self, job: Job, material: Material) -> Event:
+        match job:
+            case Refresh() if isinstance(material, Mapping):
+                return self._refresh(job, material)
+            case Install():
+                self._slots.install(job.manifest, check=self.check)
+                return Installed(job.manifest.release)
+            case Fit():
+                return self._fit(job)
+        return Failed("unsupported_tier", final=True)
+
+    def revoke(self) -> None:
+        self.store.revoke()
+
+    # receive a release
+
+    def _refresh(self, job: Refresh, files: Mapping[str, bytes]) -> Event:
+        """Verify the signed metadata and prepare the download of the release."""
+        manifests = self._trust.refresh(files.__getitem__)
+        manifest = next((signed for signed in manifests if signed.release == job.release), None)
+        if manifest is None:
+            known = ", ".join(str(signed.release) for signed in manifests)
+            return Failed("missing", detail=f"release {job.release} is not among the signed ones ({known})")
+        manifest = manifest.chosen(self._choose_precision(manifest))
+        current = self._slots.current()
+        if current and current.manifest == manifest:
+            return Refreshed(manifest, installed=True)
+        require_runnable(manifest, self.runtime)
+        self._slots.prepare(manifest)
+        transferred = self._fetch_from_mirror(manifest)
+        missing = tuple(blob for blob in blobs(manifest) if self._slots.sink(blob).missing)
+        return Refreshed(manifest, missing, bytes=transferred)
+
+    def _choose_precision(self, manifest: Manifest) -> Precision:
+        served = serving(self.store, self._slots)
+        if served is None:
+            return choose(manifest, self.precision, None, 0.0)
+        measured_ms = served.stored.parcel.report.metrics.get(metrics.LATENCY_AFTER, 0.0)
+        return choose(manifest, self.precision, served.installed.manifest, measured_ms)
+
+    def _fetch_from_mirror(self, manifest: Manifest) -> int:
+        """Fetch what the owner's web server, if any, has of the release; return the bytes transferred."""
+        if self.mirror is None:
+            return 0
+        files = paths(manifest).items()
+        return sum(self.mirror.fetch(path, blob, self._slots.sink(blob)) for path, blob in files)
+
+    # fit a head
+
+    def _fit(self, job: Fit) -> Event:
+        """Compute features, fit a head, compare it with the served model, serve it and report."""
+        started_s = time.monotonic()
+        installed = self._slots.current()
+        if installed is None:
+            return Failed("incomplete", detail="there is no release to fit a head on")
+        inputs = self._load_inputs(installed)
+        choice, fit_key = self._fit_head(inputs)
+        if self.guard and _is_worse(choice.head, inputs):
+            return self._keep_served_model(installed, inputs)
+        report = Report(
+            job.assignment.id,
+            "head",
+            job.boot,
+            len(inputs.features.train),
+            {**_measure(choice.head, inputs), **choice.numbers},
+            release=inputs.manifest.release,
+            extractor=choice.head.extractor,
+            head=choice.head.kind,
+            seconds=time.monotonic() - started_s,
+            bytes_down=job.bytes_down,
+        )
+        parcel = parcel_for(job.assignment, report, self.limits)
+        self._serve(StoredHead(choice.head, inputs.manifest.release, parcel, fit_key), inputs)
+        # a refit of the device's own accord has no version, and sends no head update
+        blob = self._head_update(choice.head, inputs) if job.assignment.version > 0 else None
+        report = replace(report, blob=describe(blob) if blob else None)
+        return self.finish(job.assignment, report, blob, of_head(inputs.manifest.heads.uploads))
+
+    def _load_inputs(self, installed: slots.Installed) -> _Inputs:
+        """Compute the device's features with the installed extractor and with the one served until now."""
+        served = serving(self.store, self._slots)
+        releases = [installed]
+        if served and served.installed.extractor != installed.extractor:
+            releases.append(served.installed)
+        loaded = self.loader(releases)
+        features = loaded.by_extractor[0]
+        assert features  # the loader raises if the images do not fit the first release
+        extras = head_updates.read_extras(installed.extras)
+        if served and isinstance(served.stored.head, Tuned):
+            extras[OWN] = served.stored.head.raw().arrays()
+        return _Inputs(
+            manifest=installed.manifest,
+            features=features,
+            fingerprint=loaded.fingerprint,
+            extras=extras,
+            served=served,
+            served_features=loaded.by_extractor[-1] if served else None,
+        )
+
+    def _fit_head(self, inputs: _Inputs) -> tuple[Choice, str]:
+        """Return the head and the key of its fit. A head with the same key is reused: it follows from the same inputs."""
+        manifest, features = inputs.manifest, inputs.features
+        spec = FitSpec(
+            self.kind,
+            len(manifest.classes),
+            manifest.unit_norm,
+            manifest.extractor.sha256,
+            seed=manifest.round,
+            balanced=self.balanced,
+            plan=manifest.heads,
+            budget_s=self.budget_s,
+        )
+        fit_key = digest(msgspec.json.encode(spec) + inputs.fingerprint.encode())
+        known = self.store.head(manifest.extractor.sha256)
+        if known and known.fit_key == fit_key:
+            return Choice(known.head), fit_key
+        held = HeldOut(features.validation.z, features.validation.y)
+        return self.fitter(spec, FitData(features.train.z, features.train.y, inputs.extras, held)), fit_key
+
+    def _keep_served_model(self, installed: slots.Installed, inputs: _Inputs) -> Event:
+        """Reject a worse model; a release that led to it is rolled back and not tried again."""
+        if inputs.served and inputs.served.installed.extractor != installed.extractor:
+            self._slots.rollback("worse")
+        return Failed("worse", final=True, detail="the new model is worse on held-out images")
+
+    def _serve(self, stored: StoredHead, inputs: _Inputs) -> None:
+        self.store.keep_head(stored, installed_extractors(self._slots))
+        if self.guard:
+            moments = drift.moments(stored.head.extractor, inputs.features.train.z)
+            drift.remember_fit(self.store.folder, moments)
+        self._slots.mark_good()
+
+    def _head_update(self, head: Head, inputs: _Inputs) -> bytes | None:
+        if not self.share:
+            return None
+        train = inputs.features.train
+        return head_updates.head_update(inputs.manifest, head, train.z, train.y, inputs.extras)
+
+    def _report_crash_loop(self, release: int) -> None:
+        """Turn the unsent reports on a release into reports of its crash loop."""
+        for parcel in self.store.outbox():
+            if parcel.report.release == release:
+                report = replace(parcel.report, error="crash_loop", metrics={}, head="", extractor="")
+                self.store.keep(replace(parcel, report=report))
+
+
+def _is_worse(head: Head, inputs: _Inputs) -> bool:
+    if inputs.served is None or inputs.served_features is None:
+        return False
+    return is_worse(inputs.served.stored.head, inputs.served_features, head, inputs.features)
+
+
+def _measure(head: Head, inputs: _Inputs) -> dict[str, float]:
+    """Numbers of samples, and accuracies and latency of the new model and, where comparable, of the served one."""
+    features = inputs.features
+    sizes = {
+        metrics.TEST_SAMPLES: float(len(features.test)),
+        metrics.VALIDATION_SAMPLES: float(len(features.validation)),
+    }
+    after = {**_accuracies(head, features, AFTER), metrics.LATENCY_AFTER: features.latency_ms}
+    if inputs.served is None or inputs.served_features is None:
+        return {**sizes, **after}
+    old, old_features = inputs.served.stored.head, inputs.served_features
+    lost, gained = disagreements(old, old_features.test, head, features.test)
+    before = {
+        **_accuracies(old, old_features, BEFORE),
+        metrics.LATENCY_BEFORE: old_features.latency_ms,
+        metrics.TEST_LOST: float(lost),
+        metrics.TEST_GAINED: float(gained),
+    }
+    return {**sizes, **before, **after}
+
+
+def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) -> dict[str, float]:
+    """Accuracies on the test and validation sets that have samples."""
+    sets = zip(names, (features.test, features.validation), strict=True)
+    return {name: metrics.accuracy(head.predict(data.z), data.y) for name, data in sets if len(data)}

@@ -1,0 +1,156 @@
+"""Fit a personal head in a child process, so that the agent never loads scikit-learn: `python -m edge_fl_devices.workers.head_fitting`.
+
+Request and head travel through the child's standard input and output as safetensors; nothing is written to disk. A child has limits of
+memory and time and ends after one fit, unless it is kept, as in a simulated fleet, which fits thousands of heads on one machine.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.abc import MetaPathFinder
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from edge_fl import heads
+from edge_fl.heads import HeadPlan
+from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
+from edge_fl.heads.head import Extras
+from edge_fl_devices.child import Children, metadata, serve
+
+NUMBERS = "numbers"
+NOTHING_HELD_OUT = HeldOut(np.empty((0, 0), np.float32), np.empty(0, np.int64))
+GC_THRESHOLD = 50_000  # new objects per collection: scikit-learn creates 200,000 that stay; the default of 700 slows its import
+SEPARATOR = ":"  # between an extra's name and its tensor's
+
+
+@dataclass(frozen=True, slots=True)
+class FitLimits:
+    """Limits of a child; `max_address_mb` counts reserved address space, several times what is resident."""
+
+    deadline_s: float = 120.0
+    max_address_mb: int = 1024
+
+
+class FitSpec(Struct, frozen=True):
+    """Which head to fit: the arguments of `edge_fl.heads.fit`. Kind "auto" selects the best kind within `budget_s`."""
+
+    kind: str
+    classes: int
+    unit_norm: bool
+    extractor: str
+    seed: int = 0
+    balanced: bool = False
+    plan: HeadPlan = HeadPlan()
+    budget_s: float = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class FitData:
+    """Training features z float32 [n, d] with class ids y int64 [n], the release's extras, and held-out data for kind "auto"."""
+
+    z: NDArray[np.float32]
+    y: NDArray[np.int64]
+    extras: Extras = field(default_factory=dict)
+    held: HeldOut = NOTHING_HELD_OUT
+
+
+Fitter = Callable[[FitSpec, FitData], Choice]
+"""Fits a head. Raises DataError, RunError, DeadlineError or MemoryError."""
+
+
+def fit_here(spec: FitSpec, data: FitData) -> Choice:
+    """Fit a head in this process."""
+    fit = partial(
+        heads.fit,
+        classes=spec.classes,
+        unit_norm=spec.unit_norm,
+        extractor=spec.extractor,
+        seed=spec.seed,
+        balanced=spec.balanced,
+        plan=spec.plan,
+        extras=data.extras,
+    )
+    if spec.kind == AUTO:
+        return choose(fit, data.z, data.y, data.held, budget_s=spec.budget_s)
+    return Choice(fit(spec.kind, data.z, data.y))
+
+
+class ChildFitter:
+    """Fits heads in child processes, one per calling thread; with `keep`, children are reused."""
+
+    def __init__(self, limits: FitLimits = FitLimits(), *, keep: bool = False) -> None:
+        self._deadline_s = limits.deadline_s
+        arguments = [str(limits.max_address_mb)]
+        self._children = Children("edge_fl_devices.workers.head_fitting", "head", arguments, keep=keep)
+
+    def __call__(self, spec: FitSpec, data: FitData) -> Choice:
+        return _unpack_choice(self._children.request(_pack_request(spec, data), self._deadline_s))
+
+    def close(self) -> None:
+        """End the idle children."""
+        self._children.close()
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Hides pandas, which scikit-learn imports if installed and no head needs: 60 MB and a quarter of the child's start."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(f"{name} is not available in this process", name=name)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the child: answer requests until standard input ends."""
+    sys.meta_path.insert(0, _WithoutPandas())
+    gc.set_threshold(GC_THRESHOLD)
+    limit = int(arguments[0]) << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return serve("head", lambda request: _pack_choice(fit_here(*_unpack_request(request))))
+
+
+def _pack_request(spec: FitSpec, data: FitData) -> bytes:
+    arrays: dict[str, NDArray[Any]] = {
+        "z": np.ascontiguousarray(data.z, np.float32),
+        "y": np.ascontiguousarray(data.y, np.int64),
+        "held_z": np.ascontiguousarray(data.held.z, np.float32),
+        "held_y": np.ascontiguousarray(data.held.y, np.int64),
+    }
+    for part, extra in data.extras.items():
+        arrays |= {f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array) for name, array in extra.items()}
+    return save(arrays, {"spec": msgspec.json.encode(spec).decode()})
+
+
+def _unpack_request(request: bytes) -> tuple[FitSpec, FitData]:
+    arrays, spec = load(request), msgspec.json.decode(metadata(request)["spec"], type=FitSpec)
+    held = HeldOut(arrays.pop("held_z"), arrays.pop("held_y"))
+    z, y = arrays.pop("z"), arrays.pop("y")
+    extras: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in arrays.items():
+        part, _, name = key.partition(SEPARATOR)
+        extras.setdefault(part, {})[name] = array
+    return spec, FitData(z, y, extras, held)
+
+
+def _pack_choice(choice: Choice) -> bytes:
+    numbers = msgspec.json.encode(choice.numbers).decode()
+    return save(choice.head.to_arrays(), {**choice.head.describe(), NUMBERS: numbers})
+
+
+def _unpack_choice(payload: bytes) -> Choice:
+    described = metadata(payload)
+    numbers = msgspec.json.decode(described.pop(NUMBERS), type=dict[str, float])
+    return Choice(heads.from_arrays(load(payload), described), numbers)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

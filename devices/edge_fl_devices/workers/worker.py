@@ -1,0 +1,111 @@
+"""Base of the workers, which carry out an agent's jobs in a thread and answer each with an event.
+
+An exception in a job becomes a `Failed` event with a failure word; none ends the agent. The head-only tier is `head`, the full tier `full`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, PrivacyError, RunError
+from edge_fl.wire import messages
+from edge_fl.wire.blob import Assembly, Blob
+from edge_fl.wire.egress import Egress
+from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Report
+from edge_fl_devices.agent.assignments import parcel_for
+from edge_fl_devices.agent.effects import Job
+from edge_fl_devices.agent.events import Event, Failed, Finished
+from edge_fl_devices.agent.state import LIMITS, AgentLimits
+from edge_fl_devices.board import usage
+from edge_fl_devices.install.fetch import Sink
+from edge_fl_devices.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+FINAL_REASONS = frozenset({"canary_failed", "unsupported_opset", "blocked", "rejected", "unsupported_tier"})
+"""Failure words of artefacts for which a retry is useless."""
+
+Material = Mapping[str, bytes] | bytes | None
+"""What was fetched for a job: metadata files by name, or a broadcast."""
+
+
+@dataclass(eq=False)
+class Worker(ABC):
+    """Carries out the jobs of one agent. `perform` runs in any thread, one job at a time; the rest in the runner's thread."""
+
+    device: str
+    store: Store
+    limits: AgentLimits = field(default=LIMITS, kw_only=True)
+
+    def boot(self) -> int:
+        """Clean up once per process start; return the release that is served, or 0."""
+        self.store.tidy()
+        return 0
+
+    def sink(self, blob: Blob, *, keep: bool) -> Sink:
+        """Return the destination of a download's chunks; `keep`: on disk."""
+        return Assembly(blob)
+
+    @abstractmethod
+    def perform(self, job: Job, material: Material) -> Event:
+        """Carry out a job. May raise anything."""
+
+    @abstractmethod
+    def revoke(self) -> None:
+        """Delete the personal head."""
+
+    def finish(self, assignment: Assignment, report: Report, blob: bytes | None, egress: Egress) -> Finished:
+        """Check report and blob against the egress rules and put them into the stored outbox.
+
+        Adds the day's usage as last measured, and the size of report and blob.
+        """
+        if (used := usage.read(self.store.folder)).day == usage.today():
+            report = replace(report, metrics={**report.metrics, **used.numbers})
+        egress.require(report, blob)
+        report = replace(report, bytes_up=len(messages.encode(report)) + (len(blob) if blob else 0))
+        self.store.keep(parcel_for(assignment, report, self.limits), blob)
+        return Finished(report)
+
+
+MakeWorker = Callable[..., Worker]
+"""Constructor of `edge_fl_devices.workers.full.FullWorker`, passed as an argument because importing it loads torch."""
+
+
+def attempt(perform: Callable[[], Event]) -> Event:
+    """Return the event of `perform`, or Failed for an exception."""
+    try:
+        return perform()
+    except Exception as error:
+        failed = _failed(error)
+        if failed.reason == "error":
+            log.exception("unexpected error in a job")
+        else:
+            log.warning("%s: %s", failed.reason, error)
+        return failed
+
+
+def _failed(error: Exception) -> Failed:
+    match error:
+        case ArtefactError(why=why):
+            return Failed(why or "artefact", final=why in FINAL_REASONS, detail=str(error))
+        case DeadlineError():
+            return Failed("deadline", detail=str(error))
+        case DataError():
+            return Failed("no_data", final=True, detail=str(error))
+        case OSError(errno=errno.ENOSPC):
+            return Failed("enospc", detail=str(error))
+        case MemoryError():
+            return Failed("out_of_memory", detail=str(error))
+        case PrivacyError():
+            return Failed(BUDGET_EXHAUSTED, final=True, detail=str(error))
+        case RunError():
+            return Failed("diverged", final=True, detail=str(error))
+        case InputError():  # a method spec that this version cannot build, or a corrupt one
+            return Failed("bad_spec", detail=str(error))
+    return Failed("error", detail=f"{type(error).__name__}: {error}")

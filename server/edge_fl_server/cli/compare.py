@@ -1,0 +1,125 @@
+"""`edge-fl compare`: compare methods on the same clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import FormatOption
+from edge_fl.console.output import Format, print_status
+from edge_fl.errors import InputError, RunError
+from edge_fl_server.cli import options, user_imports
+from edge_fl_server.cli.options import (
+    RUNS,
+    ClientsOption,
+    DataDirOption,
+    EpochsOption,
+    ModelOption,
+    RecipeOption,
+    RoundsOption,
+    ScaleOption,
+    SetOption,
+    SplitOption,
+)
+
+
+def compare(
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'."
+        ),
+    ] = "",
+    recipe: RecipeOption = "",
+    dataset: Annotated[str, typer.Option(help="Datasets, comma-separated.")] = "",
+    partitions: Annotated[
+        str, typer.Option(help="Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.")
+    ] = "",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds, starting at the recipe's.")
+    ] = None,
+    clients: ClientsOption = None,
+    split: SplitOption = "",
+    model: ModelOption = "",
+    rounds: RoundsOption = None,
+    epochs: EpochsOption = None,
+    data_dir: DataDirOption = "",
+    scale: ScaleOption = 1.0,
+    settings: SetOption = None,
+    target: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Mean accuracy up to which bytes are counted.")
+    ] = None,
+    against_paper: Annotated[
+        bool, typer.Option("--against-paper", help="Compare with the paper's figures too.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent cells, each a process with one thread.")
+    ] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Also plot the comparison.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of this comparison; cells stored in it are not run again.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only missing cells."""
+    from edge_fl import config
+    from edge_fl.methods import names
+    from edge_fl_server import recipes
+    from edge_fl_server.compare import comparison, grid, paper, summary, tables
+    from edge_fl_server.recipes.changes import scaled
+
+    if split and clients:
+        raise InputError("--clients: the clients are those of the --split file")
+    if against_paper and (not recipe or dataset or partitions):
+        raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
+    base = recipes.find(recipe) if recipe else config.Recipe(name="compare")
+    given = {
+        "data.clients": clients,
+        "data.split": split,
+        "model.name": model,
+        "rounds": rounds,
+        "method.epochs": epochs,
+        "data.data_dir": data_dir,
+        "source": "simulated",
+    }
+    user_imports.allow()
+    base = config.with_settings(base, [*options.settings(given), *(settings or [])])
+    base = scaled(options.simulated(base, "compare"), scale)
+    if not (methods or recipe):
+        raise InputError("compare: no methods, expected --methods or --recipe")
+    if against_paper:
+        paper.figures(recipe)
+    chosen = names() if methods == "all" else grid.split_list(methods) or paper.methods_of(base)
+    cells = grid.cells(
+        base, chosen, grid.split_list(dataset), grid.split_list(partitions), seeds or base.compare.seeds
+    )
+    folder = out or RUNS / f"compare-{(recipe and Path(recipe).stem) or dataset or base.data.dataset}"
+
+    try:
+        results = comparison.run(cells, folder, jobs, retry=retry)
+    except KeyboardInterrupt:
+        print_status(f"interrupted; finished cells are in {folder}, and the same command resumes")
+        raise
+    rows = summary.rows(cells, results, target)
+    shown = tables.tables(rows, cells, target)
+    comparison.save(folder, "table", shown, [tables.record(row) for row in rows])
+    comparison.save_rows(folder, rows, cells, results)
+    if against_paper:
+        paper_table = paper.against(recipe, cells, results)
+        comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
+        shown = [*shown, paper_table]
+    if plots:
+        from edge_fl_server.report import run_plots
+
+        files = run_plots.of_comparison(cells, results, folder)
+        print_status(f"plots: {len(files)} files in {folder / 'plots'}")
+    print((folder / "table.json").read_text() if format is Format.JSON else comparison.text(shown))
+    print_status(f"results: {folder}")
+    failed = [cell for cell in cells if cell.key in results and results[cell.key].failure]
+    if failed:
+        raise RunError(
+            f"{len(failed)} of {len(cells)} cells failed ({failed[0]}: {results[failed[0].key].failure}); the others are in {folder}"
+        )

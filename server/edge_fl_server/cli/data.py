@@ -1,0 +1,46 @@
+"""`edge-fl data download` and `edge-fl data convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App
+from edge_fl.console.output import print_status
+
+
+def register(app: App) -> None:
+    """Add the group `data`."""
+    data = app.group("data", "Datasets, as .npz files in a folder.")
+    data.command()(download)
+    data.command()(convert)
+
+
+def download(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
+    data_dir: Annotated[Path, typer.Option(help="Folder to write the .npz file to.")] = Path(".data"),
+) -> None:
+    """Download a dataset with torchvision, or convert its original files if they are already in the folder."""
+    from edge_fl_server import dataset_download
+
+    print(dataset_download.download(name, data_dir))
+
+
+def convert(
+    folder: Annotated[
+        Path, typer.Argument(help="A dataset's folder of PFLlib or LEAF, with train and test.")
+    ],
+    name: Annotated[str, typer.Argument(help="Name of the new dataset.")],
+    data_dir: Annotated[Path, typer.Option(help="Folder to write NAME.npz and NAME-split.csv to.")] = Path(
+        ".data"
+    ),
+) -> None:
+    """Convert a dataset that PFLlib or LEAF split over clients to an .npz file and a split file, for --dataset and --split."""
+    from edge_fl_server import dataset_convert
+
+    data, split, left_out = dataset_convert.convert(folder, name, data_dir)
+    if left_out:
+        print_status(f"{left_out} clients without training or test samples are left out")
+    print(f"{data}\n{split}")

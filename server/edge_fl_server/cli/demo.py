@@ -1,0 +1,55 @@
+"""`edge-fl demo`: broker, server and simulated devices on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.console.output import show_table
+from edge_fl_server.cli.options import RUNS, RunsOption
+
+
+def demo(
+    dataset: Annotated[str, typer.Option(help="A dataset by name; digits needs no file.")] = "digits",
+    data_dir: Annotated[Path, typer.Option(help="Folder of the datasets' .npz files.")] = Path(".data"),
+    devices: Annotated[int, typer.Option(min=2, help="Number of simulated devices.")] = 12,
+    full: Annotated[int, typer.Option(min=1, help="How many of them train; the others fit heads.")] = 4,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds [the recipe's].")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The broker's port [a free one].")
+    ] = None,
+    runs: RunsOption = RUNS,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Also keep the folders of the devices and the broker.")
+    ] = False,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="Use mTLS: the broker, the server and each device get a certificate."),
+    ] = False,
+    compare_plaintext: Annotated[
+        bool,
+        typer.Option(
+            "--compare-plaintext",
+            help="With --secure: run the demo in plaintext first, and print the ratio of the durations.",
+        ),
+    ] = False,
+) -> None:
+    """Run a broker, a server and simulated devices that learn together on this machine; takes about a minute."""
+    from dataclasses import replace
+
+    from edge_fl_server import demo as demos
+
+    options = demos.DemoOptions(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
+    plaintext_s = demos.run(replace(options, secure=False)).seconds if compare_plaintext else None
+    result = demos.run(options)
+    print(result.histogram, end="\n\n")
+    show_table(result.devices, demos.DEVICE_COLUMNS)
+    print()
+    show_table(result.comparison, demos.COMPARISON_COLUMNS)
+    print(f"\n{result.note}\nResults: {result.path}")
+    duration = f"Duration: {result.seconds:.1f} s" + (" over mTLS" if secure else "")
+    if plaintext_s is not None:
+        duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"
+    print(duration)

@@ -1,0 +1,77 @@
+"""`edge-fl fleet list` and `edge-fl fleet admit`: the devices of a fleet, and their quarantine."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl_server.cli.connection import connect_to
+from edge_fl_server.cli.options import (
+    HOME,
+    DatabaseOption,
+    FleetOption,
+    HomeOption,
+    HostOption,
+    PortOption,
+)
+
+
+def register(app: App) -> None:
+    """Add the server's part of the group `fleet`."""
+    group = app.group("fleet", help="The devices of a fleet.")
+    group.command("list")(list_devices)
+    group.command()(admit)
+
+
+def list_devices(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
+    identity: IdentityOption = None,
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the devices known to the broker: last reported state and capability; from the registry, whether their reports count
+    ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier).
+    """
+    from edge_fl_server.mqtt.devices import device_list
+    from edge_fl_server.registry import Database, devices
+    from edge_fl_server.registry.database import location
+    from edge_fl_server.registry.records import DeviceRecord
+
+    registered: dict[str, DeviceRecord] = {}
+    if database or Path(location(database, home)).exists():
+        with closing(Database.open(location(database, home))) as db:
+            registered = {record.device: record for record in devices.listed(db, fleet)}
+    known = device_list.devices(connect_to(host, port, identity), fleet, registered)
+    show_table(known.rows, device_list.COLUMNS, format)
+    if not known.online:
+        print_status(f"fleet {fleet!r}: no server is online, so these states may be out of date")
+
+
+def admit(
+    device: Annotated[str, typer.Argument(help="A device in quarantine.")],
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """End the quarantine of a device: its reports count again, and its count of rejected reports restarts at 0."""
+    from edge_fl.errors import InputError, nearest
+    from edge_fl_server.registry import Database, devices
+    from edge_fl_server.registry.database import location
+
+    db = Database.open(location(database, home))
+    known = {record.device: record for record in devices.listed(db, fleet)}
+    if device not in known:
+        raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
+    devices.readmit(db, fleet, device)
+    reason = known[device].quarantine
+    print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")
+    if known[device].revoked:
+        print_status(f"{device}: still blocked, {known[device].blocked_why}")

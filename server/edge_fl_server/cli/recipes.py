@@ -1,0 +1,34 @@
+"""`edge-fl recipes list`."""
+
+from __future__ import annotations
+
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, show_table
+
+
+def register(app: App) -> None:
+    """Add the group `recipes`."""
+    app.group("recipes", "The built-in recipes: the settings of the papers' tables.").command("list")(
+        list_recipes
+    )
+
+
+def list_recipes(format: FormatOption = Format.TABLE) -> None:
+    """List every recipe: method, dataset, partition, size, and the paper's table that it reproduces."""
+    from edge_fl_server import recipes
+    from edge_fl_server.compare.grid import partition_label
+
+    rows = []
+    for name in recipes.names():
+        recipe = recipes.find(name)
+        rows.append({
+            "recipe": name,
+            "method": recipe.method.name,
+            "dataset": recipe.data.dataset,
+            "partition": partition_label(recipe.data),
+            "clients": recipe.data.clients,
+            "participation": recipe.cohort.participation,
+            "rounds": recipe.rounds,
+            "title": recipes.title(name),
+        })  # fmt: skip
+    show_table(rows, {key: key for key in rows[0]}, format)

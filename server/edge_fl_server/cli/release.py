@@ -1,0 +1,185 @@
+"""`edge-fl release list | rollout | pause | abort | rollback | export`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console.output import Format, show_table
+from edge_fl.errors import ConfigError
+from edge_fl_server.cli import release_keys
+from edge_fl_server.cli.connection import connect_to
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+from edge_fl_server.cli.release_keys import open_repository
+
+if TYPE_CHECKING:
+    from edge_fl.config import RolloutConfig
+    from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
+
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the end of the roll-out.")]
+WAIT_S = 3600.0
+Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see 'release list'.")]
+
+
+def register(app: App) -> None:
+    """Add the group `release`."""
+    release = app.group(
+        "release", help="Releases of the extractor: roll out in stages, pause, roll back, export, keys."
+    )
+    release.command("list")(list_releases)
+    for command in (rollout, pause, abort, rollback, export):
+        release.command()(command)
+    release_keys.register(release)
+
+
+def list_releases(
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the kept releases, newest first, with the state of the last roll-out of each."""
+    import msgspec
+
+    from edge_fl_server.release.rollout import commands
+
+    with _commands(home, fleet, database) as releases:
+        show_table([msgspec.to_builtins(row) for row in releases.rows()], commands.COLUMNS, format)
+
+
+def rollout(
+    release: Number = None,
+    stages: Annotated[
+        str, typer.Option(help="Growing shares of the fleet, comma-separated; the last is 1.")
+    ] = "0.05,0.25,1",
+    success: Annotated[float, typer.Option(help="Share of the devices of a stage that must succeed.")] = 0.9,
+    false_abort: Annotated[
+        float, typer.Option(help="Largest probability of aborting a faultless release.")
+    ] = 0.02,
+    stage_wait_s: Annotated[
+        float, typer.Option("--stage-wait", help="Seconds until the devices of a stage must have reported.")
+    ] = 600.0,
+    wait_s: Wait = WAIT_S,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Roll out a kept release (default: the last) in stages, or resume a paused roll-out."""
+    plan = _plan(stages, success, false_abort, stage_wait_s)
+    with _commands(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.roll_out(release, plan), wait_s)
+
+
+def pause(
+    wait_s: Wait = 30.0,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
+    with _commands(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.steer("paused"), wait_s)
+
+
+def abort(
+    wait_s: Wait = 60.0,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Abort the roll-out: devices with the new release return to the previous one."""
+    with _commands(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.steer("aborted"), wait_s)
+
+
+def rollback(
+    release: Number = None,
+    wait_s: Wait = WAIT_S,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Roll the whole fleet back at once, to the previous release or a kept one."""
+    with _commands(home, fleet, database, host, port, identity) as releases:
+        _carry_out(releases, releases.roll_back(release), wait_s)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder for a web server to serve: metadata/ and targets/.")],
+    keep: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep/--no-keep",
+            help="Whether to keep the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
+        ),
+    ] = None,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+) -> None:
+    """Write the signed repository as static files for devices and auditors that use HTTP; prints the new ones."""
+    from edge_fl_server.release import website
+
+    repository = open_repository(home, fleet)
+    for path in website.export(repository, folder):
+        print(path)
+    if keep is not None:
+        website.keep(repository, folder if keep else None)
+
+
+@contextmanager
+def _commands(
+    home: Path,
+    fleet: str,
+    database: str,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    identity: Path | None = None,
+) -> Iterator[ReleaseCommands]:
+    from edge_fl_server.registry import Database
+    from edge_fl_server.registry.database import location
+    from edge_fl_server.release.rollout.commands import ReleaseCommands
+
+    with closing(Database.open(location(database, home))) as db:
+        yield ReleaseCommands(connect_to(host, port, identity), fleet, home, db)
+
+
+def _carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> None:
+    from edge_fl.console.progress import Progress
+
+    with Progress() as progress:
+        record = releases.carry_out(request, progress.print, wait_s, progress)
+    print(record.state)
+
+
+def _plan(stages: str, success: float, false_abort: float, stage_wait_s: float) -> RolloutConfig:
+    import msgspec
+
+    from edge_fl.config import RolloutConfig
+
+    try:
+        tree = {
+            "stages": [float(share) for share in stages.split(",")],
+            "success": success,
+            "stage_wait_s": stage_wait_s,
+            "gates": {"false_abort": false_abort},
+        }
+        return msgspec.convert(tree, RolloutConfig)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(f"release rollout: {error}") from error

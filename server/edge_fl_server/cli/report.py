@@ -1,0 +1,71 @@
+"""Commands `edge-fl server dashboard` and `edge-fl report`; heavy modules are imported when one of them runs."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App
+from edge_fl.console.output import print_status
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, RunsOption
+
+Host = Annotated[str, typer.Option(help="Address to listen on; all but loopback require the token.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")]
+
+
+class ReportFormat(StrEnum):
+    """Formats of a report."""
+
+    HTML = "html"
+    MD = "md"
+    JSON = "json"
+
+
+def register(app: App) -> None:
+    """Add `server dashboard` and `report`."""
+    app.group("server").command()(dashboard)
+    app.root.command()(report)
+
+
+def dashboard(
+    database: DatabaseOption = "",
+    fleet: FleetOption = "main",
+    home: HomeOption = HOME,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    cert: Annotated[Path | None, typer.Option(help="Certificate for TLS (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
+) -> None:
+    """Show the fleet, its runs, releases and data in a browser; also serves /metrics for Prometheus.
+
+    On addresses other than loopback the token EDGE_FL_DASHBOARD_TOKEN is required; if it is not set, one is generated and printed.
+    """
+    from edge_fl_server.dashboard.serve import Settings, serve
+    from edge_fl_server.registry import database as registries
+
+    registry = registries.location(database, home)
+    token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
+    serve(Settings(registry, fleet, home, host, port, token, cert, key), print_status)
+
+
+def report(
+    run: Annotated[str, typer.Argument(help="A run listed by 'edge-fl runs list', or its folder.")],
+    format: Annotated[
+        ReportFormat,
+        typer.Option(help="html writes RUN/report.html and prints its path; md and json are printed."),
+    ] = ReportFormat.HTML,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Write the report of a run: settings, data sent, accuracies (global, before and after personalisation), charts, versions."""
+    from edge_fl_server.report import page
+    from edge_fl_server.runs.results import Results
+
+    results = Results.open(Path(run) if Path(run).is_dir() else runs / run)
+    if format is ReportFormat.HTML:
+        print(page.write(results))
+    else:
+        print(page.FORMATS[format](page.report(results)), end="")

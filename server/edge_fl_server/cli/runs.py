@@ -1,0 +1,92 @@
+"""Commands on finished runs: `edge-fl runs list`, `edge-fl plots`, `edge-fl newtask`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl_server.cli import options, user_imports
+from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOption, run_folder
+
+
+def register(app: App) -> None:
+    """Add `runs list`, `plots` and `newtask`."""
+    app.group("runs", "Earlier runs and their final states.").command("list")(list_runs)
+    app.root.command()(plots)
+    app.root.command()(newtask)
+
+
+def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
+    """List every run: method, dataset, source and final state."""
+    import msgspec
+
+    from edge_fl_server.runs import results
+
+    columns = ("run", "method", "dataset", "source", "state", "reason", "created")
+    rows = [msgspec.to_builtins(run) for run in results.list_runs(runs)]
+    show_table(rows, {name: name for name in columns}, format)
+    if not rows:
+        print_status(f"{runs}: no runs")
+
+
+def plots(run: RunArgument, runs: RunsOption = RUNS) -> None:
+    """Plot a run: labels per client, accuracy by round, features by class and client, class separation, CKA similarity."""
+    from edge_fl_server.report import run_plots
+    from edge_fl_server.runs.results import Results
+
+    user_imports.allow()
+    for path in run_plots.of_run(Results.open(run_folder(run, runs))):
+        print(path)
+
+
+def newtask(
+    run: RunArgument,
+    to: Annotated[str, typer.Option(help="The new dataset.")],
+    clients: Annotated[
+        int, typer.Option(min=1, help="Number of clients that the new dataset is split over.")
+    ] = 20,
+    beta: Annotated[float, typer.Option(help=options.BETA_HELP)] = 1.0,
+    head: Annotated[str, typer.Option(help="Head to fit: mlp or linear.")] = "mlp",
+    iterations: Annotated[int, typer.Option(min=1, help="Batches that each head is trained on.")] = 100,
+    data_dir: DataDirOption = "",
+    runs: RunsOption = RUNS,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Fit heads for a new dataset on a run's frozen extractor (RepPer, Figure 6); prints the accuracy over clients by iteration."""
+    from edge_fl import config, metrics
+    from edge_fl.console.progress import Progress
+    from edge_fl_server.runs import trained
+    from edge_fl_server.runs.results import Results
+    from edge_fl_server.training import newcomers
+    from edge_fl_server.training import study as studies
+
+    user_imports.allow()
+    old = trained.load(Results.open(run_folder(run, runs)))
+    given = {
+        "data.dataset": to,
+        "data.data_dir": data_dir,
+        "data.clients": clients,
+        "data.beta": beta,
+        "data.partition": "dirichlet",
+        "data.unseen": 0,
+    }
+    study = studies.prepare(config.with_settings(old.recipe, [*options.settings(given), 'data.split=""']))
+    classes, seed = len(study.dataset.classes), old.recipe.seed
+    training = newcomers.HeadTraining(iterations, every=max(iterations // 10, 1), head=head, seed=seed)
+    with Progress() as progress:
+        by_iteration = newcomers.learn_new_task(
+            old.method, old.shared, study.data(), classes, training, watch=progress
+        )
+    rows = []
+    for iteration, reports in by_iteration.items():
+        summary = metrics.summarise_reports(list(reports.values()))[metrics.PERSONAL_AFTER]
+        rows.append({
+            "iterations": iteration,
+            "mean": summary.mean,
+            "std": summary.std,
+            "bottom_decile": summary.bottom_decile,
+        })  # fmt: skip
+    show_table(rows, {key: key.replace("_", " ") for key in rows[0]}, format)

@@ -1,0 +1,161 @@
+"""`edge-fl server run | up | worker`: train over MQTT, serve a fleet between runs, validate updates in separate processes."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl import logs
+from edge_fl.cli import App, IdentityOption, fleet_name
+from edge_fl.console.output import print_status
+from edge_fl.errors import ConfigError
+from edge_fl.logs import LogFormat
+from edge_fl_server.cli import options, user_imports
+from edge_fl_server.cli.connection import connect_to
+from edge_fl_server.cli.options import (
+    HOME,
+    RUNS,
+    DatabaseOption,
+    FleetOption,
+    HomeOption,
+    HostOption,
+    PortOption,
+    RunsOption,
+    SetOption,
+    TrackOption,
+)
+
+WorkersOption = Annotated[
+    bool, typer.Option("--workers", help="Leave validation to 'edge-fl server worker' processes.")
+]
+DashboardOption = Annotated[
+    int | None,
+    typer.Option("--dashboard", min=0, max=65535, help="Also serve the dashboard, on this loopback port."),
+]
+LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Format of the log on stderr.")]
+
+
+def register(app: App) -> None:
+    """Add the group `server`."""
+    group = app.group("server", help="The server: train over MQTT, release extractors, collect reports.")
+    group.command()(run)
+    group.command()(up)
+    group.command()(worker)
+
+
+def run(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe: a TOML file, or a name of 'edge-fl recipes list'.")
+    ] = "",
+    host: Annotated[str | None, typer.Option(help="The broker's host [the recipe's].")] = None,
+    port: PortOption = None,
+    fleet: Annotated[
+        str | None, typer.Option(help="Name of the fleet [the recipe's].", callback=fleet_name)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device: auto, cpu or cuda.")] = None,
+    settings: SetOption = None,
+    takeover: Annotated[bool, typer.Option("--takeover", help="Replace a server that is online.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of an interrupted run to resume, instead of a recipe.")
+    ] = None,
+    database: DatabaseOption = "",
+    workers: WorkersOption = False,
+    track: TrackOption = None,
+    runs: RunsOption = RUNS,
+    home: HomeOption = HOME,
+    identity: IdentityOption = None,
+    dashboard: DashboardOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Train over MQTT, release the extractor, collect head reports; prints the folder of the results."""
+    from edge_fl import config
+    from edge_fl_server import recipes
+    from edge_fl_server.runs import tracking
+    from edge_fl_server.runs.results import Results
+
+    if not (recipe or resume):
+        raise ConfigError("server run: expected a recipe, such as demo, or --resume RUN")
+    chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
+    given = {
+        "broker.host": host,
+        "broker.port": port,
+        "broker.fleet": fleet,
+        "broker.identity": str(identity) if identity else None,
+        "device": device,
+    }
+    chosen = config.with_settings(chosen, [*options.settings(given), *(settings or [])])
+    trackers = tracking.find(track or [])
+    connect = connect_to(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
+
+    # These import torch: invalid settings are reported before.
+    from edge_fl_server.dashboard import child
+    from edge_fl_server.orchestrate import run as orchestrator
+    from edge_fl_server.orchestrate import setup
+    from edge_fl_server.report import page as report
+
+    user_imports.allow()
+    logs.configure(log_format)
+    request = setup.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
+    with child.dashboard(dashboard, request.registry, chosen.broker.fleet, home):
+        results, outcome = orchestrator.run(request)
+        report.write(results)
+        if outcome.exhausted:
+            raise outcome.exhausted
+        print(results.path)
+
+
+def up(
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    workers: WorkersOption = False,
+    home: HomeOption = HOME,
+    identity: IdentityOption = None,
+    dashboard: DashboardOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
+    connect = connect_to(host, port, identity)
+    from edge_fl_server.dashboard import child
+    from edge_fl_server.mqtt.connector import denied
+    from edge_fl_server.orchestrate.serving import FleetServer
+    from edge_fl_server.registry import Database
+    from edge_fl_server.registry.database import location
+
+    logs.configure(log_format)
+    registry = location(database, home)
+    with closing(Database.open(registry)) as db, child.dashboard(dashboard, registry, fleet, home):
+        server = FleetServer(connect, fleet, home, db, denied(identity or ""), workers)
+        try:
+            server.serve(threading.Event())
+        except KeyboardInterrupt:
+            print_status(f"fleet {fleet!r}: offline")
+
+
+def worker(
+    database: Annotated[str, typer.Option(envvar="EDGE_FL_DATABASE", help="The server's registry.")],
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
+    quarantine_after: Annotated[
+        int, typer.Option(min=0, help="Rejected reports until quarantine, as in the recipe's [validation].")
+    ] = 3,
+    identity: IdentityOption = None,
+) -> None:
+    """Receive and validate reports for a server that runs with --workers, until Ctrl-C; several may run."""
+    from edge_fl_server.mqtt.journal import Journal
+    from edge_fl_server.mqtt.updates.workers import UpdateWorker
+    from edge_fl_server.registry import Database
+
+    journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
+    with journal, UpdateWorker(connect_to(host, port, identity), journal) as worker:
+        print_status(f"worker of fleet {fleet}: receiving reports")
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print_status(f"{worker.received} reports received")

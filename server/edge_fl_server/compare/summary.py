@@ -1,0 +1,158 @@
+"""Summary of a comparison: one row per method, dataset and partition, every number as mean and standard deviation over seeds.
+
+A number is named after its metric. A suffix states the statistic over clients (".weighted_mean", ".std", ".bottom_decile"; none: the plain
+mean), ".participants" restricts it to clients that took part, ".best_by_validation" is the best round instead of the last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from edge_fl import metrics
+from edge_fl.metrics import Summary
+from edge_fl_server.compare.cell import CellResult, Point
+from edge_fl_server.compare.grid import Cell, blocks
+
+METRICS = (
+    metrics.GLOBAL_TEST,
+    metrics.PERSONAL_LOCAL,
+    metrics.PERSONAL_BEFORE,
+    metrics.PERSONAL_AFTER,
+    metrics.UNSEEN_TEST,
+    metrics.UNSEEN_AFTER,
+    metrics.EPSILON,
+)
+STATISTICS = ("weighted_mean", "std", "bottom_decile")
+BYTES_DOWN, BYTES_UP = "bytes_down_per_round", "bytes_up_per_round"
+UNTIL_BYTES, UNTIL_ROUNDS = "bytes_until_target", "rounds_until_target"
+SECONDS, BEST_ROUND = "seconds", "best_round"
+
+
+class MeanStd(Struct, frozen=True):
+    """Mean and population standard deviation over the `count` seeds that have the number."""
+
+    mean: float
+    std: float
+    count: int
+
+
+class Row(Struct, frozen=True):
+    """A method on one dataset and partition. `failures` maps failed seeds to the reason."""
+
+    method: str
+    dataset: str
+    partition: str
+    seeds: list[int]
+    numbers: dict[str, MeanStd]
+    failures: dict[int, str]
+    keys: list[str]
+
+
+def rows(cells: Sequence[Cell], results: Mapping[str, CellResult], target: float | None = None) -> list[Row]:
+    """Build one row per method and block, in the order of `cells`; cells without a result are left out."""
+    table = []
+    for (dataset, partition), block in blocks(cells):
+        local = {cell.recipe.seed: _local(results.get(cell.key)) for cell in block if cell.label == "local"}
+        for label in dict.fromkeys(cell.label for cell in block):
+            of_method = [results[c.key] for c in block if c.label == label and c.key in results]
+            if of_method:
+                table.append(_row(label, dataset, partition, of_method, local, target))
+    return table
+
+
+def numbers(result: CellResult, target: float | None = None) -> dict[str, float]:
+    """All numbers of one cell by name."""
+    found: dict[str, float] = {}
+    for name in METRICS:
+        if summary := result.last.get(name):
+            found |= dict(_statistics(name, summary))
+        if summary := result.participants.get(name):
+            found[f"{name}.{metrics.PARTICIPANTS}"] = summary.mean
+        if summary := result.best.get(name):
+            found |= dict(_statistics(metrics.at_best_round(name), summary))
+    if result.best_round:
+        found[BEST_ROUND] = result.best_round
+    return {**found, **_traffic(result, target), SECONDS: result.seconds}
+
+
+def mean_std(values: Iterable[float]) -> MeanStd:
+    """Mean and standard deviation of the finite values."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return MeanStd(math.nan, math.nan, 0)
+    return MeanStd(float(np.mean(finite)), float(np.std(finite)), len(finite))
+
+
+def _row(
+    label: str,
+    dataset: str,
+    partition: str,
+    results: Sequence[CellResult],
+    local: Mapping[int, float],
+    target: float | None,
+) -> Row:
+    complete = [result for result in results if not result.failure]
+    by_seed = [
+        {**numbers(result, target), metrics.LOCAL_ONLY: local.get(result.recipe.seed, math.nan)}
+        for result in complete
+    ]
+    names = dict.fromkeys(name for each in by_seed for name in each)
+    return Row(
+        label,
+        dataset,
+        partition,
+        seeds=[result.recipe.seed for result in complete],
+        numbers={name: mean_std(each[name] for each in by_seed if name in each) for name in names},
+        failures={result.recipe.seed: result.failure for result in results if result.failure},
+        keys=[result.key for result in complete],
+    )
+
+
+def _statistics(name: str, summary: Summary) -> Iterator[tuple[str, float]]:
+    yield name, summary.mean
+    for statistic in STATISTICS:
+        yield f"{name}.{statistic}", getattr(summary, statistic)
+
+
+def _local(result: CellResult | None) -> float:
+    """Accuracy of the clients without any sharing."""
+    if result is None or metrics.PERSONAL_AFTER not in result.last:
+        return math.nan
+    return result.last[metrics.PERSONAL_AFTER].mean
+
+
+def _traffic(result: CellResult, target: float | None) -> dict[str, float]:
+    curve = result.curve
+    if not curve:
+        return {}
+    found: dict[str, float] = {
+        BYTES_DOWN: sum(point.bytes_down for point in curve) / len(curve),
+        BYTES_UP: sum(point.bytes_up for point in curve) / len(curve),
+    }
+    if target is not None and (rounds := _until(result, target)):
+        sent = [point.bytes_down + point.bytes_up for point in curve[:rounds]]
+        per_client = [total / max(point.clients, 1) for total, point in zip(sent, curve, strict=False)]
+        found |= {UNTIL_ROUNDS: rounds, UNTIL_BYTES: sum(sent), f"{UNTIL_BYTES}.per_client": sum(per_client)}
+    return found
+
+
+def _until(result: CellResult, target: float) -> int:
+    """The first round whose models reach the target on average over clients; 0: none.
+
+    A target reached only by the final personalisation takes all rounds.
+    """
+    for position, point in enumerate(result.curve):
+        if _reached(point, target):
+            return position + 1
+    after = result.last.get(metrics.PERSONAL_AFTER)
+    return len(result.curve) if after and after.mean >= target else 0
+
+
+def _reached(point: Point, target: float) -> bool:
+    return any(
+        point.means.get(name, 0.0) >= target for name in (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
+    )

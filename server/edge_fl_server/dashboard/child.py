@@ -1,0 +1,26 @@
+"""Serve the dashboard during a run, in a child process so that it does not slow down training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edge_fl.console.output import print_status
+from edge_fl_server.children import Child
+
+
+@contextmanager
+def dashboard(port: int | None, registry: str, fleet: str, home: Path) -> Iterator[None]:
+    """Serve on a loopback port while the block runs; do nothing if `port` is None."""
+    if port is None:
+        yield
+        return
+    options = ["--database", registry, "--fleet", fleet, "--home", str(home), "--port", str(port)]
+    child = Child(
+        "dashboard", ["server", "dashboard", *options], lambda line: print_status(f"dashboard: {line}"), {}
+    )
+    try:
+        yield
+    finally:
+        child.end()

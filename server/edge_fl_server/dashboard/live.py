@@ -1,0 +1,207 @@
+"""Live parts of an open page: each is drawn from a value of the registry and updated when that value changes.
+
+Values are read in a thread, so that a slow database blocks no other page. While the registry does not respond, the page keeps its contents
+and shows the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nicegui import ui
+
+from edge_fl.errors import EdgeFLError
+from edge_fl_server.dashboard.actions import ACTIONS, Action
+from edge_fl_server.dashboard.pages.charts import Chart
+from edge_fl_server.dashboard.pages.parts import Column, cells
+from edge_fl_server.registry import Database
+from edge_fl_server.report.formatting import escape
+
+EVERY_S = 1.5
+PLAIN: dict[str, Any] = {
+    "color": "plain",
+    "textColor": "plain",
+}  # no colours of Quasar: the style sheet has them
+PRESSED = "(event) => { const at = event.target.closest('[data-act]'); if (at) emit(at.dataset.act); }"
+CELL = '<q-td :props="props"><span v-html="props.value"></span></q-td>'
+HEADING = """
+<q-th :props="props" scope="col" :aria-sort="!props.col.__thClass.includes(' sorted') ? null :
+  props.col.__thClass.includes('sort-desc') ? 'descending' : 'ascending'">
+  <button v-if="props.col.sortable" :data-key="'sort-' + props.col.name">{{ props.col.label }}</button>
+  <template v-else>{{ props.col.label }}</template>
+</q-th>
+"""  # Quasar's own headings cannot be reached with the keyboard
+PAGER = """
+<div class="pager">
+  <span>{{ ((props.pagination.page - 1) * props.pagination.rowsPerPage + 1).toLocaleString("en") }}–{{
+    Math.min(props.pagination.page * props.pagination.rowsPerPage, props.pagination.rowsNumber).toLocaleString("en")
+  }} of {{ props.pagination.rowsNumber.toLocaleString("en") }} devices</span>
+  <span class="to">
+    <button data-key="previous" :disabled="props.isFirstPage" @click="props.prevPage">‹ Previous</button>
+    <button data-key="next" :disabled="props.isLastPage" @click="props.nextPage">Next ›</button>
+  </span>
+</div>
+"""
+
+Find = Callable[[], Any]
+Address = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """The fleet that the pages show, its registry, and the folder of its releases where that is on this machine."""
+
+    db: Database
+    fleet: str
+    home: Path | None = None
+
+    def kept(self) -> frozenset[int] | None:
+        """The releases whose files still exist; None where the repository is not on this machine."""
+        folder = self.home / self.fleet if self.home else None
+        if folder is None or not (folder / "metadata").is_dir():
+            return None
+        from edge_fl_server.release.repository import Repository
+
+        try:
+            return frozenset(manifest.release for manifest in Repository(folder).releases())
+        except EdgeFLError:
+            return None
+
+
+class Board:
+    """The parts of one open page, in the order in which they are added."""
+
+    def __init__(self, context: PageContext) -> None:
+        self.context = context
+        self._parts: list[tuple[Find, Callable[[Any], object]]] = []
+        self._alarm = ui.html("", sanitize=False).props('role="alert"')
+
+    def part(self, find: Find, show: Callable[[Any], object]) -> None:
+        """Call `show` with the value of `find` at every refresh."""
+        self._parts.append((find, show))
+
+    def html(self, find: Find, draw: Callable[[Any], str], absent: str = "") -> None:
+        """Markup drawn from a value, `absent` for None; a button with `data-act` starts that action."""
+        element = ui.html("", sanitize=False).on("click", self._pressed, js_handler=PRESSED)
+        self.part(find, lambda value: element.set_content(absent if value is None else draw(value)))
+
+    def table(
+        self,
+        find: Find,
+        columns: Sequence[Column],
+        rows: Callable[[Any], Iterable[Any]],
+        title: str = "",
+        *,
+        per_page: int = 0,
+    ) -> ui.table:
+        """A table with a row for each of the value's `rows`; hidden without any.
+
+        With `per_page` the database sorts and pages: the caller handles the "request" event.
+        """
+        with ui.element("section") as section:
+            if title:
+                ui.html(f"<h2>{title}</h2>", sanitize=False)
+            pagination = {"rowsPerPage": per_page, "rowsNumber": 0} if per_page else None
+            table = ui.table(rows=[], columns=[column.options for column in columns], pagination=pagination)
+        table.props("flat binary-state-sort").classes("sheet").on("click", self._pressed, js_handler=PRESSED)
+        table.add_slot("body-cell", CELL)
+        table.add_slot("header-cell", HEADING)
+        if per_page:
+            table.add_slot("bottom", PAGER)
+        else:
+            table.props("hide-bottom")
+
+        def show(value: Any) -> None:
+            shown = [] if value is None else cells(columns, rows(value))
+            update(table, "rows", shown)
+            section.set_visibility(bool(shown))
+
+        self.part(find, show)
+        return table
+
+    def chart(self, find: Find, draw: Callable[[Any], Chart | None], title: str) -> None:
+        """A chart; absent while there is none to draw. A click on a device opens its page."""
+        with ui.element("section") as section:
+            ui.html(f"<h2>{title}</h2>", sanitize=False)
+            sheet = ui.element("div").classes("sheet padded")
+        elements: list[ui.echart] = []
+
+        def show(value: Any) -> None:
+            chart = None if value is None else draw(value)
+            section.set_visibility(chart is not None)
+            if chart is None:
+                return
+            if not elements:  # only now, as ECharts needs a visible element
+                with sheet:
+                    elements.append(ui.echart(chart.options, renderer="svg"))
+                    elements[0].on("componentClick", partial(_open_device, elements[0]), ["value"])
+            update(elements[0], "options", chart.options)
+            elements[0].style(f"height: {chart.height}px; {chart.width}")
+
+        self.part(find, show)
+
+    async def refresh(self) -> None:
+        """Update every part; a value that several parts share is read once."""
+        try:
+            finds = dict.fromkeys(find for find, _ in self._parts)
+            values = {find: await asyncio.to_thread(find) for find in finds}
+            for find, show in self._parts:
+                show(values[find])
+            self._alarm.set_content("")
+        except EdgeFLError as error:
+            self._alarm.set_content(f'<p class="alarm">{escape(error)}. Next attempt in {EVERY_S:g} s.</p>')
+
+    async def start(self) -> None:
+        """Draw the page for the first time and refresh it periodically from then on."""
+        await self.refresh()
+        ui.timer(EVERY_S, self.refresh, immediate=False)
+
+    async def _pressed(self, event: Any) -> None:
+        name, _, target = str(event.args).partition(":")
+        action = ACTIONS.get(name)
+        if action is None or not await _confirmed(action, target):
+            return
+        try:
+            message = await asyncio.to_thread(action.do, self.context.db, self.context.fleet, target)
+        except (EdgeFLError, ValueError) as error:
+            message = str(error)
+        ui.notify(message, position="top", timeout=10_000, close_button="Close", **PLAIN)
+        await self.refresh()
+
+
+def update(element: Any, name: str, value: Any) -> None:
+    """Set a property of an element; a value that is equal to the present one is not sent to the browser."""
+    if element.props.get(name) != value:
+        element.props[name] = value
+
+
+async def _confirmed(action: Action, target: str) -> bool:
+    with ui.dialog() as dialog, ui.card():
+        ui.html(escape(action.title.format(target=target)), sanitize=False, tag="h2")
+        ui.html(escape(action.text), sanitize=False, tag="p").classes("quiet")
+        with ui.element("div").classes("choice"):
+            for word, kind, answer in (
+                ("Cancel", "autofocus", False),
+                (action.word, "id=confirm", True),
+            ):
+                look = ("danger" if action.danger else "primary") if answer else ""
+                button = ui.element("button").props(f"type=button {kind}").classes(look)
+                with button.on("click", partial(dialog.submit, answer)):
+                    ui.html(escape(word), sanitize=False, tag="span")
+    answer = bool(await dialog)
+    dialog.delete()
+    return answer
+
+
+def _open_device(chart: ui.echart, event: Any) -> None:
+    """`value` is a label of the x axis, or a point's [place on that axis, ...]."""
+    value = event.args.get("value")
+    devices = chart.options["xAxis"]["data"]
+    device = devices[int(value[0])] if isinstance(value, list) else value
+    if device in devices and chart.options["xAxis"].get("triggerEvent"):
+        ui.navigate.to(f"/device/{device}")

@@ -1,0 +1,147 @@
+"""One device: its description, its accuracy over time, its requests, reports and rejections."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from edge_fl.metrics import by_labels
+from edge_fl.remedies import REMEDIES
+from edge_fl_server.dashboard.live import Address, Board
+from edge_fl_server.dashboard.pages import charts
+from edge_fl_server.dashboard.pages.charts import Chart, Curve
+from edge_fl_server.dashboard.pages.parts import Column, empty, facts, heading, outlier, word
+from edge_fl_server.dashboard.queries import device
+from edge_fl_server.dashboard.queries.device import DevicePage, capability
+from edge_fl_server.report.formatting import clock, escape, number, positive, seconds, share, since, size
+
+DESCRIPTION = {
+    "machine": "Machine",
+    "memory_mb": "Memory, MB",
+    "disk_free_mb": "Disk free, MB",
+    "python": "Python",
+    "onnxruntime": "onnxruntime",
+    "max_opset": "Largest opset",
+    "agent": "Agent",
+    "protocol": "Protocol",
+}
+"""Field of a capability -> its heading."""
+REPORTS = (
+    Column("Received, UTC", "received_at", clock),
+    Column("Kind", "kind"),
+    Column("Run", "run"),
+    Column("Round", "round", number),
+    Column("Release", "release", positive),
+    Column("Before %", "before", share),
+    Column("After %", "after", share),
+    Column("Took", "seconds", seconds),
+    Column("Bytes", "bytes", size, cell=lambda report: size(report.bytes_down + report.bytes_up)),
+    Column("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
+)
+REQUESTS = (
+    Column("Requested, UTC", "requested_at", clock),
+    Column("Mode", "mode"),
+    Column("Run", "run"),
+    Column("Round", "round", number),
+    Column("State", "state", word),
+    Column("Reason", "reason"),
+)
+REJECTIONS = (
+    Column("Received, UTC", "received_at", clock),
+    Column("Run", "run"),
+    Column("Round", "round", positive),
+    Column("Reason", "reason"),
+    Column("Detail", "detail"),
+)
+
+
+def title(page: DevicePage) -> str:
+    """The device's name and status, why it needs attention, and the remedy."""
+    record = page.record
+    blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
+    remedy = REMEDIES.get(record.why)
+    alarms = [
+        f"{record.why}: {remedy}. More: edge-fl device status on the device, docs/troubleshooting.md"
+        if remedy
+        else record.why,
+        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {record.blocked_why}"
+        if record.blocked
+        else "",
+    ]
+    shown = "".join(f'<p class="alarm">{escape(alarm)}</p>' for alarm in alarms if alarm)
+    return heading(record.device, word(record.status) + blocked) + shown
+
+
+def absent(id: str) -> str:
+    """The empty state."""
+    return heading(id) + empty("Unknown device", f"No device {id!r} has connected to this fleet yet.")
+
+
+def summary(page: DevicePage) -> str:
+    """The device's main figures."""
+    able = capability(page.record)
+    newest = next((report for report in page.reports if report.after is not None), None)
+    return facts(
+        {
+            "Accuracy after, %": share(newest.after if newest else None),
+            "Before, %": share(newest.before if newest else None),
+            "Release": positive(page.record.release),
+            "Tier": escape(able.get("tier", "")),
+            "Head": escape(able.get("head", "")),
+            "Samples": number(able.get("samples", 0)),
+            "Outlier score": outlier(page.record.outlier_score),
+            "Last seen": since(page.record.seen_at),
+        },
+        big=True,
+    )
+
+
+def description(page: DevicePage) -> str:
+    """The hardware and software of the device, and its notes."""
+    able = capability(page.record)
+    values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
+    shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
+    shown |= {
+        "Boot": escape(page.record.boot),
+        "First seen, UTC": clock(page.record.first_seen_at),
+        "Rejections towards quarantine": number(page.record.rejections),
+        "Dropped messages": number(page.record.dropped),
+    }
+    notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
+    return f"<h2>Description</h2>{facts(shown)}" + (f'<ul class="notes">{notes}</ul>' if notes else "")
+
+
+def history(page: DevicePage) -> Chart | None:
+    """Accuracy by report, from two reports on."""
+    measured = [one for one in reversed(page.reports) if one.after is not None or one.before is not None]
+    numbered = dict(enumerate(measured, 1))
+    after = {place: one.after for place, one in numbered.items() if one.after is not None}
+    before = {place: one.before for place, one in numbered.items() if one.before is not None}
+    curves = [Curve("after", after), Curve("before", before, dashed=True)]
+    return charts.lines(curves, "report", 200) if len(measured) > 1 else None
+
+
+def cold_start(page: DevicePage) -> Chart | None:
+    """Accuracy by labels per class for each kind of head, as a device whose head is `auto` measured it last."""
+    measured = filter(None, (by_labels(report.metrics) for report in page.reports))
+    newest: dict[str, dict[int, float]] = next(measured, {})
+    curves = [Curve(kind, dict(sorted(curve.items()))) for kind, curve in newest.items()]
+    return charts.lines(curves, "labels per class", 200)
+
+
+def spread(page: DevicePage) -> Chart | None:
+    """Samples by class."""
+    return charts.columns(capability(page.record).get("samples_per_class", ()))
+
+
+def build(board: Board, address: Address) -> None:
+    """Add the page's parts."""
+    find = partial(device.page, board.context.db, board.context.fleet, address["id"])
+    board.html(find, title, absent(address["id"]))
+    board.html(find, summary)
+    board.chart(find, history, "Accuracy, % by report")
+    board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
+    board.chart(find, spread, "Samples by class")
+    board.html(find, description)
+    board.table(find, REPORTS, lambda page: page.reports, "Reports")
+    board.table(find, REQUESTS, lambda page: page.requests, "Requests")
+    board.table(find, REJECTIONS, lambda page: page.rejections, "Rejected reports")

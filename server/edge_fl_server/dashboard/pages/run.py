@@ -1,0 +1,124 @@
+"""A run by round: accuracies as a chart and a table, clients that did not respond, rejected reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import isfinite
+
+from edge_fl import metrics
+from edge_fl_server.dashboard.live import Address, Board
+from edge_fl_server.dashboard.pages import charts
+from edge_fl_server.dashboard.pages.charts import Chart, Curve
+from edge_fl_server.dashboard.pages.parts import Column, button, empty, facts, heading, run_link, word
+from edge_fl_server.dashboard.queries import run
+from edge_fl_server.dashboard.queries.run import PERSONAL, RoundRow, RunPage
+from edge_fl_server.report.formatting import NOTHING, clock, escape, number, positive, seconds, share, size
+
+CURVES = {
+    metrics.PERSONAL_BEFORE: "personal, before final personalisation",
+    metrics.PERSONAL_AFTER: "personal, after",
+    metrics.PERSONAL_LOCAL: "personal, before aggregation",
+    metrics.GLOBAL_TEST: "global",
+    metrics.LOCAL_ONLY: "local only",
+}
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {escape(key.replace('_', ' '))}" for key, count in sorted(counts.items()))
+
+
+def _dropped(row: RoundRow) -> str:
+    return _counts(row.dropped) or positive(max(row.record.selected - row.record.responded, 0))
+
+
+ROUNDS = (
+    Column("Round", "record.round", number),
+    Column("Personal mean %", "personal", share, cell=lambda row: share(row.mean(*PERSONAL))),
+    Column("Std", "spread.std", share),
+    Column("Bottom decile %", "spread.bottom_decile", share),
+    Column("Global %", "global", share, cell=lambda row: share(row.mean(metrics.GLOBAL_TEST))),
+    Column("Local only %", "local", share, cell=lambda row: share(row.mean(metrics.LOCAL_ONLY))),
+    Column("Selected", "record.selected", number),
+    Column("Responded", "record.responded", number),
+    Column("Dropped out", "dropped", cell=_dropped),
+    Column("Rejected", "rejected", lambda counts: _counts(counts) or NOTHING),
+    Column("Took", "record.seconds", seconds),
+    Column("Bytes", "bytes", size),
+    Column("Ended, UTC", "record.ended_at", lambda moment: clock(moment)[11:]),
+)
+RUNS = (
+    Column("Run", "run", run_link),
+    Column("State", "state", word),
+    Column("Method", "method"),
+    Column("Dataset", "dataset"),
+    Column("Source", "source"),
+    Column("Rounds", "rounds", number),
+    Column("Started, UTC", "created_at", clock),
+    Column("Reason", "reason"),
+)
+ABSENT = heading("Runs") + empty(
+    "No run yet", "Runs on this fleet appear here as soon as they start.", "edge-fl server run demo"
+)
+
+
+def title(page: RunPage) -> str:
+    """The run's name, state and stop button."""
+    record, rest = page.run, word(page.run.state)
+    if record.state == "running" and record.desired == "stopped":
+        rest += '<span class="text-warn">stops after the current round</span>'
+    elif record.state == "running":
+        stop = button("stop", record.run, "Stop after this round", "danger")
+        rest += f'<span class="actions">{stop}</span>'
+    reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
+    return heading(record.run, rest) + reason
+
+
+def summary(page: RunPage) -> str:
+    """The run's main figures."""
+    record = page.run
+    total = sum(page.current.values())
+    shown = facts(
+        {
+            "Method": escape(record.method),
+            "Dataset": escape(record.dataset),
+            "Source": escape(record.source),
+            "Rounds": f"{page.rounds[-1].record.round if page.rounds else 0} of {record.rounds}",
+            "Personal, %": _headline(page, *PERSONAL),
+            "Global, %": _headline(page, metrics.GLOBAL_TEST),
+            "Bytes": size(sum(row.bytes for row in page.rounds)),
+            "Current round": f"{total - page.current.get('queued', 0):,} of {total:,}"
+            if total and record.state == "running"
+            else NOTHING,
+        },
+        big=True,
+    )
+    waiting = empty("No completed round", "Rounds appear here as soon as their cohort has responded.")
+    return shown if page.rounds else shown + waiting
+
+
+def curves(page: RunPage) -> Chart | None:
+    """Accuracy by round, with bands of one std where the run's folder can be read."""
+    drawn = []
+    for metric, name in CURVES.items():
+        means = {row.record.round: row.mean(metric) for row in page.rounds}
+        std = {row.record.round: row.summaries[metric].std for row in page.rounds if metric in row.summaries}
+        mean = {round: value for round, value in means.items() if value is not None and isfinite(value)}
+        drawn.append(Curve(name, mean, std, metric == metrics.LOCAL_ONLY))
+    return charts.lines(drawn, "round", 300)
+
+
+def build(board: Board, address: Address) -> None:
+    """Add the page's parts."""
+    find = partial(run.page, board.context.db, board.context.fleet, address.get("id", ""))
+    board.html(find, title, ABSENT)
+    board.html(find, summary)
+    board.chart(find, curves, "Accuracy, % by round; bands are one std over clients")
+    board.table(find, ROUNDS, lambda page: reversed(page.rounds), "Rounds").classes("named")
+    board.table(find, RUNS, lambda page: page.others, "All runs").classes("named")
+
+
+def _headline(page: RunPage, *names: str) -> str:
+    """The first of these metrics that the final personalisation measured, or else the newest round."""
+    final = next((page.final[name].mean for name in names if name in page.final), None)
+    return share(page.rounds[-1].mean(*names) if final is None and page.rounds else final)

@@ -1,0 +1,159 @@
+"""One page of the fleet's devices with their newest reports; the database searches, sorts and pages.
+
+Reports are read for the devices of the page only, unless it is sorted by one of their columns, so that 10,000 devices cost about as much
+as 50.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
+
+from edge_fl.metrics import EPSILON
+from edge_fl_server.registry import Database
+from edge_fl_server.registry.tables import devices, reports, runs
+
+PER_PAGE = 50
+STANDING = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
+
+
+class FleetQuery(Struct, frozen=True):
+    """Search, filters, order and page; every field may come from the address bar."""
+
+    search: str = ""
+    status: str = ""
+    tier: str = ""
+    sort: str = "device"
+    down: bool = False
+    page: int = 0
+
+
+class FleetRow(Struct, frozen=True):
+    """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none.
+
+    `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
+    `outlier_score` 1 and above for an outlier.
+    """
+
+    device: str
+    status: str
+    standing: str
+    activity: str
+    why: str
+    tier: str
+    release: int
+    head: str
+    samples: int
+    samples_per_class: tuple[int, ...] | None
+    seen_at: str
+    method: str
+    head_at: str
+    before: float | None
+    after: float | None
+    bytes_today: int
+    drift: float
+    epsilon: float | None
+    outlier_score: float
+
+
+class FleetPage(Struct, frozen=True):
+    """The rows of one page out of `matches` in a fleet of `total` devices; `by_status` counts all of them."""
+
+    rows: tuple[FleetRow, ...]
+    matches: int
+    total: int
+    by_status: dict[str, int]
+    page: int
+    pages: int
+
+
+def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAGE) -> FleetPage:
+    """One page of the fleet. Raises RunError when the registry does not respond."""
+    columns = _columns(fleet)
+    matching = and_(devices.c.fleet == fleet, *_filters(query))
+    statuses = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
+    with db.reading() as connection:
+        by_status = {row[0]: row[1] for row in connection.execute(statuses.group_by(devices.c.status))}
+        matches = connection.execute(select(func.count()).where(matching)).scalar_one()
+        pages = max(1, -(-matches // per_page))
+        number = min(max(query.page, 0), pages - 1)
+        order = _order(columns, query)
+        chosen = select(devices.c.device).where(matching).order_by(*order)
+        names = list(connection.execute(chosen.limit(per_page).offset(number * per_page)).scalars())
+    shown = select(*(column.label(name) for name, column in columns.items()))
+    rows = {
+        row.device: row
+        for row in db.find(shown.where(devices.c.fleet == fleet, devices.c.device.in_(names)), FleetRow)
+    }
+    return FleetPage(
+        tuple(rows[name] for name in names if name in rows),
+        matches,
+        sum(by_status.values()),
+        dict(sorted(by_status.items())),
+        number,
+        pages,
+    )
+
+
+def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
+    """The fields of a `FleetRow`; those from reports are subqueries, evaluated for each device."""
+    able = devices.c.capability
+    mine = and_(reports.c.fleet == fleet, reports.c.device == devices.c.device)
+    measured = and_(mine, reports.c.error == "", reports.c.after.is_not(None))
+    joined = reports.outerjoin(runs, runs.c.run == reports.c.run)
+    midnight = datetime.now(UTC).strftime("%Y-%m-%dT00:00:00")
+
+    def newest(column: ColumnElement[Any]) -> ColumnElement[Any]:
+        query = select(column).select_from(joined).where(measured).order_by(reports.c.received_at.desc())
+        return query.limit(1).correlate(devices).scalar_subquery()
+
+    def total(column: ColumnElement[Any], *where: ColumnElement[bool]) -> ColumnElement[Any]:
+        return select(column).where(mine, *where).correlate(devices).scalar_subquery()
+
+    sent = func.coalesce(func.sum(reports.c.bytes_down + reports.c.bytes_up), 0)
+    return {
+        "device": devices.c.device,
+        "status": devices.c.status,
+        "standing": STANDING,
+        "activity": devices.c.activity,
+        "why": devices.c.why,
+        "tier": func.coalesce(able["tier"].as_string(), ""),
+        "release": devices.c.release,
+        "head": func.coalesce(able["head"].as_string(), ""),
+        "samples": func.coalesce(able["samples"].as_integer(), 0),
+        "samples_per_class": able["samples_per_class"].as_json(),
+        "seen_at": devices.c.seen_at,
+        "method": func.coalesce(newest(runs.c.method), ""),
+        "head_at": func.coalesce(
+            newest(case((reports.c.kind == "head", reports.c.received_at), else_="")), ""
+        ),
+        "before": newest(reports.c.before),
+        "after": newest(reports.c.after),
+        "bytes_today": total(sent, reports.c.received_at >= midnight),
+        "drift": func.coalesce(able["drift"].as_float(), 0.0),
+        "epsilon": total(func.max(reports.c.metrics[EPSILON].as_float())),
+        "outlier_score": devices.c.outlier_score,
+    }
+
+
+def _order(columns: dict[str, ColumnElement[Any]], query: FleetQuery) -> tuple[ColumnElement[Any], ...]:
+    """By the chosen column, devices without a value below all others, then by name."""
+    key = columns.get(query.sort, devices.c.device)
+    present = key.is_not(None)
+    return (present.desc(), key.desc(), devices.c.device) if query.down else (present, key, devices.c.device)
+
+
+def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
+    filters: list[ColumnElement[bool]] = []
+    if query.search:
+        text = query.search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        columns = (devices.c.device, devices.c.status, STANDING, devices.c.activity, devices.c.why)
+        filters.append(or_(*(column.ilike(f"%{text}%", escape="\\") for column in columns)))
+    if query.status:
+        filters.append(devices.c.status == query.status)
+    if query.tier:
+        filters.append(devices.c.capability["tier"].as_string() == query.tier)
+    return filters

@@ -1,0 +1,113 @@
+"""Serve the dashboard and /metrics: on loopback without a token, elsewhere with one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, Response
+from nicegui import ui
+
+from edge_fl.errors import ConfigError, ConnectError
+from edge_fl_server.dashboard import prometheus
+from edge_fl_server.dashboard.auth import TokenAuth, is_loopback
+from edge_fl_server.dashboard.live import PageContext
+from edge_fl_server.dashboard.site import build
+from edge_fl_server.registry import Database
+
+MIN_TOKEN = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Registry, fleet and address of the dashboard. A `token` is generated if one is required and none is given."""
+
+    registry: str
+    fleet: str = "main"
+    home: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str = ""
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.token and len(self.token) < MIN_TOKEN:
+            raise ConfigError(f"token of {len(self.token)} characters: expected at least {MIN_TOKEN}")
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigError("TLS: expected both a certificate and its key")
+        if self.certificate:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+            except OSError as error:  # ssl.SSLError is one
+                raise ConfigError(
+                    f"{self.certificate}, {self.key}: {error.strerror or error}; expected a certificate and its key (PEM)",
+                    consequence="nothing was started",
+                ) from error
+
+
+def serve(settings: Settings, status: Callable[[str], None] = lambda line: None) -> None:
+    """Serve until Ctrl-C; `status` receives the address as soon as it can be opened. Raises ConfigError, ConnectError."""
+    token = settings.token or ("" if is_loopback(settings.host) else secrets.token_urlsafe(24))
+    db = Database.open(settings.registry)
+    listener = _listen(settings.host, settings.port)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)
+    build(PageContext(db, settings.fleet, settings.home))
+    logging.getLogger("nicegui").setLevel(logging.WARNING)
+    ui.run_with(
+        app,
+        title="edge-fl",
+        favicon=FAVICON,
+        tailwind=False,
+        reconnect_timeout=10.0,
+        show_welcome_message=False,
+    )
+    config = uvicorn.Config(
+        TokenAuth(app, token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.key,
+        timeout_graceful_shutdown=2,
+    )
+    scheme = "https" if settings.certificate else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    status(f"{scheme}://{host}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}")
+    if token and not settings.certificate:
+        status(
+            "warning: without TLS the token can be read on the network; give --cert and --key, or use a proxy"
+        )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        listener.close()
+        db.close()
+
+
+def _metrics(db: Database, fleet: str) -> Response:
+    return Response(prometheus.text(db, fleet), media_type=prometheus.CONTENT_TYPE)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ConnectError(
+            f"dashboard {host}:{port}: {error.strerror or error}; expected a free address",
+            consequence="nothing was started",
+        ) from error
+
+
+FAVICON = (
+    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'><circle cx='16' cy='16' r='5' fill='#2f7fd0'/>"
+    "<g fill='none' stroke='#2f7fd0' stroke-width='2.5'><circle cx='16' cy='16' r='11' stroke-dasharray='9 5'/></g></svg>"
+)

@@ -1,0 +1,329 @@
+"""The server's connection: one server per fleet, one receive thread, every message decoded or counted as malformed.
+
+Before it connects, a server reads the retained srv/state: another server that is online holds the lease. Its own state is also its will,
+so that devices learn of a crash from the broker. It publishes its state at every connection, and everything else too if the broker has lost
+its session. Packets become (address, message) pairs on the receive thread and go to the handlers of their kind; packets that break the
+protocol or exceed a device's rate limit are counted by sender and dropped. Tasks that wait for the broker run on a background thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from msgspec import Struct
+
+from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
+from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, decode, encode
+from edge_fl.wire.topics import Address, Topics, role_of
+from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
+from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
+from edge_fl_server.mqtt.rate_limit import OnExcess, RateLimit
+from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect, is_alive, read_retained
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A received message: its topic's address and its content; None if a retained message was cleared."""
+
+    address: Address
+    message: Struct | bytes | None
+    retained: bool = False
+
+
+Handler = Callable[[Received], None]
+
+
+MAX_EPOCH = 2**30  # sequence numbers (`edge_fl_server.mqtt.journal`) of later epochs do not fit the registry
+
+
+class ServerConnection:
+    """Register handlers with `on`, `on_malformed` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait."""
+
+    def __init__(
+        self,
+        connect: ServerConnect,
+        fleet: str,
+        *,
+        takeover: bool = False,
+        yields: bool = False,
+        workers: bool = False,
+        limits: LeaseLimits = LIMITS,
+    ) -> None:
+        self.topics = Topics(fleet)
+        self.boot = secrets.token_hex(4)
+        self.epoch = 0
+        self.malformed: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
+        self._connect = connect
+        self._takeover, self._yields = takeover, yields
+        topics = self.topics
+        own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"))
+        self._patterns = own if workers else (topics.up(),)  # workers receive the reports
+        self._limits = limits
+        self._handlers: dict[str, list[Handler]] = defaultdict(list)
+        self._on_malformed: list[Callable[[str, str, str], None]] = []
+        self._on_connected: list[Callable[[bool], None]] = []
+        self._on_excess: list[OnExcess] = []
+        self._rate_limit = RateLimit(topics, self._report_excess)
+        self._return_s = 1.0
+        self._closing = threading.Event()
+        self._events: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
+        self._connected = threading.Event()
+        self._steady = True  # the first connection was never lost
+        self._lost = ""
+        self._commands = 0
+        self._handlers["server_state"].append(self._on_server_state)
+        self._thread = threading.Thread(target=self._receive, name="edge-fl-server", daemon=True)
+        self._background = ThreadPoolExecutor(1, "edge-fl-background")
+        self._tasks: set[str] = set()
+        self.transport: Transport | None = None
+
+    def on(self, kind: str, handler: Handler) -> None:
+        """Call `handler` for every message of one kind (`edge_fl.wire.topics.Address.kind`)."""
+        self._handlers[kind].append(handler)
+
+    def on_connected(self, handler: Callable[[bool], None]) -> None:
+        """Call `handler` in the background after every connection, to publish retained messages again.
+
+        Its argument is true if the broker does not know the session: then all retained messages may be lost.
+        """
+        self._on_connected.append(handler)
+
+    def on_malformed(self, handler: Callable[[str, str, str], None]) -> None:
+        """Call `handler` with sender, kind and error of every packet that breaks the protocol."""
+        self._on_malformed.append(handler)
+
+    def on_excess(self, handler: OnExcess) -> None:
+        """Call `handler`, which must not wait, for every device above the rate limit, once per interval."""
+        self._on_excess.append(handler)
+
+    def run_in_background(self, name: str, task: Callable[[], None]) -> None:
+        """Run a task on the background thread, one after the other; skip it if a task of that name is already queued."""
+        if name not in self._tasks:
+            self._tasks.add(name)
+            self._background.submit(self._run_task, name, task)
+
+    def open(self) -> None:
+        """Connect and take the lease. Raises ConnectError without a broker, or if another server is online."""
+        state = self._read_state()
+        replaces = self._takeover or (state and state.yields and not self._yields)
+        if state and state.online and not replaces:
+            if is_alive(self._connect, self.topics, state.boot, self._limits):
+                raise ConnectError(
+                    f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none"
+                    " (--takeover replaces it)",
+                    consequence="this server was not started",
+                )
+            log.warning(
+                "fleet %r: the retained state of server %s says online, but it published no beat for %g s; replacing it",
+                self.topics.fleet,
+                state.boot,
+                self._limits.lease_s,
+            )
+        self.epoch = state.epoch + 1 if state else 1
+        self.transport = self._connect(client_id(self.topics.fleet), self._state(online=False), self._deliver)
+        self._thread.start()
+        threading.Thread(target=self._publish_beats, name="edge-fl-beat", daemon=True).start()
+        self.transport.wait_connected(self._limits.connect_s)
+        if not self._connected.wait(self._limits.connect_s):
+            raise ConnectError(
+                f"fleet {self.topics.fleet!r}: connected, but the receive thread did not start",
+                consequence="stopped",
+            )
+
+    def close(self) -> None:
+        """Publish the state "offline" and disconnect; later calls do nothing."""
+        self._closing.set()
+        transport, self.transport = self.transport, None
+        if transport is None:
+            return
+        try:
+            if not self._lost:
+                transport.publish(self._state(online=False))
+                transport.drain(self._limits.drain_s)
+        except DeadlineError as error:
+            log.warning("closing the connection: %s", error)
+        finally:
+            transport.close()
+            self._background.shutdown(cancel_futures=True)
+            self._events.put(None)
+            self._thread.join(self._limits.drain_s)
+
+    def spread_returns(self, devices: int) -> None:
+        """Publish over how many seconds `devices` devices should spread their reconnections."""
+        needed_s = min(max(devices / self._limits.returns_per_s, 1.0), self._limits.max_return_s)
+        if needed_s > 2 * self._return_s:
+            self._return_s = needed_s
+            self.publish_packet(self._state(online=True))
+
+    def publish(
+        self, topic: str, message: Struct, *, retain: bool = False, expiry_s: float | None = None
+    ) -> None:
+        """Publish a message. Raises ProtocolError if it does not fit the wire."""
+        expiry = None if expiry_s is None else max(1, round(expiry_s))
+        self.publish_packet(Packet(topic, encode(message), retain, expiry_s=expiry))
+
+    def publish_packet(self, packet: Packet) -> None:
+        """Publish a packet unchanged; ignored after `close`."""
+        if self.transport:
+            self.transport.publish(packet)
+
+    def clear_retained(self, topic: str) -> None:
+        """Clear the retained message of a topic."""
+        self.publish_packet(Packet(topic, b"", retain=True))
+
+    def request_rebirth(self, device: str) -> None:
+        """Request a device to publish its capability and state again."""
+        self._commands += 1
+        command = Command(f"{self.boot}-{self._commands}", "rebirth")
+        self.publish(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection has ended for good: another server may have the fleet."""
+        return bool(self._lost)
+
+    def check(self) -> None:
+        """Raise ConnectError if the connection has ended for good."""
+        if self._lost:
+            raise ConnectError(f"fleet {self.topics.fleet!r}: {self._lost}", consequence="this server stops")
+
+    def _state(self, *, online: bool) -> Packet:
+        state = ServerState(online, self.boot, self.epoch, return_s=self._return_s, yields=self._yields)
+        return Packet(self.topics.server_state(), encode(state), retain=True)
+
+    def _read_state(self) -> ServerState | None:
+        topic = self.topics.server_state()
+        payload = read_retained(self._connect, [topic], self._limits).get(topic)
+        try:
+            state = decode(payload, ServerState) if payload else None
+            if state and state.epoch >= MAX_EPOCH:
+                raise ProtocolError(f"epoch {state.epoch}, expected less than {MAX_EPOCH}")
+            return state
+        except ProtocolError as error:
+            log.warning("retained srv/state: %s", error)
+            return None
+
+    def _deliver(self, event: Event) -> None:
+        """Queue an event, on the transport's thread; a full queue makes the broker wait."""
+        if not isinstance(event, Packet) or self._rate_limit.admits(event):
+            self._events.put(event)
+
+    def _report_excess(self, device: str, dropped: int, description: str) -> None:
+        for handler in self._on_excess:
+            handler(device, dropped, description)
+
+    def _receive(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._handle(event)
+            except EdgeFLError as error:
+                log.warning("server: %s", error)
+            except Exception:
+                log.exception("server: a handler failed on %s", type(event).__name__)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Packet():
+                self._receive_packet(event)
+            case Connected():
+                self._on_connection(fresh=not (event.session_present and self._connected.is_set()))
+            case Disconnected(reason, final=True):
+                self.end(f"the broker ended the connection ({reason})")
+            case Disconnected(reason) if self._yields:  # a new connection would end that of a run's server
+                self.end(f"connection lost ({reason})")
+            case Disconnected(reason):
+                self._steady = False
+                log.warning("server: connection lost (%s); reconnecting", reason)
+
+    def _on_connection(self, *, fresh: bool) -> None:
+        if (transport := self.transport) is None:
+            return
+        # Subscribed first: a newer server's retained state must arrive before this one replaces it.
+        transport.subscribe(self.topics.server_state())
+        transport.publish(self._state(online=True))
+        if fresh:
+            for pattern in self._patterns:
+                transport.subscribe(pattern)
+        for number, handler in enumerate(self._on_connected):
+            self.run_in_background(f"connected {number}", partial(handler, fresh))
+        self._connected.set()
+
+    def _publish_beats(self) -> None:
+        while not self._closing.wait(self._limits.beat_s):
+            if not self._lost:
+                beat = encode(Beat(self.boot, self.epoch))
+                self.publish_packet(Packet(self.topics.server_beat(), beat, qos=0))
+
+    def _run_task(self, name: str, task: Callable[[], None]) -> None:
+        self._tasks.discard(name)
+        try:
+            task()
+        except EdgeFLError as error:
+            log.warning("server: %s", error)
+        except Exception:
+            log.exception("server: %s failed", name)
+
+    def _on_server_state(self, received: Received) -> None:
+        """Yield to a newer server, which has the lease: two servers of one name would keep disconnecting each other."""
+        other = received.message
+        if not isinstance(other, ServerState) or (other.epoch, other.boot) <= (self.epoch, self.boot):
+            return
+        if other.epoch >= MAX_EPOCH:
+            log.warning("srv/state: epoch %d, expected less than %d; ignored", other.epoch, MAX_EPOCH)
+            return
+        if self._steady and not other.online:
+            # An earlier server's state, which arrived too late to be read before connecting.
+            self.epoch = other.epoch + 1
+            self.publish_packet(self._state(online=True))
+        else:
+            self.end(f"another server (boot {other.boot}, epoch {other.epoch}) took over")
+
+    def end(self, reason: str) -> None:
+        """End the connection for good, which `check` reports; the state "offline" is not published, it would replace the other server's."""
+        self._lost = reason
+        if self.transport:
+            self.transport.close()
+
+    def _receive_packet(self, packet: Packet) -> None:
+        try:
+            address = self.topics.parse(packet.topic)
+            if address.device and role_of(address.device) != "device":
+                raise ProtocolError(f"{address.device!r} is not a device name")
+            received = Received(address, _content(address.kind, packet), packet.retain)
+        except ProtocolError as error:
+            kind = packet.topic.split("/")[6:7]  # after efl/1/FLEET/d/DEVICE/up
+            sender = self.topics.sender(packet.topic)
+            self.malformed[" ".join([sender, *kind])[:80]] += 1
+            log.warning("%s: %s", one_line(packet.topic), one_line(str(error)))
+            for report in self._on_malformed:
+                report(sender, one_line("".join(kind)[:32]), str(error))
+            return
+        for handler in self._handlers[address.kind]:
+            handler(received)
+
+
+def client_id(fleet: str) -> str:
+    """The server's MQTT client id: one per fleet, so that several fleets can share a broker."""
+    return f"server-{fleet}"
+
+
+def _content(kind: str, packet: Packet) -> Struct | bytes | None:
+    if not packet.payload:
+        return None
+    if kind == "blob":
+        if packet.content_type != SAFETENSORS:
+            raise ProtocolError(f"content type {packet.content_type!r}, expected {SAFETENSORS!r}")
+        return packet.payload
+    if kind not in MESSAGES:
+        raise ProtocolError(f"unexpected message of kind {kind!r}")
+    return decode_cleaned(packet.payload, MESSAGES[kind])

@@ -1,0 +1,63 @@
+"""Connect the server's clients to a broker: the server itself, and readers with a second identity.
+
+A broker that names clients by their certificates disconnects the older of two clients with the same name. A reader must therefore not use
+the server's identity, so the identity folders of server and operator contain a second one, `reader`, which may not publish. A device's
+identity is not accepted: the broker would hide the fleet from it and disconnect the device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from edge_fl.errors import ConfigError
+from edge_fl.wire import identity
+from edge_fl.wire.mqtt.loop import MqttLoop
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.transport import Listener, Packet
+from edge_fl_server.mqtt.reader import ServerConnect
+
+READER = "reader"
+SERVER_ROLES = ("server", "reader", "operator", "worker")
+
+
+def denied(folder: Path | str) -> Path | None:
+    """The file with the names of revoked devices in the folder of the server's identity; None without an identity."""
+    return Path(folder) / identity.DENIED_FILE if folder else None
+
+
+def connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:
+    """A function that connects clients to one broker. Raises ConfigError for an unusable identity."""
+    if (own := identity.certificate_in(folder)) and own.role not in SERVER_ROLES:
+        raise ConfigError(
+            f"{folder}: the identity of {own.name!r} ({own.role}), expected that of the server or the operator, which may read the"
+            " whole fleet (runs/identities/operator)"
+        )
+    server_loop = cache(MqttLoop)
+    server = reader = identity.endpoint(host, port, folder)
+    if folder and (Path(folder) / READER).exists():
+        reader = identity.endpoint(host, port, Path(folder) / READER)
+
+    def connect(
+        client_id: str,
+        will: Packet | None,
+        deliver: Listener,
+        *,
+        session_expiry_s: int = 86400,
+        clean_start: bool = False,
+    ) -> MqttTransport:
+        """Connect the server if there is a will, otherwise a reader.
+
+        The server has its own event loop: its queue is bounded, and a full queue must not delay other connections.
+        """
+        return MqttTransport(
+            server if will else reader,
+            client_id,
+            will,
+            deliver,
+            loop=server_loop() if will else None,
+            session_expiry_s=session_expiry_s,
+            clean_start=clean_start,
+        )
+
+    return connect

@@ -1,0 +1,90 @@
+"""The devices of a fleet according to the broker: their retained states and capabilities, read without a server.
+
+A restarted broker may retain the state of a device that has left since; only an online server detects this. The list therefore includes
+whether a server is online, and from the local registry, if there is one, when a server last received a message of each device, its
+outlier score, and whether its reports count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from edge_fl.errors import ProtocolError
+from edge_fl.wire.messages import MESSAGES, ServerState
+from edge_fl.wire.topics import Topics, checked
+from edge_fl_server.mqtt.device_text import decode_cleaned
+from edge_fl_server.mqtt.devices.roster import Device, fold
+from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
+from edge_fl_server.registry.records import DeviceRecord
+
+LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
+COLUMNS = {
+    "device": "device",
+    "status": "status",
+    "standing": "standing",
+    "score": "outlier score",
+    "tier": "tier",
+    "head": "head",
+    "samples": "samples",
+    "release": "release",
+    "machine": "machine",
+    "activity": "activity",
+    "why": "why",
+    "last_seen": "last seen, UTC",
+    "measured": "measured",
+    "blocked": "blocked because",
+}
+
+
+class DeviceList(NamedTuple):
+    """One row per device, ascending, and whether a server is online."""
+
+    online: bool
+    rows: list[dict[str, object]]
+
+
+def devices(
+    connect: ServerConnect,
+    fleet: str,
+    registered: Mapping[str, DeviceRecord] = {},
+    limits: LeaseLimits = LIMITS,
+) -> DeviceList:
+    """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError."""
+    topics = Topics(checked(fleet, "fleet"))
+    known = {id: Device(id) for id, record in registered.items() if record.blocked}
+    online = False
+    patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
+    for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
+        try:
+            address = topics.parse(topic)
+            message = decode_cleaned(payload, MESSAGES[address.kind])
+        except ProtocolError:
+            continue  # a device with another protocol version
+        if isinstance(message, ServerState):
+            online = message.online
+            continue
+        device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
+        if device:
+            known[address.device] = device
+    return DeviceList(online, [_row(device, registered.get(id)) for id, device in sorted(known.items())])
+
+
+def _row(device: Device, record: DeviceRecord | None) -> dict[str, object]:
+    state, capability = device.state, device.capability
+    return {
+        "device": device.id,
+        "status": state.status if state else "unknown",
+        "standing": record.blocked if record else "",
+        "score": record.outlier_score if record else None,
+        "tier": capability.tier if capability else "",
+        "head": capability.head if capability else "",
+        "samples": capability.samples if capability else 0,
+        "release": state.release if state else 0,
+        "machine": capability.machine if capability else "",
+        "activity": state.activity if state else "",
+        "why": state.why if state else "",
+        "last_seen": record.seen_at[:19].replace("T", " ") if record else "",
+        "measured": "; ".join(capability.notes) if capability else "",
+        "blocked": record.blocked_why if record else "",
+    }

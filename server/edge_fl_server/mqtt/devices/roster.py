@@ -1,0 +1,202 @@
+"""The roster: every device of the fleet with its last state and capability.
+
+`fold` is pure: the known device and one message give the updated device. `Roster` applies it to received messages, waits for devices and
+notifies listeners of changes. A lost device stays in the table but is in no cohort.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl.capability import Tier
+from edge_fl.errors import DeadlineError
+from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
+from edge_fl_server.mqtt.connection import Received, ServerConnection
+from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry.records import DeviceRecord
+
+DeviceId = str
+POLL_S = 0.5
+BATCH_S = 0.02  # to handle many simultaneous messages at once
+MAX_DEVICES = 100_000
+
+AVAILABLE = frozenset({"ready", "alert"})  # "alert": an unresolved failure, but able to work
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: its last state and capability (None: not received yet), and when its last message arrived, on the monotonic clock."""
+
+    id: DeviceId
+    state: DeviceState | None = None
+    capability: Capability | None = None
+    seen_s: float = 0.0
+
+    @property
+    def tier(self) -> Tier | None:
+        return Tier(self.capability.tier) if self.capability else None
+
+    @property
+    def boot(self) -> str:
+        return self.state.boot if self.state else ""
+
+    @property
+    def gone(self) -> bool:
+        return self.state is None or self.state.status in GONE
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take an assignment: present, with a known capability and the same protocol version."""
+        return (
+            self.state is not None
+            and self.state.status in AVAILABLE
+            and self.capability is not None
+            and self.capability.protocol.partition(".")[0] == PROTOCOL.partition(".")[0]
+        )
+
+
+Table = Mapping[DeviceId, Device]
+ChangeListener = Callable[[Device | None, Device], None]  # (before, now)
+
+
+def fold(before: Device, kind: str, message: Struct | bytes | None, now_s: float) -> Device | None:
+    """The device after a message of `kind` "state" or "meta"; None if its cleared state removes it."""
+    match message:
+        case DeviceState(status="lost", boot=boot) if before.state and before.boot != boot:
+            return before  # late will of an older process
+        case DeviceState():
+            return replace(before, state=message, seen_s=now_s)
+        case Capability():
+            return replace(before, capability=message, seen_s=now_s)
+        case None if kind == "state":
+            return None
+    return before
+
+
+def of_tier(devices: Iterable[Device], tier: Tier) -> list[DeviceId]:
+    """The ready devices of one tier, ascending."""
+    return sorted(device.id for device in devices if device.ready and device.tier is tier)
+
+
+class Roster:
+    """The devices of one fleet; created before the connection opens."""
+
+    def __init__(self, connection: ServerConnection, journal: Journal | None = None) -> None:
+        self._connection = connection
+        self._journal = journal or Journal(fleet=connection.topics.fleet)
+        self._devices: dict[DeviceId, Device] = {}
+        self._change = threading.Condition()  # holds a re-entrant lock
+        self._listeners: list[ChangeListener] = []
+        self._duplicates = DuplicateDetector()
+        for kind in ("state", "meta"):
+            connection.on(kind, self._on_message)
+
+    @property
+    def table(self) -> Table:
+        """A copy of all devices."""
+        with self._change:
+            return dict(self._devices)
+
+    def get(self, id: DeviceId) -> Device | None:
+        return self._devices.get(id)
+
+    def samples(self, id: DeviceId) -> int:
+        """The announced number of samples of a device, 0 if unknown."""
+        device = self._devices.get(id)
+        return device.capability.samples if device and device.capability else 0
+
+    def full_devices(self) -> list[DeviceId]:
+        """Ready devices that can train, ascending, without blocked ones."""
+        return self._ready(Tier.FULL)
+
+    def head_devices(self) -> list[DeviceId]:
+        """Ready head-only devices, ascending, without blocked ones."""
+        return self._ready(Tier.HEAD)
+
+    def _ready(self, tier: Tier) -> list[DeviceId]:
+        return [id for id in of_tier(self.table.values(), tier) if not self._journal.blocked(id)]
+
+    def gone_for(self, id: DeviceId) -> float:
+        """Seconds since a device left; 0 while it is present."""
+        device = self._devices.get(id)
+        if device is None:
+            return float("inf")
+        return time.monotonic() - device.seen_s if device.gone else 0.0
+
+    def on_change(self, listener: ChangeListener) -> None:
+        """Call `listener` on the receive thread when the state or capability of a device changes."""
+        self._listeners.append(listener)
+
+    def wait_for(self, *, full: int = 0, heads: int = 0, deadline_s: float) -> None:
+        """Wait until enough devices are ready. Raises DeadlineError, which names the known devices."""
+        until = time.monotonic() + deadline_s
+        with self._change:
+            while len(self.full_devices()) < full or len(self.head_devices()) < heads:
+                self._connection.check()
+                if (left := until - time.monotonic()) <= 0:
+                    raise DeadlineError(
+                        f"fleet {self._connection.topics.fleet!r}: {len(self.full_devices())} full and {len(self.head_devices())} head-only"
+                        f" devices after {deadline_s:g} s, expected {full} and {heads}; known: {self._summary()}",
+                        consequence="the run stops",
+                    )
+                self._change.wait(min(left, POLL_S))
+                self._change.wait_for(lambda: False, BATCH_S)
+
+    def _summary(self) -> str:
+        known = [f"{id} ({_description(device)})" for id, device in sorted(self._devices.items())]
+        return ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "") or "none"
+
+    def _on_message(self, received: Received) -> None:
+        id, message = received.address.device, received.message
+        with self._change:
+            before = self._devices.get(id)
+            now = fold(before or Device(id), received.address.kind, message, time.monotonic())
+            if now is None:
+                self._devices.pop(id, None)
+            elif before or len(self._devices) < MAX_DEVICES:
+                self._devices[id] = now
+            self._change.notify_all()
+            count = len(self._devices)
+        self._connection.spread_returns(count)
+        if received.retained and isinstance(message, DeviceState) and message.status not in GONE:
+            self._connection.request_rebirth(id)
+        if isinstance(message, DeviceState) and message.status != "lost":
+            self._detect_duplicates(id, message.boot)
+        if now is not None and now is not before:
+            self._journal.record_device(_record(self._connection.topics.fleet, now))
+            for listener in self._listeners:
+                listener(before, now)
+
+    def _detect_duplicates(self, id: DeviceId, boot: str) -> None:
+        if boots := self._duplicates.add(id, boot):
+            self._journal.quarantine(
+                id,
+                f"two machines have its identity (boots {boots[0]} and {boots[1]} alternate): revoke it ('edge-fl fleet revoke {id}')"
+                " and enrol your own machine again",
+            )
+
+
+def _record(fleet: str, device: Device) -> DeviceRecord:
+    state = device.state or DeviceState("init", "none")
+    capability = msgspec.to_builtins(device.capability) if device.capability else None
+    return DeviceRecord(
+        fleet=fleet,
+        device=device.id,
+        status=state.status,
+        activity=state.activity,
+        release=state.release,
+        why=state.why,
+        boot=state.boot,
+        capability=capability,
+    )
+
+
+def _description(device: Device) -> str:
+    return f"{device.capability.tier if device.capability else 'unknown'}, {device.state.status if device.state else 'no state'}"

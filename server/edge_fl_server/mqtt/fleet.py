@@ -1,0 +1,351 @@
+"""The fleet of real devices: send a round request to a cohort over MQTT, collect updates until the deadline, close the request.
+
+Devices use the same functions and seeds as `SequentialFleet`, so results are bit-identical to a simulation. A request ends when every
+member has responded, when the others have left for longer than `lost_s`, or at its deadline; members without a response are missing. With
+`max_staleness` the requests of earlier rounds stay open, and late updates on them join the current round.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from statistics import median
+
+from edge_fl.config import MethodSpec
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.tree import to_device
+from edge_fl.methods.contract.method import Method
+from edge_fl.wire.messages import BUDGET_EXHAUSTED, Mode, Report, Request, Round
+from edge_fl_server.mqtt.connection import Received
+from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.session import Server
+from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest
+from edge_fl_server.mqtt.updates.shared_blobs import SharedBlobs
+from edge_fl_server.mqtt.updates.validation import (
+    Terms,
+    Validator,
+    counter_range,
+    expected_of,
+    norm,
+    parts_check,
+)
+from edge_fl_server.registry.records import RequestState
+from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+MAX_DEADLINE_S = 86400.0  # largest value of a message
+
+
+@dataclass(frozen=True)
+class FleetLimits:
+    """Limits of round requests.
+
+    `lost_s`: how long to wait for a member that has left, in case it returns. `max_growth`, `max_weight`: as in
+    `ValidationConfig`. `max_staleness`: for how many rounds an update still counts after its own round; None: late updates do not count
+    and late devices get a "rest".
+    """
+
+    deadline_s: float = 120.0
+    lost_s: float = 5.0
+    max_growth: float = 100.0
+    max_weight: float = 3.0
+    max_staleness: int | None = None
+
+
+LIMITS = FleetLimits()
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """A round request while responses to it count: its broadcasts, and the members that have not responded.
+
+    An update weighs as at most `max_samples` samples (0: no limit).
+    """
+
+    request: RoundRequest
+    broadcasts: SharedBlobs
+    downs: Downs
+    deadline_s: float
+    max_samples: int
+    waiting: set[ClientId]
+
+
+class MqttFleet(Fleet):
+    """Full devices behind a broker. `on_report` receives every report that counts.
+
+    The tensors of updates are moved to the torch device `torch_device`.
+    """
+
+    may_drop_out = True
+
+    def __init__(
+        self,
+        server: Server,
+        run_id: str,
+        spec: MethodSpec,
+        limits: FleetLimits = LIMITS,
+        on_report: Callable[[ClientId, Report], None] = lambda device, report: None,
+        torch_device: str = "cpu",
+    ) -> None:
+        self._connection, self._roster, self._inbox = server.connection, server.roster, server.inbox
+        self._assignments, self._journal = server.assignments, server.journal
+        self._run_id, self._spec, self._limits = run_id, spec, limits
+        self._on_report, self._torch_device = on_report, torch_device
+        self._attempt = 0
+        self._open: dict[str, OpenRequest] = {}  # by id, newest last
+        self._responses: SimpleQueue[Response] = (
+            SimpleQueue()
+        )  # of all open training requests if late updates count
+        self._late: deque[tuple[OpenRequest, Response]] = deque()  # received between rounds
+        self._exhausted: set[ClientId] = set()  # privacy budget exhausted
+        self._weights: dict[ClientId, int] = {}  # of the last update
+        self._roster.on_change(self._on_device_change)
+        self._connection.on("req", self._on_request)
+        self._connection.on_connected(lambda _: self._republish())
+
+    def clients(self) -> Sequence[ClientId]:
+        return self._roster.full_devices()
+
+    def trainable(self) -> Sequence[ClientId]:
+        return [device for device in self.clients() if device not in self._exhausted]
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        """Send the round request at once; the returned iterator collects the updates."""
+        self._close_outdated(step, round)
+        opened = self._open_request(step, round, method, downs)
+        until = time.monotonic() + self._limits.deadline_s
+        self._announce_round()
+        self._journal.add_requests(downs, self._run_id, round, step, opened.request.id)
+        for client, parts in downs.items():
+            self._assignments.assign(
+                client,
+                step,
+                run_id=self._run_id,
+                round=round,
+                id=opened.request.id,
+                down=opened.broadcasts.send(parts),
+                deadline_s=opened.deadline_s,
+            )
+        return self._collect(opened, until)
+
+    def at_work(self) -> Collection[ClientId]:
+        """Members of open training requests without a response, and those whose late updates are still to be aggregated."""
+        if not self._accepts_late:
+            return ()
+        waiting = (client for opened in self._open.values() for client in opened.waiting)
+        return {*waiting, *(response.device for _, response in self._late)}
+
+    def close(self) -> None:
+        """Close all requests, withdraw training assignments, and clear the announced round."""
+        self._close_requests(list(self._open.values()))
+        self._assignments.withdraw_temporary()
+        self._connection.clear_retained(self._connection.topics.round(self._run_id))
+
+    @property
+    def _accepts_late(self) -> bool:
+        return self._limits.max_staleness is not None
+
+    def _open_request(self, mode: Mode, round: int, method: Method, downs: Downs) -> OpenRequest:
+        """Take responses from now on."""
+        self._attempt += 1
+        # The boot id tells the requests of a restarted server apart, the attempt those of one round.
+        id = f"{self._run_id}-{round}-{self._connection.boot}-{self._attempt}"
+        broadcast = next(iter(downs.values()), {})  # the norms of all broadcasts are similar
+        norms = {name: norm(part) for name, part in broadcast.items()}
+        terms = Terms(self._spec, norms, self._limits.max_growth, counter_range(broadcast))
+        expected = expected_of(method, whole=mode == "train")
+        request = RoundRequest(
+            id=id,
+            run_id=self._run_id,
+            round=round,
+            mode=mode,
+            cohort=frozenset(downs),
+            validator=Validator(expected, parts_check(method, terms), self._roster.samples),
+        )
+        deadline_s = self._limits.deadline_s
+        if self._accepts_late and mode == "train":
+            request.responses = self._responses
+            deadline_s = min(deadline_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
+        opened = OpenRequest(
+            request,
+            SharedBlobs(self._connection, deadline_s),
+            downs,
+            deadline_s,
+            self._max_samples(downs),
+            waiting=set(downs),
+        )
+        self._open[id] = opened
+        self._inbox.open(request, terms)
+        return opened
+
+    def _close_outdated(self, mode: Mode, round: int) -> None:
+        """Close the requests whose responses no longer count in the next one; responses received so far do."""
+        staleness = self._limits.max_staleness
+        keep_open = staleness is not None and mode != "personalise"
+        oldest = round - (staleness or 0)
+        outdated = [
+            opened
+            for opened in self._open.values()
+            if not keep_open or opened.request.mode != "train" or opened.request.round < oldest
+        ]
+        for opened in outdated:
+            self._inbox.close(opened.request)
+        while not self._responses.empty():
+            response = self._responses.get()
+            if request := self._open.get(response.report.id):
+                self._late.append((request, response))
+        if not keep_open:
+            self._late.clear()
+        self._close_requests(outdated)
+
+    def _collect(self, opened: OpenRequest, until: float) -> Iterator[Update]:
+        """Yield updates until all members have responded or left, or the deadline; then close the request unless late updates count."""
+        request, stays_open = opened.request, opened.request.responses is self._responses
+        try:
+            while received := self._next_response(request, until):
+                origin, response = received
+                origin.waiting.discard(response.device)
+                if response.counts:
+                    self._on_report(response.device, response.report)
+                    yield self._update(origin, response, request.round)
+                else:
+                    self._log_failure(origin, response)
+        except GeneratorExit:  # the caller has enough updates
+            if not stays_open:
+                self._close_requests([opened], "cancelled", "enough others responded")
+            raise
+        finally:
+            if not stays_open:
+                self._close_requests([opened])
+        if opened.waiting and not stays_open:
+            missing = ", ".join(sorted(opened.waiting))
+            log.warning("%s of round %d: no response from %s", request.mode, request.round, missing)
+
+    def _next_response(self, request: RoundRequest, until: float) -> tuple[OpenRequest, Response] | None:
+        """The next response and its request; None when nothing is left to wait for, at the deadline, or after `close`."""
+        while request.id in self._open:
+            self._connection.check()
+            if self._late and request.responses is self._responses:
+                return self._late.popleft()
+            left_s, waiting = max(until - time.monotonic(), 0.0), self._waiting(request)
+            if not waiting:
+                return None
+            try:
+                response = request.responses.get(timeout=min(left_s, POLL_S))
+            except queue.Empty:
+                gone = all(self._roster.gone_for(device) > self._limits.lost_s for device in waiting)
+                if (
+                    gone or not left_s
+                ):  # checked after the queue: responses may have arrived while the caller was busy
+                    return None
+                continue
+            if origin := self._open.get(response.report.id):  # else a worker's verdict came too late
+                return origin, response
+        return None
+
+    def _log_failure(self, origin: OpenRequest, response: Response) -> None:
+        if response.report.error == BUDGET_EXHAUSTED:
+            self._exhausted.add(response.device)
+        log.warning(
+            "%s, %s of round %d: %s",
+            response.device,
+            origin.request.mode,
+            origin.request.round,
+            response.rejection or f"failed: {response.report.error}",
+            extra={"device": response.device},
+        )
+
+    def _update(self, origin: OpenRequest, response: Response, round: int) -> Update:
+        staleness = round - origin.request.round
+        samples = self._weight(origin, response)
+        return Update(
+            response.device,
+            samples,
+            to_device(response.parts, self._torch_device),
+            dict(response.report.metrics),
+            start=origin.downs[response.device] if staleness else None,
+            staleness=staleness,
+        )
+
+    def _weight(self, origin: OpenRequest, response: Response) -> int:
+        """The samples that an update counts as: bounded by the cohort's median and by twice the device's previous update."""
+        device, claimed = response.device, response.report.samples
+        if not origin.max_samples or origin.request.mode == "evaluate":
+            return claimed
+        samples = min(claimed, origin.max_samples, 2 * self._weights.get(device, claimed))
+        if samples < claimed:
+            text = "%s: update of %d samples counts as %d (validation.max_weight; at most twice its previous update)"
+            log.warning(text, device, claimed, samples, extra={"device": device})
+        self._weights[device] = samples
+        return samples
+
+    def _max_samples(self, cohort: Collection[ClientId]) -> int:
+        """The largest weight of one update: a multiple of the cohort's median of announced samples."""
+        announced = [samples for client in cohort if (samples := self._roster.samples(client))]
+        return round(self._limits.max_weight * median(announced)) if announced else 0
+
+    def _waiting(self, request: RoundRequest) -> set[ClientId]:
+        """Members whose responses go to the queue of `request` and are still missing."""
+        opened = (other for other in self._open.values() if other.request.responses is request.responses)
+        return {client for other in opened for client in other.waiting}
+
+    def _announce_round(self) -> None:
+        """Publish the method spec, and the earliest round for which reports count."""
+        opened = list(self._open.values())
+        if not opened:
+            return
+        round = min(one.request.round for one in opened)
+        deadline_s = max(one.deadline_s for one in opened)
+        message = Round(self._run_id, round, deadline_s, self._spec)
+        topic = self._connection.topics.round(self._run_id)
+        self._connection.publish(topic, message, retain=True, expiry_s=deadline_s)
+
+    def _close_requests(
+        self, requests: Sequence[OpenRequest], state: RequestState = "timed_out", reason: str = "deadline"
+    ) -> None:
+        """Close open requests: later reports are stale, chunks are cleared, devices still working get a "rest"."""
+        for opened in requests:
+            request = opened.request
+            if self._open.pop(request.id, None) is None:
+                continue
+            self._inbox.close(request)
+            self._journal.settle(request.id, state, reason)
+            opened.broadcasts.clear(other.broadcasts for other in self._open.values())
+            for device in sorted(request.cohort):
+                assignment = self._assignments.current(device)
+                if assignment and assignment.id == request.id:
+                    rest_id = f"{request.id}-rest"
+                    self._assignments.assign(
+                        device, "rest", run_id=request.run_id, round=request.round, id=rest_id
+                    )
+
+    def _on_device_change(self, before: Device | None, now: Device) -> None:
+        """Publish the assignment again for a member that restarted during the request."""
+        if now.ready and before and before.boot != now.boot and self._request_of(now.id):
+            self._assignments.republish(now.id)
+
+    def _on_request(self, received: Received) -> None:
+        """Publish missing chunks again."""
+        message = received.message
+        if not (isinstance(message, Request) and message.kind == "chunks"):
+            return
+        if opened := self._request_of(received.address.device):
+            task = partial(opened.broadcasts.republish, message.sha256, message.missing)
+            self._connection.run_in_background(f"chunks {message.sha256}", task)
+
+    def _request_of(self, device: ClientId) -> OpenRequest | None:
+        """The open request that a device works on: at most one at a time."""
+        return next((opened for opened in list(self._open.values()) if device in opened.waiting), None)
+
+    def _republish(self) -> None:
+        self._announce_round()
+        for opened in list(self._open.values()):
+            opened.broadcasts.republish_all()

@@ -1,0 +1,212 @@
+"""A running server's access to the registry: device states, requests, accepted and rejected reports.
+
+An accepted report is stored before it is acknowledged, so that it never counts twice, also after a restart. Device states are written in
+batches by a separate thread, which also reads the devices that other processes have quarantined or revoked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from msgspec.structs import replace
+
+from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.wire.messages import Mode, Report
+from edge_fl.wire.topics import role_of
+from edge_fl_server.mqtt.device_text import one_line
+from edge_fl_server.registry import Database, devices, reports, runs
+from edge_fl_server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
+
+log = logging.getLogger(__name__)
+
+WRITE_INTERVAL_S = 0.5
+SEQUENCES_PER_EPOCH = 2**32
+BENIGN = frozenset({"stale_round", "not_in_cohort", "unknown_release", "extractor", "malformed"})
+"""Rejection reasons that are stored but do not lead to quarantine: correct devices cause them too, or the report was unreadable."""
+
+
+class Journal:
+    """The registry of one fleet, from any thread; in memory without a database.
+
+    A device is quarantined after `quarantine_after` reports that a correct device never sends (0: never); its reports do not count then.
+    `denied` is the file with the names of revoked devices next to the server's identity, which `fleet revoke` writes; the registry repeats
+    it for lists, the dashboard and workers. Sessions older than the revocation may still be open, and their reports do not count either.
+    """
+
+    def __init__(
+        self,
+        db: Database | None = None,
+        fleet: str = "main",
+        *,
+        quarantine_after: int = 3,
+        denied: Path | None = None,
+    ) -> None:
+        self.db, self.fleet = db or Database.open(), fleet
+        self._quarantine_after = quarantine_after
+        self._denied = denied
+        self._blocked = self._read_blocked()
+        self._pending: dict[str, DeviceRecord] = {}
+        self._excess: list[tuple[str, int, str]] = []
+        self._first = self._sequence = 0
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self.on_failure: Callable[[str], None] = lambda reason: None
+        self._thread = threading.Thread(target=self._run, name="edge-fl-journal", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._thread.join(10.0)
+        self._write_pending()
+        # Only devices last seen by this server: another one may have taken the fleet over.
+        self._mark_unknown(range(self._first, self._sequence + 1))
+
+    def begin(self, epoch: int) -> None:
+        """Number device states from now on, above those of all earlier servers.
+
+        States received between the connection and this call have waited for their numbers. Devices that were present under an earlier
+        server and have sent nothing since become "unknown", because they may have left while no server was online.
+        """
+        with self._lock:
+            # Not below those in the registry: an unreadable retained state makes the epoch start anew.
+            last = max((known.seen_sequence for known in devices.listed(self.db, self.fleet)), default=0)
+            self._first = self._sequence = max(epoch * SEQUENCES_PER_EPOCH, last + 1)
+            waiting = frozenset(self._pending)
+            for record in self._pending.values():
+                self._enqueue(record)
+        self._mark_unknown(exclude=waiting)
+
+    def blocked(self, device: str) -> str:
+        """Why the reports of a device do not count: "quarantined", "revoked", or "" if they do."""
+        return self._blocked.get(device, "")
+
+    def record_device(self, record: DeviceRecord) -> None:
+        """Store the state of a device, soon after `begin` or at the end."""
+        with self._lock:
+            self._enqueue(record)
+
+    def record_excess(self, device: str, dropped: int, description: str) -> None:
+        """Store soon that messages of a device were dropped above the rate limit; this counts as one rejection."""
+        with self._lock:
+            self._excess.append((device, dropped, description))
+
+    def is_accepted(self, device: str, id: str) -> bool:
+        """Whether the report `id` of a device was accepted before."""
+        return reports.is_accepted(self.db, self.fleet, device, id)
+
+    def accept(self, device: str, run: str, round: int, report: Report) -> None:
+        """Store an accepted report and end its request. Raises RunError if that fails: the report must not be acknowledged then."""
+        reports.accept(self.db, reports.record_of(self.fleet, device, run, round, report))
+        self.settle(report.id, "failed" if report.error else "succeeded", report.error, device=device)
+
+    def record_screening(
+        self, run: str, round: int, scores: Mapping[str, float], outliers: Mapping[str, str]
+    ) -> None:
+        """Store the outlier scores of a round's updates, and each outlier's reason as a rejection that leads to quarantine."""
+        devices.score(self.db, self.fleet, scores)
+        for device, why in outliers.items():
+            self._reject(Rejection(self.fleet, device, "", run, round, "outlier", why))
+
+    def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
+        """Store a rejected report; quarantine the device after too many."""
+        self._reject(Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000]))
+        if reason not in BENIGN:
+            self.settle(id, "rejected", reason, device=device)
+
+    def quarantine(self, device: str, why: str) -> None:
+        """Quarantine a device: its reports do not count from now on."""
+        devices.quarantine(self.db, self.fleet, device, why)
+        self._blocked = {**self._blocked, device: "quarantined"}
+        log.error("%s: quarantined: %s", device, why, extra={"device": device})
+
+    def add_requests(self, cohort: Iterable[str], run: str, round: int, mode: Mode, id: str) -> None:
+        """Store the requests to the devices of a cohort."""
+        runs.add_requests(
+            self.db, [RequestRecord(self.fleet, device, id, run, round, mode) for device in cohort]
+        )
+
+    def settle(self, id: str, state: RequestState, reason: str = "", *, device: str | None = None) -> None:
+        """End the request `id` of one device, or of all devices where it is still open."""
+        runs.settle_requests(self.db, self.fleet, id, state, reason, device=device)
+
+    def _reject(self, rejection: Rejection) -> None:
+        after = 0 if rejection.reason in BENIGN else self._quarantine_after
+        if why := reports.reject(self.db, rejection, quarantine_after=after):
+            device = rejection.device
+            self._blocked = {**self._blocked, device: "quarantined"}
+            log.warning("%s: quarantined: %s", device, why, extra={"device": device})
+
+    def _enqueue(self, record: DeviceRecord) -> None:
+        self._sequence += 1
+        self._pending[record.device] = replace(record, seen_sequence=self._sequence)
+
+    def _mark_unknown(self, sequences: range = devices.ANY_SEQUENCE, exclude: Container[str] = ()) -> None:
+        try:
+            devices.mark_unknown(self.db, self.fleet, sequences, exclude)
+        except EdgeFLError as error:
+            log.warning("%s; the registry still shows the last known states of devices", error)
+
+    def _read_blocked(self) -> dict[str, str]:
+        blocked = devices.blocked(self.db, self.fleet)
+        if self._denied:
+            revoked = {name for name in _read_names(self._denied) if role_of(name) == "device"}
+            if revoked != {device for device, why in blocked.items() if why == "revoked"}:
+                devices.set_revoked(self.db, self.fleet, revoked)
+                blocked = devices.blocked(self.db, self.fleet)
+        return blocked
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(WRITE_INTERVAL_S):
+                self._write_pending()
+        except Exception as error:
+            log.exception("journal: device states are no longer stored")
+            self.on_failure(f"device states cannot be stored in the registry: {error}")
+
+    def _write_pending(self) -> None:
+        records: dict[str, DeviceRecord] = {}
+        with self._lock:
+            excess, self._excess = self._excess, []
+            if self._first or self._closing.is_set():
+                records, self._pending = self._pending, records
+        try:
+            if records:
+                devices.record(self.db, records.values())
+            while excess:
+                self._write_excess(*excess[0])
+                del excess[0]
+            self._blocked = self._read_blocked()
+        except EdgeFLError as error:
+            log.warning("%s", error)
+            with self._lock:
+                self._pending = {**records, **self._pending}
+                self._excess = [*excess, *self._excess]
+
+    def _write_excess(self, device: str, dropped: int, description: str) -> None:
+        log.warning("%s: %s", one_line(device), description, extra={"device": device})
+        devices.count_dropped(self.db, self.fleet, device, dropped)
+        if not self.blocked(device):
+            self._reject(Rejection(self.fleet, device, "", "", 0, "flooding", description))
+
+
+def _read_names(path: Path) -> list[str]:
+    """Names separated by white space; empty without the file."""
+    try:
+        return path.read_text().split()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: {error}; expected the names of revoked devices",
+            consequence="the names read before stay revoked",
+        ) from error

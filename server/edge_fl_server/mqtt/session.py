@@ -1,0 +1,77 @@
+"""A connected server: its connection with the fleet's lease, roster, inbox, assignments and journal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from edge_fl.wire.messages import Log
+from edge_fl_server.mqtt.connection import Received, ServerConnection
+from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
+from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.updates.inbox import Inbox
+from edge_fl_server.mqtt.updates.workers import SharedInbox
+
+log = logging.getLogger(__name__)
+
+LEVELS = logging.getLevelNamesMapping()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A connected server."""
+
+    connection: ServerConnection
+    roster: Roster
+    inbox: Inbox
+    assignments: Assignments
+    journal: Journal
+
+    @classmethod
+    def of(cls, connection: ServerConnection, journal: Journal, *, workers: bool = False) -> Server:
+        """Register all handlers on a connection that is not open yet."""
+        connection.on("log", _log_device_line)
+        return cls(
+            connection=connection,
+            roster=Roster(connection, journal),
+            inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
+            assignments=Assignments(connection),
+            journal=journal,
+        )
+
+
+@contextmanager
+def connected(
+    connect: ServerConnect,
+    journal: Journal,
+    *,
+    takeover: bool = False,
+    yields: bool = False,
+    workers: bool = False,
+) -> Iterator[Server]:
+    """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.
+
+    A server that `yields` gives the fleet to one that does not. With `workers` other processes receive the reports
+    (`edge_fl_server.mqtt.updates.workers`).
+    """
+    connection = ServerConnection(connect, journal.fleet, takeover=takeover, yields=yields, workers=workers)
+    server = Server.of(connection, journal, workers=workers)
+    journal.on_failure = connection.end
+    try:
+        connection.open()
+        journal.begin(connection.epoch)
+        clear_leftover_assignments(connection, connect)
+        yield server
+    finally:
+        server.inbox.stop()
+        connection.close()
+
+
+def _log_device_line(received: Received) -> None:
+    if isinstance(received.message, Log):
+        device, line = received.address.device, received.message
+        log.log(LEVELS[line.level.upper()], "%s: %s", device, line.text, extra={"device": device})

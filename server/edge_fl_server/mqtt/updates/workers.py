@@ -1,0 +1,226 @@
+"""Several processes that receive the reports of one fleet: workers share an MQTT 5 subscription, the coordinator runs the rounds.
+
+The broker delivers each report and each chunk to one of the workers (`$share`). Workers put them together in the registry (PostgreSQL, or
+SQLite on one machine), validate and acknowledge them. The coordinator sends round requests and reads the validated reports from the
+registry. If a worker crashes, devices send again what it had not acknowledged, to the other workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Self
+
+import msgspec
+
+from edge_fl.errors import EdgeFLError, ProtocolError
+from edge_fl.learn.tree import from_arrays
+from edge_fl.methods import build_method
+from edge_fl.wire import tensors
+from edge_fl.wire.blob import split
+from edge_fl.wire.messages import Ack, Report, encode
+from edge_fl.wire.topics import Address, Topics
+from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
+from edge_fl_server.mqtt.connection import Received, ServerConnection
+from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.rate_limit import RateLimit
+from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
+from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, Verdict
+from edge_fl_server.mqtt.updates.validation import Terms, Validator, expected_of, parts_check
+from edge_fl_server.registry import devices, shared_reports
+from edge_fl_server.registry.shared_reports import ReportState, SharedReport, SharedRequest
+
+log = logging.getLogger(__name__)
+
+GROUP = "agg"
+POLL_S = 0.1
+
+
+def shared(pattern: str) -> str:
+    """The shared subscription to a pattern: the broker delivers each message to one worker."""
+    return f"$share/{GROUP}/{pattern}"
+
+
+class UpdateWorker:
+    """Receive reports and chunks until closed. A context manager."""
+
+    def __init__(self, connect: ServerConnect, journal: Journal) -> None:
+        self._topics, self._journal, self._db = Topics(journal.fleet), journal, journal.db
+        self.received = 0
+        self._rate_limit = RateLimit(self._topics, journal.record_excess)
+        self._ready = threading.Event()
+        self._transport: Transport = connect(
+            f"worker-{journal.fleet}-{secrets.token_hex(3)}", None, self._on_event, session_expiry_s=0
+        )
+        self._ready.set()
+
+    def __enter__(self) -> Self:
+        self._transport.wait_connected(30.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
+
+    def _on_event(self, event: Event) -> None:
+        """Handle an event on the transport's thread: the broker sends the next message after this one is stored."""
+        if isinstance(event, Connected):
+            self._ready.wait()  # the broker may answer before `_transport` is assigned
+            self._transport.subscribe(shared(self._topics.report("+", "+", "+")))
+            self._transport.subscribe(shared(self._topics.blob("+", "+", "+")))
+        elif isinstance(event, Packet) and event.payload and self._rate_limit.admits(event):
+            try:
+                self._on_packet(self._topics.parse(event.topic), event)
+            except ProtocolError as error:
+                log.warning("%s: %s", one_line(event.topic), one_line(str(error)))
+            except EdgeFLError as error:  # not acknowledged, so the device sends it again
+                log.warning("worker: %s", error)
+
+    def _on_packet(self, address: Address, packet: Packet) -> None:
+        device = address.device
+        if address.kind == "rpt":
+            report, (run, round) = decode_cleaned(packet.payload, Report), address.path
+            self._on_report(device, run, int(round), report)
+        elif address.kind == "blob" and packet.content_type == SAFETENSORS:
+            id, index = address.path
+            expected = id.startswith(shared_reports.RELEASE_PREFIX) or self._request(id)
+            if expected and not self._journal.blocked(device):
+                shared_reports.add_chunk(
+                    self._db, self._journal.fleet, device, id, int(index), packet.payload
+                )
+                self._validate(device, id)
+
+    def _on_report(self, device: str, run: str, round: int, report: Report) -> None:
+        self.received += 1
+        request = self._request(report.id)
+        if reason := self._journal.blocked(device):
+            self._acknowledge(device, Verdict(report.id, "rejected", reason))
+        elif self._journal.is_accepted(device, report.id):
+            self._acknowledge(device, Verdict(report.id, "duplicate"))
+        elif report.kind != "head" and (request is None or (run, round) != (request.run, request.round)):
+            self._reject(device, run, round, report.id, STALE)
+        elif request and device not in request.cohort:
+            self._reject(device, run, round, report.id, "not_in_cohort")
+        else:
+            shared_reports.add_report(self._db, self._journal.fleet, device, run, round, report)
+            self._validate(device, report.id)
+
+    def _validate(self, device: str, id: str) -> None:
+        """Validate a report if it is complete, store the result, then acknowledge it."""
+        request = self._request(id)
+
+        def validate(report: Report, chunks: Mapping[int, bytes]) -> tuple[ReportState, str] | None:
+            if report.kind == "head":
+                complete = report.blob is None or report.error or len(chunks) >= len(report.blob.chunks)
+                return ("passed", "") if complete else None
+            if request is None:
+                return "rejected", STALE
+            verdict = self._verdict(request, device, report, chunks)
+            return None if verdict is None else ("rejected" if verdict.reason else "accepted", verdict.reason)
+
+        shared = shared_reports.validate_report(self._db, self._journal.fleet, device, id, validate)
+        if shared is None or shared.state == "passed":
+            return
+        if shared.reason:
+            self._reject(device, shared.run, shared.round, id, shared.reason)
+        else:
+            self._journal.accept(device, shared.run, shared.round, shared.report)
+            self._acknowledge(device, Verdict(id, "accepted"))
+
+    def _verdict(
+        self, request: SharedRequest, device: str, report: Report, chunks: Mapping[int, bytes]
+    ) -> Verdict | None:
+        """The verdict of a single server on the same report and chunks."""
+        terms = msgspec.convert(request.terms, Terms)
+        method = build_method(terms.spec).at(max(request.round, 1))
+        expected = expected_of(method, whole=request.mode == "train")
+        round_request = RoundRequest(
+            id=request.id,
+            run_id=request.run,
+            round=request.round,
+            mode=request.mode,
+            cohort=[device],
+            validator=Validator(expected, parts_check(method, terms), self._samples),
+        )
+        verdict = round_request.take_report(device, report)
+        for index, payload in chunks.items():
+            verdict = verdict or round_request.take_chunk(device, index, payload)
+        return verdict
+
+    def _samples(self, device: str) -> int:
+        record = devices.get(self._db, self._journal.fleet, device)
+        return int((record.capability or {}).get("samples", 0)) if record else 0
+
+    def _request(self, id: str) -> SharedRequest | None:
+        return shared_reports.get_request(self._db, self._journal.fleet, id)
+
+    def _reject(self, device: str, run: str, round: int, id: str, reason: str) -> None:
+        self._journal.reject(device, run, round, id, reason)
+        self._acknowledge(device, Verdict(id, "rejected", reason))
+
+    def _acknowledge(self, device: str, verdict: Verdict) -> None:
+        ack = Ack(verdict.id, verdict.status, verdict.reason)
+        self._transport.publish(Packet(self._topics.ack(device), encode(ack), expiry_s=ACK_EXPIRY_S))
+
+
+class SharedInbox(Inbox):
+    """The coordinator's inbox: validated reports come from the registry; reports of heads are validated here."""
+
+    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
+        super().__init__(connection, journal)
+        self._round_requests: dict[str, RoundRequest] = {}
+        shared_reports.clear(journal.db, journal.fleet)
+        self._closing = threading.Event()
+        threading.Thread(target=self._poll, name="edge-fl-shared-reports", daemon=True).start()
+
+    def open(self, round_request: RoundRequest, terms: Terms) -> None:
+        self._round_requests[round_request.id] = round_request
+        request = SharedRequest(
+            fleet=self.journal.fleet,
+            id=round_request.id,
+            run=round_request.run_id,
+            round=round_request.round,
+            mode=round_request.mode,
+            cohort=sorted(round_request.cohort),
+            terms=msgspec.to_builtins(terms),
+        )
+        shared_reports.open_request(self.journal.db, request)
+
+    def close(self, round_request: RoundRequest) -> None:
+        super().close(round_request)
+        shared_reports.close_request(self.journal.db, self.journal.fleet, round_request.id)
+        self._round_requests.pop(round_request.id, None)
+
+    def stop(self) -> None:
+        """Stop reading the registry."""
+        self._closing.set()
+
+    def _poll(self) -> None:
+        while not self._closing.wait(POLL_S):
+            try:
+                for shared in shared_reports.validated(self.journal.db, self.journal.fleet):
+                    self._deliver(shared)
+                    shared_reports.remove(self.journal.db, shared.number)
+            except EdgeFLError as error:
+                log.warning("%s", error)
+
+    def _deliver(self, shared: SharedReport) -> None:
+        round_request, report = self._round_requests.get(shared.id), shared.report
+        if shared.state == "passed":
+            self._on_report(Received(Address("rpt", shared.device, (shared.run, str(shared.round))), report))
+            if shared.payload and report.blob:
+                for index, chunk in enumerate(split(shared.payload, report.blob.chunk_bytes)):
+                    address = Address("blob", shared.device, (report.id, str(index)))
+                    self._on_chunk(Received(address, bytes(chunk)))
+        elif round_request and shared.device not in round_request.verdicts:  # it counts once
+            round_request.verdicts[shared.device] = (
+                Verdict(shared.id, "rejected", shared.reason)
+                if shared.reason
+                else Verdict(shared.id, "accepted")
+            )
+            self.counts[shared.reason or shared.state] += 1
+            parts = from_arrays(tensors.unpack(shared.payload)) if shared.payload else {}
+            round_request.responses.put(Response(shared.device, report, parts, shared.reason))

@@ -1,0 +1,290 @@
+"""A run's deployment to devices: wait for devices, release the extractor, wait for heads on it, record rounds in the registry.
+
+The first release comes after round 1, so that heads serve early; then every `release.every` rounds, and after the last.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isnan
+from pathlib import Path
+
+import msgspec
+
+from edge_fl.console.progress import Progress
+from edge_fl.errors import DeadlineError, StoppedError
+from edge_fl.files import atomic
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.aggregation.screening import Screen
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract.method import Method
+from edge_fl.metrics import summarise_reports
+from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
+from edge_fl_server.mqtt.session import Server
+from edge_fl_server.orchestrate.setup import RunSetup
+from edge_fl_server.registry import Database, releases, runs
+from edge_fl_server.registry.records import ReleaseRecord, RoundRecord, RunRecord
+from edge_fl_server.release import quantise, website
+from edge_fl_server.release.export import Quantiser
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.unsupported import rest_head_devices
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.totals import RunTotals
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
+
+log = logging.getLogger(__name__)
+
+MAX_NAMES = 8  # devices named in one message
+
+
+class Deployment(RunHooks):
+    """The devices' side of a run: full devices train (`devices`), head-only devices receive releases."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        server: Server,
+        results: Results,
+        totals: RunTotals,
+        progress: Progress,
+        home: Path,
+    ) -> None:
+        self._setup, self._server, self._results = setup, server, results
+        self._totals, self._progress = totals, progress
+        self._rejected: Counter[str] = Counter()
+        self._use_head_updates = True
+        max_norm = setup.recipe.validation.max_norm
+        self._screen = Screen(max_norm) if max_norm else None
+        self._rollout = self._make_rollout(home)
+        self.devices = self._make_devices()
+
+    def close(self) -> None:
+        """Withdraw assignments and stop publishing."""
+        self.devices.close()
+        if self._rollout:
+            self._rollout.close()
+
+    def rejected(self) -> Mapping[str, int]:
+        """Reports and packets that were rejected since the last call, by reason: late, malformed, outlier (dropped update), ..."""
+        new = self._server.inbox.counts - self._rejected
+        self._rejected.update(new)
+        new["outlier"] = len(self._screen.dropped) if self._screen else 0
+        return {reason: count for reason, count in sorted(new.items()) if count and reason != "accepted"}
+
+    def before_round(self, round: int) -> None:
+        self._wait_for_devices()
+
+    def head_updates(self) -> Sequence[Update]:
+        return self._rollout.head_updates.take() if self._rollout and self._use_head_updates else ()
+
+    def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        return self._screen.round(updates, shared) if self._screen else updates
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        """Note the round in the registry, release if due. Raises StoppedError if the registry asks the run to stop."""
+        recipe, method = self._setup.recipe, self._setup.method.at(result.round)
+        runs.record_round(self._server.journal.db, _registry_record(self._results.id, result))
+        self._record_screening(result.round)
+        if result.round < recipe.rounds and is_due(result.round, recipe.release.every):
+            self._release(method, result.shared, result.round, collect=not method.head_tier.final)
+        record = runs.get(self._server.journal.db, self._results.id)
+        if record and record.desired == "stopped":
+            raise StoppedError(
+                f"run {self._results.id} stopped on request; resume it with `edge-fl server run --resume {self._results.path}`"
+            )
+
+    def _record_screening(self, round: int) -> None:
+        """Store the outlier scores of devices; repeated outliers are quarantined."""
+        if self._screen:
+            for id, why in self._screen.dropped.items():
+                log.warning(
+                    "round %d: the update of %s was not used: %s", round, id, why, extra={"device": id}
+                )
+            table = self._server.roster.table
+            scores = {id: score for id, score in self._screen.scores.items() if id in table}
+            outliers = {id: why for id, why in self._screen.outliers.items() if id in table}
+            self._server.journal.record_screening(self._results.id, round, scores, outliers)
+
+    def before_final(self, method: Method, shared: Parts, round: int) -> None:
+        """Release before the final personalisation if heads contribute to it, and give devices time to return."""
+        self._use_head_updates = method.head_tier.final
+        if self._use_head_updates and self._rollout:
+            self._release(method, shared, round, collect=True)
+            self._wait_for_heads(announce=True)
+        try:
+            self._wait_for_devices()
+        except DeadlineError as error:
+            self._progress.print(f"final personalisation without the missing devices: {error}")
+
+    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        """Release the final extractor and wait for heads on it."""
+        if self._rollout:
+            self._release(result.method, result.shared, result.round)
+            self._wait_for_heads(announce=True)
+
+    def _wait_for_devices(self) -> None:
+        recipe, roster = self._setup.recipe, self._server.roster
+        needed = 0 if recipe.source == "simulated" else recipe.cohort.min_devices
+        if (online := len(roster.full_devices())) < needed:
+            self._progress.print(f"waiting for {needed} full devices, {online} online")
+            roster.wait_for(full=needed, deadline_s=recipe.cohort.wait_s)
+
+    def _release(self, method: Method, shared: Parts, round: int, *, collect: bool = False) -> None:
+        """Export, sign and roll out the extractor. With `collect` devices send head updates on it."""
+        if self._rollout is None:
+            return
+        self._wait_for_heads(announce=False)
+        setup, run_id = self._setup, self._results.id
+        manifest = self._rollout.release(
+            method, shared, setup.spec, run_id=run_id, round=round, collect=collect
+        )
+        method.net.to(setup.device)  # the export moved it to the CPU
+        atomic.write(
+            self._results.artefacts / f"release-{manifest.release}.json",
+            msgspec.json.format(msgspec.json.encode(manifest)),
+        )
+        journal, extractor = self._server.journal, manifest.extractor
+        releases.record(
+            journal.db,
+            ReleaseRecord(
+                fleet=journal.fleet,
+                release=manifest.release,
+                run=run_id,
+                round=round,
+                method=setup.recipe.method.name,
+                extractor=extractor.sha256,
+                bytes=extractor.bytes,
+            ),
+        )
+        heads = len(self._server.roster.head_devices())
+        self._progress.print(
+            f"release {manifest.release} after round {round}: {extractor.bytes / 1024:.0f} KiB for {heads} head-only devices"
+        )
+
+    def _wait_for_heads(self, *, announce: bool) -> None:
+        """Wait until heads on the current release have reported, within the limits; devices without a report are named."""
+        rollout, limits = self._rollout, self._setup.recipe.release
+        if rollout is None or rollout.current is None:
+            return
+        if announce:
+            if rollout.missing():
+                self._progress.print(f"waiting for heads on release {rollout.current.release}")
+            self._finish_rollout(rollout)
+        missing = rollout.wait(limits.heads, limits.wait_s)
+        if missing:
+            names = ", ".join(missing[:MAX_NAMES]) + (", ..." if len(missing) > MAX_NAMES else "")
+            count = "1 device" if len(missing) == 1 else f"{len(missing)} devices"
+            self._progress.print(
+                f"release {rollout.current.release}: {count} did not report within {limits.wait_s:g} s: {names}"
+            )
+
+    def _finish_rollout(self, rollout: RolloutCoordinator) -> None:
+        """Wait until a roll-out in stages has ended or paused."""
+        stages = rollout.stages
+        if stages is None or not stages.gated:
+            return
+        rollout.rest(len(stages.shares) * stages.plan.stage_wait_s)
+        stages = rollout.stages or stages
+        if stages.state != "completed":
+            where = f"{stages.state} in stage {stages.stage + 1} of {len(stages.shares)}"
+            self._progress.print(
+                f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'"
+            )
+
+    def _make_rollout(self, home: Path) -> RolloutCoordinator | None:
+        """None for a method without an extractor to release; head-only devices get a rest assignment."""
+        recipe, server, method = self._setup.recipe, self._server, self._setup.method
+        if not method.exports:
+            self._progress.print(
+                f"{method.title} shares no extractor: head-only devices receive nothing from this run"
+            )
+            rest_head_devices(server, self._results.id, method.title)
+            return None
+        repository = Repository(home / recipe.broker.fleet)
+        if recipe.release.website:
+            website.keep(repository, Path(recipe.release.website))
+        options = RolloutOptions(
+            recipe.release.rollout,
+            run_id=self._results.id,
+            quantiser=self._quantiser(),
+            watch=self._progress,
+        )
+        return RolloutCoordinator(
+            server, repository, options, on_report=self._totals.note, torch_device=self._setup.device
+        )
+
+    def _make_devices(self) -> MqttFleet:
+        cohort, validation = self._setup.recipe.cohort, self._setup.recipe.validation
+        staleness = cohort.max_staleness if cohort.buffer_size else None
+        limits = FleetLimits(
+            cohort.deadline_s,
+            max_growth=validation.max_growth,
+            max_weight=validation.max_weight,
+            max_staleness=staleness,
+        )
+        return MqttFleet(
+            self._server,
+            self._results.id,
+            self._setup.spec,
+            limits,
+            on_report=self._totals.note,
+            torch_device=self._setup.device,
+        )
+
+    def _quantiser(self) -> Quantiser | None:
+        """What makes int8 variants, calibrated on the simulated clients' data or the server's copy of the dataset."""
+        gate = self._setup.recipe.release.quantise
+        if not gate.int8:
+            return None
+        study = self._setup.study or studies.prepare(self._setup.recipe)
+        data = list(study.data().values())
+        return quantise.quantiser(data, gate, self._setup.spec.seed, self._progress.print)
+
+
+@contextmanager
+def registered(db: Database, results: Results) -> Iterator[None]:
+    """Enter the run into the registry while it goes on, and its final state afterwards."""
+    recipe = results.recipe()
+    runs.begin(
+        db,
+        RunRecord(
+            run=results.id,
+            fleet=recipe.broker.fleet,
+            method=recipe.method.name,
+            dataset=recipe.data.dataset,
+            source=recipe.source,
+            rounds=recipe.rounds,
+            folder=str(results.path.absolute()),
+        ),
+    )
+    try:
+        yield
+    finally:
+        state = Results.open(results.path).state()
+        if state.state != "running":
+            runs.end(db, results.id, state.state, state.reason)
+
+
+def is_due(round: int, every: int) -> bool:
+    """Whether a release follows this round: 1, 1 + every, 1 + 2 * every, ... The release after the last round is separate."""
+    return every > 0 and (round - 1) % every == 0
+
+
+def _registry_record(run: str, result: RoundResult) -> RoundRecord:
+    summaries = summarise_reports(list(result.metrics.values()))
+    return RoundRecord(
+        run,
+        result.round,
+        len(result.selected),
+        len(result.responded),
+        result.seconds,
+        result.bytes_down,
+        result.bytes_up,
+        {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()},
+    )

@@ -1,0 +1,212 @@
+"""Run a recipe: from the request to a results folder that ends in one named state, simulated or with devices.
+
+    request -> setup -> results folder -> fleet -> execute (rounds, final personalisation) -> summary
+
+The source names whose data the shared parts are trained on: `fleet` (on the devices; the server uses only the dataset's shape, mean, std
+and
+class names), `simulated` (clients in this process) or `hybrid` (both in one cohort). With a broker, head-only devices get releases
+under all three.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from edge_fl import logs
+from edge_fl.config import MAX_CLASSES, Recipe
+from edge_fl.console.output import print_status
+from edge_fl.console.progress import Progress
+from edge_fl.errors import ConfigError
+from edge_fl.metrics import summarise_reports
+from edge_fl_server.mqtt.connector import denied
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import Server, connected
+from edge_fl_server.orchestrate import setup as setups
+from edge_fl_server.orchestrate.deployment import Deployment, registered
+from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
+from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
+from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.runs import checkpoint
+from edge_fl_server.runs.checkpoint import Checkpoint
+from edge_fl_server.runs.recorder import Recorder
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.totals import RunTotals
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.hybrid import HybridFleet
+from edge_fl_server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
+
+
+def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, RunResult]:
+    """Run the request's recipe; `hooks` are called after the recorder's.
+
+    Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices connect, RunError when a
+    round misses its quorum. A run whose privacy budget ends early is complete: `RunResult.exhausted` is set. KeyboardInterrupt ends the
+    run as "stopped"; everything measured so far is in the folder, and no assignment to train remains on the broker.
+    """
+    saved = _checkpoint(Results.open(request.resume), request.recipe) if request.resume else None
+    setup = setups.prepare(_same_engine(request))
+    _require_same_data(request, setup)
+    if request.connect:
+        _require_few_classes(setup)
+    elif setup.study:
+        print_status(setup.study.histogram())
+    with ExitStack() as stack:
+        server = _connect(request, stack) if request.connect else None
+        results = _results(request, setup, saved)
+        logs.set_context(run=results.id)
+        if server:
+            stack.enter_context(registered(server.journal.db, results))
+        with results, Progress() as progress:
+            results.track(request.track, after=_after(request, saved))
+            source = f"source {setup.recipe.source}"
+            progress.print(
+                f"run {results.path}: {setup.method.title} on {setup.recipe.data.dataset}, {source}"
+            )
+            if saved:
+                progress.print(f"resumed after round {saved.round}")
+            shown = CombinedHooks(_RoundLines(setup.recipe.rounds, progress), hooks or RunHooks())
+            outcome = _execute(setup, server, results, progress, saved, request.home, shown)
+            unmeasured = runs.unmeasured(server.journal.db, results.id) if server else ""
+            if unmeasured:
+                progress.print(unmeasured)
+            reasons = [reason for reason in (str(outcome.exhausted or ""), unmeasured) if reason]
+            results.finish("budget_exhausted" if outcome.exhausted else "completed", "; ".join(reasons))
+    return results, outcome
+
+
+class _RoundLines(RunHooks):
+    """Print one line per round."""
+
+    def __init__(self, rounds: int, progress: Progress) -> None:
+        self._rounds, self._progress = rounds, progress
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        line = (
+            f"round {result.round}/{self._rounds}: {len(result.responded)} of {len(result.selected)} clients"
+        )
+        line += f" responded, {result.seconds:.1f} s"
+        for name, summary in summarise_reports(list(result.metrics.values())).items():
+            if "test" in name:
+                line += f"  {name} {summary.mean:.3f} (n={summary.clients})"
+        if result.exhausted:
+            line += f"  privacy budget exhausted: {', '.join(result.exhausted)}"
+        self._progress.print(line)
+
+
+def _connect(request: RunRequest, stack: ExitStack) -> Server:
+    """Connect to the broker and open the registry; `stack` closes both."""
+    assert request.connect is not None
+    recipe = request.recipe
+    db = stack.enter_context(closing(Database.open(request.registry)))
+    quarantine_after, revoked = recipe.validation.quarantine_after, denied(recipe.broker.identity)
+    journal = stack.enter_context(
+        Journal(db, recipe.broker.fleet, quarantine_after=quarantine_after, denied=revoked)
+    )
+    return stack.enter_context(
+        connected(request.connect, journal, takeover=request.takeover, workers=request.workers)
+    )
+
+
+def _execute(
+    setup: RunSetup,
+    server: Server | None,
+    results: Results,
+    progress: Progress,
+    saved: Checkpoint | None,
+    home: Path,
+    hooks: RunHooks,
+) -> RunResult:
+    totals = RunTotals()
+    for client, data in setup.study.data().items() if setup.study else ():
+        totals.enter(client, len(data.train))
+    for metrics in saved.evaluated.values() if saved else ():
+        totals.measure(metrics)
+    plan = Plan.of(setup.recipe, setup.method)
+    if server is None:
+        recorder = Recorder(results, plan, totals, every_round=False)
+        try:
+            fleet = simulated_fleet(setup, progress.print)
+            outcome = execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
+            totals.measure(outcome.unseen)
+            return outcome
+        finally:
+            recorder.conclude({})
+    for record in reports.of_run(server.journal.db, results.id):  # from before an interruption
+        totals.note(record.device, reports.report_of(record))
+    deployment = Deployment(setup, server, results, totals, progress, home)
+    recorder = Recorder(results, plan, totals, deployment.rejected)
+    try:
+        fleet = _fleet(setup, deployment)
+        return execute(setup, fleet, CombinedHooks(recorder, hooks, deployment), progress, saved)
+    finally:
+        deployment.close()
+        recorder.conclude(server.roster.table)
+
+
+def _fleet(setup: RunSetup, deployment: Deployment) -> Fleet:
+    """The clients that train, by the recipe's source."""
+    if setup.recipe.source == "fleet":
+        return deployment.devices
+    simulated = simulated_fleet(setup)
+    return simulated if setup.recipe.source == "simulated" else HybridFleet(deployment.devices, simulated)
+
+
+def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
+    """The checkpoint to resume from; None if the run ended before its first round did.
+
+    Raises ArtefactError if no intact checkpoint is left, ConfigError for a completed run.
+    """
+    if not checkpoint.begun(results.checkpoints):
+        return None
+    saved = checkpoint.load(results.checkpoints, final=False)
+    if saved.round >= recipe.rounds and results.state().state == "completed":
+        raise ConfigError(
+            f"{results.path}: completed, with all its {recipe.rounds} rounds; expected an interrupted run"
+        )
+    lines = [line for line in results.rounds() if line.round <= saved.round]
+    evaluated = {line.round: line.clients for line in lines if line.clients}
+    return replace(
+        saved, evaluated=evaluated, trained=frozenset(id for line in lines for id in line.responded)
+    )
+
+
+def _same_engine(request: RunRequest) -> Recipe:
+    """The recipe; of a resumed run with the engine that it began with, because "auto" may choose another one today."""
+    began = Results.open(request.resume).manifest().engine if request.resume else ""
+    engine = began.partition(",")[0] or request.recipe.engine
+    return msgspec.structs.replace(request.recipe, engine=engine)
+
+
+def _require_same_data(request: RunRequest, setup: RunSetup) -> None:
+    """Raise ConfigError if a resumed run began with other data or another split."""
+    if request.resume and (began := Results.open(request.resume).manifest().data_hash) != setup.data_hash:
+        raise ConfigError(
+            f"{request.resume}: began with other data or another split ({began[:8] or 'none'}, now {setup.data_hash[:8]});"
+            " expected the same to resume"
+        )
+
+
+def _require_few_classes(setup: RunSetup) -> None:
+    """Raise ConfigError for more classes than a device accepts (`edge_fl.config.MethodSpec`)."""
+    if (count := len(setup.spec.classes)) > MAX_CLASSES:
+        raise ConfigError(
+            f"dataset {setup.recipe.data.dataset!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
+            consequence="no run was started",
+        )
+
+
+def _results(request: RunRequest, setup: RunSetup, saved: Checkpoint | None) -> Results:
+    if request.resume:
+        return Results.resume(request.resume, after=_after(request, saved))
+    return Results.create(request.runs, setup.recipe, data_hash=setup.data_hash)
+
+
+def _after(request: RunRequest, saved: Checkpoint | None) -> int | None:
+    """The round after which a resumed run continues; None for a new run."""
+    if not request.resume:
+        return None
+    return saved.round if saved else 0

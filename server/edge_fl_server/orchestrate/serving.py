@@ -1,0 +1,95 @@
+"""Serve a fleet without a run: roll-outs, the current release for devices that join, reports of fitted heads.
+
+The server of a run takes the fleet over; this one then waits, and continues after the run. Everything that it does follows from the
+registry and the signed releases, so that it may end at any moment, also by kill -9, and another one continues.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_fl.console.output import print_status
+from edge_fl.errors import ConnectError, DeadlineError, RunError
+from edge_fl.wire.topics import Topics
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect
+from edge_fl_server.mqtt.session import connected
+from edge_fl_server.registry import Database, runs
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+
+POLL_S = 0.5
+SERVING = RolloutOptions(resume=True)
+
+
+@dataclass(frozen=True)
+class FleetServer:
+    """Serves the fleet `fleet` with the releases in `home`/`fleet`. `denied` is the file with the names of revoked devices.
+
+    A run whose server goes offline keeps the fleet for `return_s`, and no more than twice that, because its connection may return.
+    """
+
+    connect: ServerConnect
+    fleet: str
+    home: Path
+    db: Database
+    denied: Path | None = None
+    workers: bool = False
+    limits: LeaseLimits = LIMITS
+    return_s: float = 60.0
+
+    def serve(self, stopping: threading.Event) -> None:
+        """Serve until `stopping` is set; wait while another server is online, or broker or registry are not.
+
+        Raises InputError and ArtefactError if the folder of releases or its keys cannot be used.
+        """
+        printed, missed = "", False
+        while not stopping.is_set():
+            run = ""
+            try:
+                run = self._unfinished_run()
+                if boot := reader.online_server(self.connect, Topics(self.fleet), self.limits):
+                    reason, missed = f"fleet {self.fleet!r}: server {boot} is online", False
+                elif run and not missed:
+                    reason, missed = f"run {run} has not ended; its server is offline and may return", True
+                else:
+                    self._serve(stopping)
+                    return
+            except (ConnectError, DeadlineError, RunError) as error:
+                reason, missed = error.message, False
+            if reason != printed:
+                print_status(f"{reason}; waiting")
+            printed = reason
+            self._wait(stopping, run)
+
+    def _wait(self, stopping: threading.Event, run: str) -> None:
+        """Wait `lease_s`; for a run until it has ended, at most `return_s`: each look at the broker may end the connection of a reader."""
+        until = time.monotonic() + (self.return_s if run else self.limits.lease_s)
+        with suppress(RunError):
+            while not stopping.wait(POLL_S) and time.monotonic() < until:
+                if run and self._unfinished_run() != run:
+                    break
+
+    def _unfinished_run(self) -> str:
+        return next((run.run for run in runs.listed(self.db, self.fleet) if run.state == "running"), "")
+
+    def _serve(self, stopping: threading.Event) -> None:
+        """Raises ConnectError when another server takes over."""
+        with (
+            Journal(self.db, self.fleet, denied=self.denied) as journal,
+            connected(self.connect, journal, yields=True, workers=self.workers) as server,
+            closing(RolloutCoordinator(server, Repository(self.home / self.fleet), SERVING)) as rollout,
+        ):
+            runs.abandon(self.db, self.fleet)
+            stages = rollout.stages
+            release = f"release {stages.release} {stages.state}" if stages else "no release yet"
+            print_status(
+                f"fleet {self.fleet!r}: online, {release}; 'edge-fl server run' takes over for a run"
+            )
+            while not stopping.wait(POLL_S):
+                server.connection.check()

@@ -1,0 +1,102 @@
+"""What a run needs before it starts: the request, and the dataset, method and torch device that follow from its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from edge_fl.config import MethodSpec, Recipe
+from edge_fl.data import datasets
+from edge_fl.data.samples import Dataset
+from edge_fl.errors import ConfigError
+from edge_fl.methods import build_method
+from edge_fl.methods.contract.method import Method
+from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.registry import database
+from edge_fl_server.release import export
+from edge_fl_server.runs.tracking import Opener
+from edge_fl_server.training import cohort
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.study import Study
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to run and where to write it: results below `runs`, release keys below `home`.
+
+    Without `connect` there is no broker: the run is a simulation in this process. `resume` is the folder of an interrupted run, whose
+    recipe is then `recipe`. `database` is the registry's path or URL; the default is a file in the folder `server` next to `home`. With
+    `workers` separate processes validate the updates. `track` are additional trackers by name.
+    """
+
+    recipe: Recipe
+    connect: ServerConnect | None = None
+    runs: Path = Path("runs")
+    home: Path = Path("runs/releases")
+    takeover: bool = False
+    resume: Path | None = None
+    database: str = ""
+    workers: bool = False
+    track: Mapping[str, Opener] = field(default_factory=dict)
+
+    @property
+    def registry(self) -> str:
+        """The registry's path or URL."""
+        return database.location(self.database, self.home)
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """The recipe, resolved. `study` (dataset and split) is set where clients are simulated in this process."""
+
+    recipe: Recipe
+    dataset: Dataset = field(repr=False)
+    study: Study | None
+    spec: MethodSpec
+    method: Method
+    device: str
+
+    @property
+    def data_hash(self) -> str:
+        """Hash of the data trained on in this process and of their split; empty when only devices have data."""
+        return self.study.fingerprint() if self.study else ""
+
+
+def prepare(recipe: Recipe) -> RunSetup:
+    """Load the dataset and build the method. Raises InputError."""
+    if recipe.source != "fleet":
+        return of_study(studies.prepare(recipe))
+    dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+    # Aggregating alone is no work for a GPU: "auto" uses one only where clients train in this process.
+    device = "cpu" if recipe.device == "auto" else torch_device(recipe.device)
+    return _build(recipe, dataset, None, studies.method_spec(recipe, dataset), device)
+
+
+def of_study(study: Study) -> RunSetup:
+    """The setup of a study whose data are loaded. Raises InputError."""
+    return _build(study.recipe, study.dataset, study, study.spec, torch_device(study.recipe.device))
+
+
+def torch_device(name: str) -> str:
+    """The torch device to compute on; "auto" is CUDA if available. Raises ConfigError for an unavailable device."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r}: {reason}; expected auto, cpu or cuda") from error
+    return name
+
+
+def _build(recipe: Recipe, dataset: Dataset, study: Study | None, spec: MethodSpec, device: str) -> RunSetup:
+    method = build_method(spec)
+    method.net.to(device)
+    cohort.require_bufferable(recipe.cohort, method, recipe.source)
+    cohort.require_simulable(recipe)
+    if recipe.release.heads:
+        export.require_exportable(method)
+    return RunSetup(recipe, dataset, study, spec, method, device)

@@ -1,0 +1,191 @@
+"""Open a registry: one engine with up-to-date tables, safe to use from any thread and from several processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Connection, Engine, Select, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.pool import StaticPool
+
+from edge_fl.errors import ConfigError, RunError
+from edge_fl_server.registry.tables import metadata
+
+FILE = "registry.sqlite"
+IN_MEMORY = "sqlite://"
+BUSY_MS = 10_000  # how long one process waits for another one's write
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+T = TypeVar("T")
+_INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+def location(where: str, home: Path) -> str:
+    """`where`, or by default a file in the folder `server` next to `home`, the folder of releases."""
+    return where or str(home.parent / "server" / FILE)
+
+
+class Database:
+    """An open registry. `reading` and `writing` give a connection for the functions of this package."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # A database in memory has a single connection, which threads may only use one at a time.
+        single = isinstance(engine.pool, StaticPool)
+        self._lock: AbstractContextManager[object] = threading.RLock() if single else nullcontext()
+
+    @classmethod
+    def open(cls, where: str | Path = IN_MEMORY) -> Database:
+        """Open a path (SQLite) or a URL such as postgresql://user@host/name; create and upgrade tables. Raises ConfigError."""
+        engine = _engine(where)
+        try:
+            with engine.begin() as connection:
+                if str(where) == IN_MEMORY:
+                    metadata.create_all(connection)
+                else:
+                    _upgrade(connection, _shown(where))
+        except DBAPIError as error:
+            engine.dispose()
+            raise ConfigError(
+                f"registry {_shown(where)}: {_reason(error)}; expected a database that can be written"
+            ) from error
+        return cls(engine)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A read-only connection. Raises RunError when the database fails."""
+        with _reporting("read"), self._lock, self._engine.connect() as connection:
+            yield connection.execution_options(only_reads=True)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction: committed when the block ends, rolled back on an error. Raises RunError."""
+        with _reporting("write"), self._lock, self._engine.begin() as connection:
+            yield connection
+
+    def upsert(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *keep: str
+    ) -> None:
+        """Insert rows; replace rows with the same key, except for the columns `keep`."""
+        if not rows:
+            return
+        keys = {column.name for column in table.primary_key}
+        insert = self._insert(table)
+        changes = {name: insert.excluded[name] for name in rows[0] if name not in keys and name not in keep}
+        connection.execute(
+            insert.on_conflict_do_update(index_elements=sorted(keys), set_=changes), [*map(dict, rows)]
+        )
+
+    def insert_new(self, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+        """Insert a row unless its key exists; return whether it was new."""
+        insert = self._insert(table).values(dict(row)).on_conflict_do_nothing()
+        return connection.execute(insert.returning(*table.primary_key)).first() is not None
+
+    def find(self, query: Select[Any], kind: type[T]) -> list[T]:
+        """The rows of a query as values."""
+        with self.reading() as connection:
+            rows = connection.execute(query).mappings()
+            return [msgspec.convert({str(name): value for name, value in row.items()}, kind) for row in rows]
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _insert(self, table: Table) -> Any:
+        # INSERT with conflict clauses differs by dialect.
+        return _INSERT[self._engine.dialect.name](table)
+
+
+def now() -> str:
+    """UTC to the millisecond; displayed, never compared."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _engine(where: str | Path) -> Engine:
+    text = str(where)
+    if "://" not in text:
+        try:
+            Path(text).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"registry {text}: {error.strerror}; expected a folder to write to") from error
+        text = f"sqlite:///{text}"
+    try:
+        url = make_url(text)
+        if url.drivername in ("postgresql", "postgres"):
+            url = url.set(drivername="postgresql+psycopg")
+        if url.get_backend_name() not in _INSERT:
+            raise ConfigError(f"registry {_shown(where)}: expected a path, sqlite:// or postgresql://")
+        in_memory = text == IN_MEMORY
+        engine = (
+            create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
+            if in_memory
+            else create_engine(url, pool_pre_ping=url.get_backend_name() == "postgresql")
+        )
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigError(f"registry {_shown(where)}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"registry {_shown(where)}: PostgreSQL needs 'pip install edge-fl[postgres]'"
+        ) from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _tune)
+        event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _tune(connection: Any, _: object) -> None:
+    """Allow readers during a write; a crash of the process loses no committed data."""
+    connection.isolation_level = None  # `_begin` starts transactions, not the driver
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_MS}", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    """Take the write lock at the start: SQLite fails at once, without waiting, when a read transaction becomes a write."""
+    reads = connection.get_execution_options().get("only_reads")
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _upgrade(connection: Connection, where: str) -> None:
+    from alembic import command  # imported late: it is slow to import
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise ConfigError(
+            f"registry {where}: {error}; expected the tables of this version of edge-fl"
+        ) from error
+
+
+def _shown(where: str | Path) -> str:
+    """The location without a password."""
+    try:
+        return make_url(str(where)).render_as_string() if "://" in str(where) else str(where)
+    except ArgumentError:
+        return "URL"
+
+
+def _reason(error: DBAPIError) -> str:
+    return str(error.orig).strip().splitlines()[0] if error.orig else str(error)
+
+
+@contextmanager
+def _reporting(action: str) -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        raise RunError(
+            f"registry: {action} failed ({_reason(error)})", consequence="the operation is not acknowledged"
+        ) from error

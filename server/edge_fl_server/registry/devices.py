@@ -1,0 +1,140 @@
+"""The devices of a fleet in the registry: the last state and capability of each, and whether its reports count."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, and_, bindparam, select, update
+
+from edge_fl.wire.messages import GONE
+from edge_fl_server.registry.database import Database, now
+from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import devices
+
+KEPT_COLUMNS = (
+    "first_seen_at",
+    "quarantine",
+    "revoked",
+    "blocked_at",
+    "rejections",
+    "outlier_score",
+    "dropped",
+)
+"""Columns that a message of the device does not change."""
+UNKNOWN = DeviceRecord("", "").status
+ANY_SEQUENCE = range(2**63)
+MAX_SCORE = 1e6
+
+
+def record(db: Database, records: Iterable[DeviceRecord]) -> None:
+    """Store the latest state of devices; quarantine and revocation stay as they are."""
+    at = now()
+    rows = [
+        {**msgspec.to_builtins(record), "seen_at": at, "first_seen_at": record.first_seen_at or at}
+        for record in records
+    ]
+    with db.writing() as connection:
+        db.upsert(connection, devices, rows, *KEPT_COLUMNS)
+
+
+def mark_unknown(
+    db: Database, fleet: str, sequences: range = ANY_SEQUENCE, exclude: Container[str] = ()
+) -> None:
+    """Set present devices to "unknown", because no server receives their messages any more.
+
+    `sequences`: only devices whose last message has a number in this range.
+    """
+    columns = select(devices.c.device, devices.c.seen_sequence)
+    present = columns.where(devices.c.fleet == fleet, devices.c.status.not_in({*GONE, UNKNOWN}))
+    mine = and_(devices.c.fleet == fleet, devices.c.device == bindparam("name"))
+    with db.writing() as connection:
+        names = [
+            row.device
+            for row in connection.execute(present)
+            if row.seen_sequence in sequences and row.device not in exclude
+        ]
+        if names:
+            change = update(devices).where(mine).values(status=UNKNOWN, activity="idle")
+            connection.execute(change, [{"name": name} for name in names])
+
+
+def listed(db: Database, fleet: str) -> list[DeviceRecord]:
+    """All devices ever seen, ascending."""
+    return db.find(select(devices).where(devices.c.fleet == fleet).order_by(devices.c.device), DeviceRecord)
+
+
+def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
+    """One device."""
+    query = select(devices).where(devices.c.fleet == fleet, devices.c.device == device)
+    return next(iter(db.find(query, DeviceRecord)), None)
+
+
+def blocked(db: Database, fleet: str) -> dict[str, str]:
+    """Devices whose reports do not count -> "quarantined" or "revoked"."""
+    with db.reading() as connection:
+        standing = (devices.c.quarantine != "") | devices.c.revoked
+        rows = connection.execute(
+            select(devices.c.device, devices.c.revoked).where(devices.c.fleet == fleet, standing)
+        )
+        return {row.device: "revoked" if row.revoked else "quarantined" for row in rows}
+
+
+def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
+    """Block a device: its reports do not count from now on."""
+    _change(db, fleet, device, quarantine=why or "quarantined", blocked_at=now())
+
+
+def readmit(db: Database, fleet: str, device: str) -> None:
+    """End a quarantine; reset the count of rejected reports and the outlier score."""
+    _change(db, fleet, device, quarantine="", rejections=0, outlier_score=0.0)
+
+
+def set_revoked(db: Database, fleet: str, names: Collection[str]) -> None:
+    """Block exactly these devices as revoked, also in sessions that are still open; devices that are not known are added."""
+    at = now()
+    with db.writing() as connection:
+        mine = devices.c.fleet == fleet
+        before = set(connection.execute(select(devices.c.device).where(mine, devices.c.revoked)).scalars())
+        for device in set(names) - before:
+            _write(connection, db, fleet, device, revoked=True, blocked_at=at)
+        for device in before - set(names):
+            _write(connection, db, fleet, device, revoked=False)
+
+
+def count_dropped(db: Database, fleet: str, device: str, messages: int) -> None:
+    """Add to the messages of a device that were dropped above the rate limit."""
+    _change(db, fleet, device, dropped=devices.c.dropped + messages)
+
+
+def score(db: Database, fleet: str, scores: Mapping[str, float]) -> None:
+    """Store the newest outlier score of each device."""
+    at = now()
+    rows = [
+        {
+            **msgspec.to_builtins(DeviceRecord(fleet, device, first_seen_at=at)),
+            # Also NaN becomes the maximum.
+            "outlier_score": score if score < MAX_SCORE else MAX_SCORE,
+        }
+        for device, score in scores.items()
+    ]
+    with db.writing() as connection:
+        db.upsert(
+            connection,
+            devices,
+            rows,
+            *(column.name for column in devices.c if column.name != "outlier_score"),
+        )
+
+
+def _change(db: Database, fleet: str, device: str, **changes: Any) -> None:
+    with db.writing() as connection:
+        _write(connection, db, fleet, device, **changes)
+
+
+def _write(connection: Connection, db: Database, fleet: str, device: str, **changes: Any) -> None:
+    """Change a device, adding it first if it is not known."""
+    db.insert_new(connection, devices, msgspec.to_builtins(DeviceRecord(fleet, device, first_seen_at=now())))
+    mine = (devices.c.fleet == fleet) & (devices.c.device == device)
+    connection.execute(update(devices).where(mine).values(**changes))

@@ -1,0 +1,23 @@
+"""Releases in the registry, with the run and round each came from."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import select
+
+from edge_fl_server.registry.database import Database, now
+from edge_fl_server.registry.records import ReleaseRecord
+from edge_fl_server.registry.tables import releases
+
+
+def record(db: Database, release: ReleaseRecord) -> None:
+    """Store a published release; publishing it again (a rollback) replaces its row."""
+    with db.writing() as connection:
+        row = {**msgspec.to_builtins(release), "published_at": release.published_at or now()}
+        db.upsert(connection, releases, [row])
+
+
+def listed(db: Database, fleet: str) -> list[ReleaseRecord]:
+    """The releases of a fleet, newest first."""
+    query = select(releases).where(releases.c.fleet == fleet).order_by(releases.c.release.desc())
+    return db.find(query, ReleaseRecord)

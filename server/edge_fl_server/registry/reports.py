@@ -1,0 +1,121 @@
+"""Reports in the registry: accepted ones, each counted once, and rejected ones with their reasons."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import select, update
+
+from edge_fl import metrics
+from edge_fl.wire.messages import Report
+from edge_fl_server.registry.database import Database, now
+from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecord
+from edge_fl_server.registry.tables import devices, rejection_counts, rejections, reports
+
+KEPT_REJECTIONS = 200
+
+
+def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> ReportRecord:
+    """Convert a report to its record."""
+    return ReportRecord(
+        fleet=fleet,
+        device=device,
+        id=report.id,
+        run=run,
+        round=round,
+        kind=report.kind,
+        samples=report.samples,
+        metrics=dict(report.metrics),
+        before=report.metrics.get(metrics.PERSONAL_BEFORE),
+        after=report.metrics.get(metrics.PERSONAL_AFTER),
+        release=report.release,
+        head=report.head,
+        seconds=report.seconds,
+        bytes_down=report.bytes_down,
+        bytes_up=report.bytes_up,
+        error=report.error,
+    )
+
+
+def report_of(record: ReportRecord) -> Report:
+    """Convert a record back to a report; boot, blob and extractor are not stored."""
+    return Report(
+        id=record.id,
+        kind=record.kind,  # type: ignore[arg-type]
+        boot="none",
+        samples=record.samples,
+        metrics=record.metrics,
+        release=record.release,
+        head=record.head,
+        seconds=record.seconds,
+        bytes_down=record.bytes_down,
+        bytes_up=record.bytes_up,
+        error=record.error,
+    )
+
+
+def accept(db: Database, record: ReportRecord) -> bool:
+    """Store an accepted report; False, and no change, if it was stored before."""
+    with db.writing() as connection:
+        return db.insert_new(connection, reports, {**msgspec.to_builtins(record), "received_at": now()})
+
+
+def is_accepted(db: Database, fleet: str, device: str, id: str) -> bool:
+    """Whether a report was accepted before."""
+    mine = (reports.c.fleet == fleet) & (reports.c.device == device) & (reports.c.id == id)
+    with db.reading() as connection:
+        return connection.execute(select(reports.c.id).where(mine)).first() is not None
+
+
+def of_run(db: Database, run: str, round: int | None = None) -> list[ReportRecord]:
+    """The accepted reports of a run, or of one of its rounds, in order of arrival."""
+    query = select(reports).where(reports.c.run == run).order_by(reports.c.received_at, reports.c.device)
+    return db.find(query if round is None else query.where(reports.c.round == round), ReportRecord)
+
+
+def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
+    """The accepted reports on one release, in order of arrival."""
+    query = select(reports).where(reports.c.fleet == fleet, reports.c.release == release)
+    return db.find(query.order_by(reports.c.received_at, reports.c.device), ReportRecord)
+
+
+def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> str:
+    """Store a rejected report; quarantine the device after `quarantine_after` of them (0: never).
+
+    Returns the reason of a new quarantine, otherwise "". The newest KEPT_REJECTIONS of a device are kept.
+    """
+    row = {**msgspec.to_builtins(rejection), "received_at": now()}
+    del row["number"]
+    mine = (devices.c.fleet == rejection.fleet) & (devices.c.device == rejection.device)
+    unknown = msgspec.to_builtins(DeviceRecord(rejection.fleet, rejection.device, first_seen_at=now()))
+    with db.writing() as connection:
+        connection.execute(rejections.insert(), row)
+        counted = {"fleet": rejection.fleet, "reason": rejection.reason}
+        db.insert_new(connection, rejection_counts, {**counted, "count": 0})
+        connection.execute(
+            update(rejection_counts).filter_by(**counted).values(count=rejection_counts.c.count + 1)
+        )
+        ours = (rejections.c.fleet == rejection.fleet) & (rejections.c.device == rejection.device)
+        newest = select(rejections.c.number).where(ours).order_by(rejections.c.number.desc())
+        if oldest := connection.execute(newest.offset(KEPT_REJECTIONS).limit(1)).scalar():
+            connection.execute(rejections.delete().where(ours, rejections.c.number <= oldest))
+        if not quarantine_after:
+            return ""
+        db.insert_new(connection, devices, unknown)
+        connection.execute(update(devices).where(mine).values(rejections=devices.c.rejections + 1))
+        device = connection.execute(select(devices.c.rejections, devices.c.quarantine).where(mine)).one()
+        if device.rejections < quarantine_after or device.quarantine:
+            return ""
+        why = f"{device.rejections} reports rejected, the last one because of {rejection.reason}"
+        why += f" ({rejection.detail})" if rejection.detail else ""
+        connection.execute(update(devices).where(mine).values(quarantine=why, blocked_at=now()))
+        return why
+
+
+def rejections_of(
+    db: Database, fleet: str, *, device: str = "", run: str = "", newest: int = 1000
+) -> list[Rejection]:
+    """Rejected reports, newest first."""
+    query = select(rejections).where(rejections.c.fleet == fleet)
+    query = query.where(rejections.c.device == device) if device else query
+    query = query.where(rejections.c.run == run) if run else query
+    return db.find(query.order_by(rejections.c.number.desc()).limit(newest), Rejection)

@@ -1,0 +1,85 @@
+"""Roll-outs in the registry: any process may write the desired state, the server that runs the roll-out writes the actual one.
+
+number = rollouts.begin(db, "main", release=7, previous=6, plan={"stages": [0.05, 0.25, 1.0]})
+rollouts.steer(db, number, "paused")            # the command line, the dashboard
+rollouts.advance(db, rollout, state="paused")   # the running server, once it has paused
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import select, update
+
+from edge_fl_server.registry.database import Database, now
+from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState
+from edge_fl_server.registry.tables import rollouts
+
+OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "failed"})
+
+
+def begin(
+    db: Database, fleet: str, release: int, *, previous: int = 0, plan: dict[str, Any] | None = None
+) -> int:
+    """Start the roll-out of a release -> its number."""
+    record = RolloutRecord(0, fleet, release, previous, plan or {}, created_at=now(), changed_at=now())
+    row = msgspec.to_builtins(record)
+    del row["number"]
+    with db.writing() as connection:
+        key = connection.execute(rollouts.insert(), row).inserted_primary_key
+        return int(key[0]) if key else 0
+
+
+def steer(db: Database, number: int, desired: DesiredRolloutState) -> bool:
+    """Set the desired state of a roll-out; False if it does not exist."""
+    with db.writing() as connection:
+        changed = connection.execute(
+            update(rollouts)
+            .where(rollouts.c.number == number)
+            .values(desired=desired, version=rollouts.c.version + 1, changed_at=now())
+        )
+        return changed.rowcount > 0
+
+
+def advance(
+    db: Database,
+    seen: RolloutRecord,
+    *,
+    state: RolloutState | None = None,
+    stage: int | None = None,
+    reason: str | None = None,
+) -> RolloutRecord | None:
+    """Change the state of a roll-out, starting from `seen` -> the new record; None if it has changed since `seen` was read."""
+    changed = msgspec.structs.replace(
+        seen,
+        state=seen.state if state is None else state,
+        stage=seen.stage if stage is None else stage,
+        reason=seen.reason if reason is None else reason,
+        version=seen.version + 1,
+        changed_at=now(),
+    )
+    values = {name: getattr(changed, name) for name in ("state", "stage", "reason", "version", "changed_at")}
+    with db.writing() as connection:
+        updated = connection.execute(
+            update(rollouts)
+            .where(rollouts.c.number == seen.number, rollouts.c.version == seen.version)
+            .values(**values)
+        )
+        return changed if updated.rowcount else None
+
+
+def get(db: Database, number: int) -> RolloutRecord | None:
+    """One roll-out."""
+    return next(iter(db.find(select(rollouts).where(rollouts.c.number == number), RolloutRecord)), None)
+
+
+def listed(db: Database, fleet: str) -> list[RolloutRecord]:
+    """The roll-outs of a fleet, newest first."""
+    query = select(rollouts).where(rollouts.c.fleet == fleet).order_by(rollouts.c.number.desc())
+    return db.find(query, RolloutRecord)
+
+
+def current(db: Database, fleet: str) -> RolloutRecord | None:
+    """The newest roll-out that has not ended."""
+    return next((record for record in listed(db, fleet) if record.state not in OVER), None)

@@ -1,0 +1,207 @@
+"""Export shared parts as an ONNX extractor, checked against torch before it is published.
+
+Input are raw pixels in 0..1, output are features; normalisation and unit length are part of the graph (docs/methods.md, section Networks).
+Opset and IR version are low, so that older runtimes can load the graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from edge_fl.config import MethodSpec
+from edge_fl.errors import ArtefactError, MethodError
+from edge_fl.learn.tree import Parts, to_arrays, to_device
+from edge_fl.methods import METHODS
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.tiers import head_plan
+from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
+from edge_fl.seeds import seed_for
+from edge_fl.wire import blob, tensors
+from edge_fl_server.release.onnx_session import Session
+
+OPSET = 18
+IR_VERSION = 10
+PARITY = 1e-4  # largest absolute difference allowed between onnxruntime and torch
+CANARY_IMAGES = 2
+CANARY_FEATURES = 16
+INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels of different machines
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An ONNX extractor: its bytes, feature dimension, and largest difference from torch on the check batch."""
+
+    onnx: bytes
+    feature_dim: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class QuantisedExtractor:
+    """The int8 variant of an extractor: cosine of its features to the original's, and loss of accuracy."""
+
+    onnx: bytes
+    cosine: float
+    loss: float
+
+
+class Quantiser(Protocol):
+    """Make the int8 variant of an extractor; None if it does not pass the quality gate."""
+
+    def __call__(self, onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None: ...
+
+
+class ReleaseOrigin(NamedTuple):
+    """The number of a release, and the run and round it comes from."""
+
+    number: int
+    run_id: str
+    round: int
+
+
+class _Graph(nn.Module):
+    """A method's exported features as a module; the shared parts become its constants."""
+
+    def __init__(self, method: Method, shared: Parts) -> None:
+        super().__init__()
+        self._method, self._shared = method, shared
+
+    def forward(self, image: Tensor) -> Tensor:
+        return steps.exported_features(self._method, self._shared, image)
+
+
+def require_exportable(method: Method) -> None:
+    """Raise MethodError for a method without a shared extractor; the message names those that have one."""
+    if not method.exports:
+        able = ", ".join(sorted(name for name, other in METHODS.items() if other.exports))
+        raise MethodError(
+            f"{method.title} shares no extractor, so nothing can be released to head-only devices; methods with one: {able}"
+        )
+
+
+def export(method: Method, shared: Parts) -> Exported:
+    """Export the extractor as ONNX. Raises MethodError if there is none, ArtefactError if it misses parity with torch."""
+    require_exportable(method)
+    method.net.to("cpu")
+    graph = _Graph(method, to_device(shared, "cpu")).eval()
+    batch = torch.rand(4, *method.net.input.shape, generator=torch.Generator().manual_seed(0))
+    model = _trace(graph, batch)
+    model.ir_version = IR_VERSION
+    _strip_metadata(model)
+    onnx.checker.check_model(model)
+    payload = model.SerializeToString()
+    with torch.no_grad():
+        expected = graph(batch).numpy()
+    features = Session(payload).run(batch.numpy())
+    same_shape = features.shape == expected.shape
+    difference = float(np.abs(features - expected).max()) if same_shape else float("inf")
+    if not difference <= PARITY:
+        raise ArtefactError(
+            f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}",
+            consequence="not released",
+        )
+    return Exported(payload, expected.shape[1], difference)
+
+
+def release(
+    method: Method,
+    shared: Parts,
+    spec: MethodSpec,
+    origin: ReleaseOrigin,
+    *,
+    collect: bool = False,
+    quantiser: Quantiser | None = None,
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Make a release -> its manifest, and its payloads by sha256: the extractor, its variants, and each extra part.
+
+    With `collect` the manifest requests head updates from devices; `quantiser` makes the extractor's int8 variant.
+    """
+    exported = export(method, shared)
+    extras = {
+        name: tensors.pack(to_arrays({name: shared[name]}))
+        for name in method.head_tier.extras
+        if shared.get(name)
+    }
+    described = {name: blob.describe(payload) for name, payload in extras.items()}
+    extractor = blob.describe(exported.onnx)
+    int8 = quantiser(exported.onnx, len(spec.classes), method.unit_norm) if quantiser else None
+    variants: dict[Precision, Variant] = {}
+    if int8:
+        canary = _canary(int8.onnx, spec, origin.number)
+        # int8 kernels of other machines round differently
+        largest = max(abs(value) for row in canary.features for value in row)
+        canary = msgspec.structs.replace(
+            canary, tolerance=min(1.0, max(canary.tolerance, INT8_TOLERANCE * largest))
+        )
+        variants["int8"] = Variant(blob.describe(int8.onnx), canary, int8.cosine, int8.loss)
+    manifest = Manifest(
+        release=origin.number,
+        run_id=origin.run_id,
+        method=spec.method.name,
+        round=origin.round,
+        extractor=extractor,
+        feature_dim=exported.feature_dim,
+        classes=list(spec.classes),
+        input=spec.input,
+        unit_norm=method.unit_norm,
+        batch_norm=method.batch_norm.value,
+        opset=OPSET,
+        ir=IR_VERSION,
+        canary=_canary(exported.onnx, spec, origin.number),
+        extras=described,
+        heads=head_plan(method, spec.method.batch_size, collect=collect),
+        variants=variants,
+    )
+    payloads: Mapping[str, bytes] = {described[name].sha256: payload for name, payload in extras.items()}
+    others = {variants["int8"].extractor.sha256: int8.onnx} if int8 else {}
+    return manifest, {extractor.sha256: exported.onnx, **others, **payloads}
+
+
+def _strip_metadata(model: onnx.ModelProto) -> None:
+    """Remove source locations: they name folders of this machine and make equal models differ."""
+    graph = model.graph
+    del graph.metadata_props[:]
+    for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
+        del item.metadata_props[:]
+        item.doc_string = ""
+
+
+def _canary(payload: bytes, spec: MethodSpec, number: int) -> Canary:
+    """The test that every device runs on a new extractor: input seed and the features computed here."""
+    canary = Canary(seed=seed_for(spec.seed, "canary", number) % 2**31, images=CANARY_IMAGES, features=[])
+    features = Session(payload).run(canary_images(canary, spec.input))[:, :CANARY_FEATURES]
+    return msgspec.structs.replace(canary, features=[[float(value) for value in row] for row in features])
+
+
+def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:
+    quiet = logging.getLogger("torch.onnx")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                graph,
+                (batch,),
+                dynamo=True,
+                input_names=["image"],
+                output_names=["features"],
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+                opset_version=OPSET,
+                verbose=False,
+            )
+    finally:
+        quiet.setLevel(level)
+    assert program is not None
+    return program.model_proto

@@ -1,0 +1,190 @@
+"""Publish signed releases as retained messages: chunks first, then targets and snapshot, and last the timestamp, which makes them current.
+
+After a crash at any point devices still have the old release, and publishing again completes the new one. Released bytes are also kept on
+the server's disk, next to the repository, to publish them again after the broker lost its data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.errors import ArtefactError, EdgeFLError, InputError
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting
+from edge_fl.release.manifest import Manifest, blobs
+from edge_fl.wire.blob import Blob, digest
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import JSON, Packet, Transport
+from edge_fl_server.mqtt.chunks import LIMITS, ChunkLimits, clear_chunks, numbered, send_chunks
+from edge_fl_server.release import website
+from edge_fl_server.release.repository import Repository, superseded
+
+log = logging.getLogger(__name__)
+
+ON_DISK: Mapping[str, bytes] = {}  # no payloads in memory
+
+
+class Publisher:
+    """Publishes a repository's releases on a broker, and on its website if it has one (`edge_fl_server.release.website`)."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        topics: Topics,
+        repository: Repository,
+        limits: ChunkLimits = LIMITS,
+        *,
+        watch: Watch = unwatched,
+    ) -> None:
+        self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
+        self._watch = watch
+
+    def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+        """Sign and publish a release; only the newest three are kept.
+
+        `payloads` maps sha256 to bytes. Raises ArtefactError if they do not match the manifest or the disk fails, DeadlineError if the
+        broker does not keep up.
+        """
+        # hashing, disk and broker run in parallel
+        with ThreadPoolExecutor(2, "edge-fl-publish") as executor:
+            checked = executor.submit(_require, manifest, payloads)
+            kept = executor.submit(self._keep, manifest, payloads, checked)
+            checked.result()
+            self._send(manifest, payloads)
+        try:
+            kept.result()
+        except ArtefactError:
+            for blob in self._unneeded([manifest]):
+                clear_chunks(self._transport, self._topics, blob)
+            raise
+        self._commit(manifest)
+
+    def republish(self, release: int) -> None:
+        """Publish a kept release again, with a higher metadata version: a rollback of the fleet. Raises InputError."""
+        kept = {manifest.release: manifest for manifest in self._repository.releases()}
+        if release not in kept:
+            raise InputError(f"release {release}: not kept, only {sorted(kept)} are")
+        self._send(kept[release])
+        self._commit(kept[release])
+
+    def republish_all(self, *, chunks: bool = True) -> None:
+        """Publish everything again, after the broker lost its data; metadata near its expiry is signed again first."""
+        self._repository.refresh()
+        if chunks:
+            for manifest in self._repository.releases():
+                self._send(manifest)
+        self._send_metadata()
+
+    def refresh(self) -> None:
+        """Sign metadata near its expiry again and publish it; nothing is published if none is."""
+        if self._repository.refresh():
+            self._send_metadata()
+
+    def repair(self, sha256: str, missing: Iterable[int]) -> bool:
+        """Publish the chunks again that a device is missing; False if the blob belongs to no kept release."""
+        known = {blob.sha256: blob for manifest in self._repository.releases() for blob in blobs(manifest)}
+        blob = known.get(sha256)
+        if blob is None or not (payload := self._kept(blob)):
+            return False
+        chunks = numbered(blob, payload, missing)
+        send_chunks(self._transport, self._topics, blob, chunks, limits=self._limits)
+        return True
+
+    def clear(self, blob: Blob) -> None:
+        """Delete a blob from the broker and from this server."""
+        clear_chunks(self._transport, self._topics, blob)
+        self._path(blob).unlink(missing_ok=True)
+
+    def _commit(self, manifest: Manifest) -> None:
+        """Make a release current after its chunks are on the broker; delete blobs that are no longer needed."""
+        before = self._repository.releases()
+        self._repository.publish(manifest)
+        self._send_metadata()
+        for blob in self._unneeded(before):
+            self.clear(blob)
+        self._transport.drain(self._limits.drain_s)
+
+    def _send(self, manifest: Manifest, payloads: Mapping[str, bytes] = ON_DISK) -> None:
+        """Publish all chunks and wait for the broker; payloads that are missing are read from disk."""
+        stage, total, sent = f"release {manifest.release}", sum(blob.bytes for blob in blobs(manifest)), 0
+
+        def on_sent(bytes: int) -> None:
+            nonlocal sent
+            sent += bytes
+            self._watch(Count(stage, sent, total, bytes=True))
+
+        on_sent(0)
+        for blob in blobs(manifest):
+            if payload := payloads.get(blob.sha256) or self._kept(blob):
+                chunks = numbered(blob, payload)
+                send_chunks(self._transport, self._topics, blob, chunks, limits=self._limits, on_sent=on_sent)
+            else:
+                log.warning(
+                    "release %d: %s is missing; its chunks cannot be published again",
+                    manifest.release,
+                    self._path(blob),
+                )
+        self._transport.drain(self._limits.drain_s)
+        on_sent(total - sent)
+
+    def _send_metadata(self) -> None:
+        """Publish all metadata, the timestamp after broker and website have everything else."""
+        self._export()
+        for name, payload in self._repository.files():
+            if name == "timestamp.json":
+                self._transport.drain(self._limits.drain_s)
+            self._retain(name, payload)
+            for obsolete in superseded(name):
+                self._retain(obsolete, b"")
+        self._transport.drain(self._limits.drain_s)
+
+    def _export(self) -> None:
+        try:
+            if folder := website.kept_folder(self._repository):
+                website.export(self._repository, folder)
+        except EdgeFLError as error:
+            # Devices download from the broker what the web server lacks.
+            log.warning("%s; devices download from the broker only", error)
+
+    def _retain(self, name: str, payload: bytes) -> None:
+        self._transport.publish(Packet(self._topics.tuf(name), payload, retain=True, content_type=JSON))
+
+    def _unneeded(self, manifests: list[Manifest]) -> list[Blob]:
+        """Blobs of these manifests that no kept release needs."""
+        needed = {blob.sha256 for manifest in self._repository.releases() for blob in blobs(manifest)}
+        named = {blob.sha256: blob for manifest in manifests for blob in blobs(manifest)}
+        return [blob for sha256, blob in named.items() if sha256 not in needed]
+
+    def _keep(self, manifest: Manifest, payloads: Mapping[str, bytes], checked: Future[None]) -> None:
+        """Write the blobs; each gets its final name after all are `checked`."""
+        for blob in blobs(manifest):
+            with reporting(str(self._path(blob))):
+                self._repository.artefacts.mkdir(exist_ok=True)
+                with atomic.writing(self._path(blob)) as file:
+                    file.write(payloads.get(blob.sha256, b""))
+                    checked.result()
+
+    def _kept(self, blob: Blob) -> bytes | None:
+        try:
+            return self._path(blob).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _path(self, blob: Blob) -> Path:
+        return self._repository.artefacts / blob.sha256
+
+
+def _require(manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+    """Raise ArtefactError unless the payloads match every blob of the manifest."""
+    for blob in blobs(manifest):
+        payload = payloads.get(blob.sha256, b"")
+        if len(payload) != blob.bytes or (found := digest(payload)) != blob.sha256:
+            actual = f"sha256 {found[:8]}" if len(payload) == blob.bytes else f"{len(payload)} bytes"
+            raise ArtefactError(
+                f"blob {blob.sha256[:8]} of {blob.bytes} bytes: received {actual}",
+                consequence="nothing was published",
+            )

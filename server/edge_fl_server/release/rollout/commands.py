@@ -1,0 +1,210 @@
+"""Commands on releases: list, roll out, pause, abort, roll back. A running server carries them out, otherwise this process does.
+
+A command that fails leaves nothing for a later server to carry out: nothing is requested before it is known who carries it out, and a
+roll-out that no server carries out any longer is paused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge_fl.config import RolloutConfig
+from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.errors import ConnectError, DeadlineError, InputError
+from edge_fl.wire.topics import Topics
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.session import connected
+from edge_fl_server.registry import Database, rollouts
+from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
+from edge_fl_server.release.rollout.stored_rollout import request
+
+POLL_S = 0.2
+PAUSED = "its command ended"
+Request = Callable[[], int]
+"""Writes a desired state into the registry -> the number of the roll-out."""
+COLUMNS = {
+    "release": "release",
+    "method": "method",
+    "run_id": "run",
+    "round": "round",
+    "kib": "KiB",
+    "state": "roll-out",
+    "stage": "stage",
+    "reason": "why",
+}
+"""A row's fields and their table headings."""
+
+
+class Row(Struct, frozen=True):
+    """A row of `release list`: a kept release and the state of its last roll-out."""
+
+    release: int
+    method: str
+    run_id: str
+    round: int
+    kib: int
+    state: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReleaseCommands:
+    """Commands on the releases of one fleet, which are kept in the folder `home`/`fleet`."""
+
+    connect: ServerConnect
+    fleet: str
+    home: Path
+    db: Database
+
+    @property
+    def repository(self) -> Repository:
+        """The repository of the fleet's releases. Raises InputError if nothing was released."""
+        folder = self.home / self.fleet
+        if not (folder / "metadata").is_dir():
+            raise InputError(f"{folder}: no releases in it; expected --home of a server that released")
+        return Repository(folder)
+
+    def rows(self) -> list[Row]:
+        """The kept releases, newest first."""
+        records = rollouts.listed(self.db, self.fleet)
+        rows = []
+        for manifest in reversed(self.repository.releases()):
+            record = next((record for record in records if record.release == manifest.release), None)
+            rows.append(
+                Row(
+                    release=manifest.release,
+                    method=manifest.method,
+                    run_id=manifest.run_id,
+                    round=manifest.round,
+                    kib=-(-manifest.extractor.bytes // 1024),
+                    state=record.state if record else "",
+                    stage=f"{record.stage + 1} of {len(_shares(record))}" if record else "",
+                    reason=record.reason if record else "",
+                )
+            )
+        return rows
+
+    def roll_out(self, release: int | None, plan: RolloutConfig) -> Request:
+        """Roll out a kept release (None: the last), or resume a paused roll-out. Raises InputError."""
+        unfinished = rollouts.current(self.db, self.fleet)
+        if unfinished and release in (None, unfinished.release):
+            return partial(self._steer, unfinished.number, "running")
+        kept = [manifest.release for manifest in self.repository.releases()]
+        target = kept[-1] if release is None and kept else release
+        if target is None or target not in kept:
+            raise InputError(f"release {target or 'to roll out'}: not kept, only {kept} are")
+        return partial(request, self.db, self.fleet, target, plan)
+
+    def steer(self, desired: DesiredRolloutState) -> Request:
+        """Pause or abort the current roll-out. Raises InputError if there is none."""
+        unfinished = rollouts.current(self.db, self.fleet)
+        if unfinished is None:
+            raise InputError(f"fleet {self.fleet!r}: no roll-out is under way")
+        return partial(self._steer, unfinished.number, desired)
+
+    def roll_back(self, release: int | None) -> Request:
+        """Go back to a kept release (None: the previous one) on all devices at once. Raises InputError."""
+        unfinished = rollouts.current(self.db, self.fleet)
+        if unfinished and release in (None, unfinished.previous):
+            return self.steer("rolled_back")
+        last = next(iter(rollouts.listed(self.db, self.fleet)), None)
+        target = release or (last.previous if last else 0)
+        if not target:
+            raise InputError(f"fleet {self.fleet!r}: there is no release to go back to")
+        return self.roll_out(target, RolloutConfig(stages=ALL_AT_ONCE))
+
+    def carry_out(
+        self, request: Request, report: Callable[[str], None], deadline_s: float, watch: Watch = unwatched
+    ) -> RolloutRecord:
+        """Make the request and wait until the roll-out has ended or paused; carry it out here if no server is online.
+
+        `report` receives a line per state, `watch` the current stage. Raises DeadlineError, ConnectError.
+        """
+        if self._is_online():
+            report("the running server carries it out")
+            number = request()
+            try:
+                return self._follow(number, report, deadline_s, watch)
+            except DeadlineError as error:
+                if self._is_online():
+                    raise DeadlineError(error.message, "the running server continues it") from error
+                self._pause(number)
+                raise
+        report("no server is online: carried out from here")
+        with Journal(self.db, self.fleet) as journal, connected(self.connect, journal) as server:
+            number, options = request(), RolloutOptions(watch=watch)
+            try:
+                with closing(RolloutCoordinator(server, self.repository, options)) as coordinator:
+                    record = self._follow(number, report, deadline_s, watch, server.connection.check)
+                    coordinator.wait(0, max(1.0, min(deadline_s, 60.0)))
+                    return record
+            finally:
+                self._pause(number)
+
+    def _follow(
+        self,
+        number: int,
+        report: Callable[[str], None],
+        deadline_s: float,
+        watch: Watch,
+        check: Callable[[], None] = lambda: None,
+    ) -> RolloutRecord:
+        until_s, reported = time.monotonic() + deadline_s, ""
+        while True:
+            check()
+            record = rollouts.get(self.db, number)
+            if record is None:
+                raise InputError(f"roll-out {number}: not in the registry")
+            if (status := f"release {record.release}: {_status(record)}") != reported:
+                report(reported := status)
+            watch(Count("stages", record.stage, len(_shares(record))))
+            if record.state in rollouts.OVER or (record.state == record.desired == "paused"):
+                return record
+            if time.monotonic() > until_s:
+                raise DeadlineError(
+                    f"{status} after {deadline_s:g} s",
+                    consequence="it is paused, 'edge-fl release rollout' resumes it",
+                )
+            time.sleep(POLL_S)
+
+    def _steer(self, number: int, desired: DesiredRolloutState) -> int:
+        rollouts.steer(self.db, number, desired)
+        return number
+
+    def _pause(self, number: int) -> None:
+        """Pause a roll-out that has not ended and that no server carries out any longer."""
+        record = rollouts.get(self.db, number)
+        if record and record.state == "running":
+            rollouts.steer(self.db, number, "paused")
+            if changed := rollouts.get(self.db, number):
+                rollouts.advance(self.db, changed, state="paused", reason=PAUSED)
+
+    def _is_online(self) -> bool:
+        try:
+            return bool(reader.online_server(self.connect, Topics(self.fleet)))
+        except ConnectError as error:
+            raise ConnectError(error.message, consequence="nothing was requested") from error
+
+
+def _shares(record: RolloutRecord) -> list[float]:
+    shares: list[float] = record.plan.get("stages", [1.0])
+    return shares
+
+
+def _status(record: RolloutRecord) -> str:
+    shares = _shares(record)
+    share = f"stage {record.stage + 1} of {len(shares)} ({shares[min(record.stage, len(shares) - 1)]:.0%})"
+    return f"{record.state}, {share}{', ' + record.reason if record.reason else ''}"

@@ -1,0 +1,290 @@
+"""Roll-out of releases by a running server: export, publish, assign to head-only devices stage by stage, collect their reports.
+
+A ready head-only device is assigned the new release once its stage has started (`stages`), before that the previous
+release, and the previous one again after an abort; the previous release is then published once more, with a higher metadata version.
+Before the next release, present devices may finish with the current one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from edge_fl.capability import Tier
+from edge_fl.config import MethodSpec, RolloutConfig
+from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.errors import EdgeFLError
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract.method import Method
+from edge_fl.release.manifest import Manifest
+from edge_fl.wire.egress import HEAD_NUMBERS
+from edge_fl.wire.messages import Report, Request
+from edge_fl_server.mqtt.connection import Received
+from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.session import Server
+from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
+from edge_fl_server.mqtt.updates.round_request import Verdict
+from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
+from edge_fl_server.release import export
+from edge_fl_server.release.export import Quantiser, ReleaseOrigin
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.gates import outcome_of
+from edge_fl_server.release.rollout.stages import Stages
+from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+BATCH_S = 0.02  # to handle many simultaneous reports at once
+CLOSE_S = 5.0
+REFRESH_S = 3600.0
+
+
+@dataclass(frozen=True)
+class RolloutOptions:
+    """Options of a coordinator. `resume`: also assign the release of a roll-out that ended before. `run_id`: see `RolloutCoordinator`."""
+
+    plan: RolloutConfig = RolloutConfig()
+    resume: bool = False
+    run_id: str = ""
+    quantiser: Quantiser | None = None
+    watch: Watch = unwatched
+
+
+DEFAULTS = RolloutOptions()
+
+
+class RolloutCoordinator:
+    """The releases of one fleet. `on_report` receives the accepted reports of heads on the releases of the run `run_id`.
+
+    A background thread advances the roll-out, applies desired states from the registry and keeps the metadata valid. Close the coordinator
+    before the server's connection.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        repository: Repository,
+        options: RolloutOptions = DEFAULTS,
+        on_report: Callable[[str, Report], None] = lambda device, report: None,
+        torch_device: str = "cpu",
+    ) -> None:
+        connection = server.connection
+        assert connection.transport is not None
+        self._connection, self._roster, self._assignments = connection, server.roster, server.assignments
+        self._repository, self._options, self._on_report = repository, options, on_report
+        self._publisher = Publisher(connection.transport, connection.topics, repository, watch=options.watch)
+        self._known = {manifest.release: manifest for manifest in repository.releases()}
+        self._rollout = StoredRollout(server.journal.db, connection.topics.fleet, resume=options.resume)
+        # (device, assignment id)
+        self._reported = {(device, self._rollout.assignment) for device in self._rollout.reported}
+        self._change = threading.Condition()
+        self._publishing = threading.Lock()
+        self._republish()
+        self.head_updates = HeadUpdates(self._roster, self._count, torch_device)
+        server.inbox.on_head(self._take_report, self.head_updates)
+        connection.on("req", self._on_request)
+        connection.on_connected(lambda lost: self._republish(chunks=lost))
+        self._roster.on_change(lambda before, now: self._assign(now))
+        self._closed, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edge-fl-rollout", daemon=True)
+        self._thread.start()
+
+    @property
+    def current(self) -> Manifest | None:
+        """The release that heads should serve when the roll-out has ended."""
+        stages = self._rollout.stages
+        if stages is None:
+            return None
+        withdrawn = stages.state in ("aborted", "rolled_back")
+        return self._known.get(self._rollout.previous if withdrawn else stages.release)
+
+    @property
+    def stages(self) -> Stages | None:
+        """The state of the roll-out."""
+        return self._rollout.stages
+
+    def close(self) -> None:
+        """Stop the background thread."""
+        self._closed.set()
+        self._wake.set()
+        self._thread.join(CLOSE_S)
+
+    def release(
+        self,
+        method: Method,
+        shared: Parts,
+        spec: MethodSpec,
+        *,
+        run_id: str,
+        round: int,
+        collect: bool = False,
+    ) -> Manifest:
+        """Export, publish and roll out a release; with `collect`, devices send head updates on it.
+
+        Raises ArtefactError if the export misses parity, MethodError for a method without an extractor.
+        """
+        origin = ReleaseOrigin(self._repository.next_release(), run_id, round)
+        manifest, payloads = export.release(
+            method, shared, spec, origin, collect=collect, quantiser=self._options.quantiser
+        )
+        self.head_updates.open(assignment_id(manifest.release), manifest, method)
+        self.roll_out(manifest, payloads)
+        return manifest
+
+    def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+        """Publish a release and start its roll-out. Raises ArtefactError if `payloads` do not match the manifest."""
+        with self._publishing:
+            self._publisher.publish(manifest, payloads)
+        with self._change:
+            self._known[manifest.release] = manifest
+            self._rollout.begin(manifest.release, self._options.plan, self._roster.head_devices())
+        self._assign_all()
+
+    def wait(self, heads: int, deadline_s: float) -> list[str]:
+        """Wait until `heads` devices (0: all present head-only devices) have reported -> devices without a report."""
+        until = time.monotonic() + deadline_s
+        watch = self._options.watch
+        with self._change:
+            while self._rollout.moving or (self._heads < heads if heads else self.missing()):
+                watch(Count("heads", self._heads, heads or self._heads + len(self.missing())))
+                self._connection.check()
+                if (left := until - time.monotonic()) <= 0:
+                    break
+                self._change.wait(min(left, POLL_S))
+                self._change.wait_for(lambda: False, BATCH_S)
+            watch(Count("heads", self._heads, self._heads))
+        return self.missing()
+
+    def rest(self, deadline_s: float) -> bool:
+        """Wait until a roll-out in stages has ended or paused; whether it has."""
+        until = time.monotonic() + deadline_s
+        with self._change:
+            while self._rollout.moving and (left := until - time.monotonic()) > 0:
+                self._connection.check()
+                self._change.wait(min(left, POLL_S))
+        return not self._rollout.moving
+
+    def missing(self) -> list[str]:
+        """Present head-only devices whose stage has started and that have not reported on their release."""
+        stages = self._rollout.stages
+        if stages is None:
+            return []
+        due = [id for id in self._roster.head_devices() if stages.admits(id) or stages.returns(id)]
+        return [id for id in due if (id, self._target(id)[1]) not in self._reported]
+
+    @property
+    def _heads(self) -> int:
+        return sum(id == self._target(device)[1] for device, id in self._reported)
+
+    def _assign(self, device: Device) -> None:
+        if not device.ready or device.tier is not Tier.HEAD:
+            return
+        manifest, id = self._target(device.id)
+        assignment = self._assignments.current(device.id)
+        if manifest and (assignment is None or assignment.id != id):
+            run_id, round, release = manifest.run_id, manifest.round, manifest.release
+            self._assignments.assign(device.id, "serve", run_id=run_id, round=round, id=id, release=release)
+
+    def _assign_all(self) -> None:
+        for device in self._roster.table.values():
+            self._assign(device)
+
+    def _target(self, device: str) -> tuple[Manifest | None, str]:
+        """The release that a device should serve now, and its assignment id."""
+        stages, previous = self._rollout.stages, self._rollout.previous
+        if stages is None:
+            return None, ""
+        if stages.admits(device):
+            return self._known.get(stages.release), self._rollout.assignment
+        id = self._rollout.return_assignment if stages.returns(device) else assignment_id(previous)
+        return self._known.get(previous), id
+
+    def _run(self) -> None:
+        refresh_s = time.monotonic() + REFRESH_S
+        while not self._closed.is_set() and not self._connection.ended:
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+            try:
+                self._advance()
+                if time.monotonic() > refresh_s:
+                    refresh_s = time.monotonic() + REFRESH_S
+                    with self._publishing:
+                        self._publisher.refresh()
+            except EdgeFLError as error:
+                log.warning("roll-out: %s; trying again in %g s", error, POLL_S)
+            except Exception:
+                log.exception("roll-out: trying again in %g s", POLL_S)
+
+    def _advance(self) -> None:
+        if not self._rollout.advance(self._roster.head_devices()):
+            return
+        with self._change:
+            self._known |= {manifest.release: manifest for manifest in self._repository.releases()}
+        with self._publishing:
+            self._publish_current()
+        self._assign_all()
+        with self._change:
+            self._change.notify_all()
+
+    def _publish_current(self) -> None:
+        """Publish the release to serve once more, unless it is the last published: its metadata must be newer than those of others."""
+        current, stages = self.current, self._rollout.stages
+        if current and current.release != self._repository.releases()[-1].release:
+            self._publisher.republish(current.release)
+        elif stages and not current:
+            log.warning(
+                "release %d: %s; there is no other kept release to serve", stages.release, stages.state
+            )
+
+    def _take_report(self, device: str, report: Report) -> Verdict | None:
+        """The verdict on a report of a head; None while chunks of its head update are missing."""
+        manifest = self._known.get(report.release)
+        if manifest is None:
+            return Verdict(report.id, "rejected", "unknown_release")
+        known = self._roster.get(device)
+        if (known and known.tier is Tier.FULL) or not self._rollout.expects(device, report.id):
+            return Verdict(report.id, "rejected", "not_assigned")
+        if not report.error and report.extractor not in manifest.extractors:
+            return Verdict(report.id, "rejected", "extractor")
+        try:
+            require_numbers(report, HEAD_NUMBERS)
+        except RejectedError as error:
+            return Verdict(report.id, "rejected", error.reason, detail=error.message)
+        if report.blob and not report.error:
+            return self.head_updates.take_report(device, report)
+        self._count(device, report)
+        return Verdict(report.id, "accepted")
+
+    def _count(self, device: str, report: Report) -> None:
+        manifest = self._known.get(report.release)
+        if manifest and manifest.run_id == self._options.run_id:
+            self._on_report(device, report)
+        if report.error:
+            log.warning("%s: release %d: %s", device, report.release, report.error, extra={"device": device})
+        with self._change:
+            self._rollout.add_outcome(device, report.id, outcome_of(report.error, report.metrics))
+            self._reported.add((device, report.id))
+            self._change.notify_all()
+        self._wake.set()
+
+    def _on_request(self, received: Received) -> None:
+        """Publish metadata or chunks of a release again that a device is missing."""
+        request = received.message
+        if isinstance(request, Request) and request.kind == "metadata":
+            self._connection.run_in_background("metadata", lambda: self._republish(chunks=False))
+        elif isinstance(request, Request) and request.kind == "chunks":
+            self._connection.run_in_background(f"repair {request.sha256}", lambda: self._repair(request))
+
+    def _repair(self, request: Request) -> None:
+        with self._publishing:
+            self._publisher.repair(request.sha256, request.missing)
+
+    def _republish(self, *, chunks: bool = True) -> None:
+        with self._publishing:
+            if self._known:
+                self._publisher.republish_all(chunks=chunks)

@@ -1,0 +1,126 @@
+"""The stages of a roll-out: a frozen value and pure functions that return the next one. No IO, no clock.
+
+The order of devices is a hash of device and release, so that each release starts with other devices, and a device that joins late has its
+place. Stages are cumulative shares of the fleet. The next stage starts when all present devices of the current one have reported and
+enough have succeeded; a gate (`edge_fl_server.release.rollout.gates`) can abort the roll-out at any report. Final states do not change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import msgspec
+
+from edge_fl.config import RolloutConfig
+from edge_fl_server.release.rollout import gates
+from edge_fl_server.release.rollout.gates import Evidence, Outcome
+
+State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
+OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
+ALL_AT_ONCE = (1.0,)
+CAREFUL = (0.05, 0.25, 1.0)
+CAREFUL_FROM = 20  # devices
+MIN_STAGE = 3  # devices: a gate cannot object to the reports of fewer
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The roll-out of `release`: `stage` is the current one, `outcomes` are by device in order of arrival."""
+
+    release: int
+    plan: RolloutConfig
+    stage: int = 0
+    state: State = "running"
+    reason: str = ""
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=lambda: gates.START)
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Cumulative shares of the fleet, one per stage; a single stage if "auto" was not `resolved`."""
+        return ALL_AT_ONCE if isinstance(self.plan.stages, str) else self.plan.stages
+
+    @property
+    def gated(self) -> bool:
+        """Whether gates apply: only if there is more than one stage."""
+        return len(self.shares) > 1
+
+    def admits(self, device: str) -> bool:
+        """Whether a device should run the release now."""
+        return self.state == "completed" or (not self.over and self._includes(device))
+
+    def returns(self, device: str) -> bool:
+        """Whether a device should go back to the previous release."""
+        return self.state in ("aborted", "rolled_back") and self._includes(device)
+
+    def _includes(self, device: str) -> bool:
+        return rank(device, self.release) < self.shares[self.stage]
+
+
+def resolved(plan: RolloutConfig, devices: int, previous: int) -> RolloutConfig:
+    """Replace stages "auto": CAREFUL if the fleet is large enough and has a previous release, otherwise ALL_AT_ONCE."""
+    if plan.stages != "auto":
+        return plan
+    careful = previous and devices >= CAREFUL_FROM
+    return msgspec.structs.replace(plan, stages=CAREFUL if careful else ALL_AT_ONCE)
+
+
+def widened(plan: RolloutConfig, devices: Collection[str], release: int) -> RolloutConfig:
+    """Raise the shares so that every stage has at least MIN_STAGE of these devices; unchanged for fewer devices or a single stage."""
+    if isinstance(plan.stages, str) or len(plan.stages) == 1 or len(devices) < MIN_STAGE:
+        return plan
+    last = sorted(rank(device, release) for device in devices)[MIN_STAGE - 1]
+    least = math.nextafter(last, 1.0)
+    return msgspec.structs.replace(plan, stages=tuple(sorted({max(share, least) for share in plan.stages})))
+
+
+def rank(device: str, release: int) -> float:
+    """The rank of a device in the order of a release, 0..1."""
+    digest = hashlib.sha256(f"{release} {device}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def with_outcome(stages: Stages, device: str, outcome: Outcome) -> Stages:
+    """Add the first outcome of a device whose stage has begun; abort if a gate objects."""
+    if stages.over or device in stages.outcomes or not stages.admits(device):
+        return stages
+    outcomes = {**stages.outcomes, device: outcome}
+    evidence = gates.updated(stages.evidence, outcome, stages.plan.gates)
+    stages = replace(stages, outcomes=outcomes, evidence=evidence)
+    if stages.gated and (reason := gates.objection(evidence, outcomes.values(), stages.plan.gates)):
+        return replace(stages, state="aborted", reason=reason)
+    return stages
+
+
+def advanced(stages: Stages, present: Collection[str], waited_s: float) -> Stages:
+    """Go to the next stage or to the end, or pause if too few devices of this stage succeeded in time."""
+    if stages.state != "running":
+        return stages
+    members = [device for device in present if stages.admits(device)]
+    missing = [device for device in members if device not in stages.outcomes]
+    if missing and waited_s < stages.plan.stage_wait_s:
+        return stages
+    outcomes = [stages.outcomes[device] for device in members if device in stages.outcomes]
+    succeeded = sum(not outcome.failed for outcome in outcomes)
+    summary = f"{succeeded} of {len(members)} devices succeeded"
+    if stages.gated and succeeded < stages.plan.success * len(members):
+        reason = f"stage {stages.stage + 1}: {summary}, {len(missing)} did not report"
+        return replace(stages, state="paused", reason=reason)
+    if stages.stage + 1 < len(stages.shares):
+        return advanced(replace(stages, stage=stages.stage + 1), present, 0.0)
+    return replace(stages, state="completed", reason=summary)
+
+
+def steered(stages: Stages, desired: State) -> Stages:
+    """Apply a desired state: "paused" and "running" can alternate, "aborted" and "rolled_back" are final."""
+    if stages.over or desired in (stages.state, "completed"):
+        return stages
+    return replace(stages, state=desired, reason="" if desired == "running" else "by hand")

@@ -1,0 +1,197 @@
+"""The current roll-out, stored in the registry: connects the pure rules (`stages`) with stored and desired states.
+
+Any process may `request` a roll-out. Outcomes are collected in memory, from any thread; `advance` then applies the rules and the desired
+state, and stores the result. After a restart the roll-out continues from the registry, with the reports stored there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from edge_fl.config import RolloutConfig
+from edge_fl.wire.messages import GONE
+from edge_fl_server.registry import Database, devices, reports, rollouts
+from edge_fl_server.registry.records import RolloutRecord
+from edge_fl_server.release.rollout.gates import Outcome, outcome_of
+from edge_fl_server.release.rollout.stages import (
+    ALL_AT_ONCE,
+    OVER,
+    Stages,
+    State,
+    advanced,
+    resolved,
+    steered,
+    widened,
+    with_outcome,
+)
+
+log = logging.getLogger(__name__)
+
+REPLACED = "replaced by release {}"
+RETRIES = 5
+
+
+class StoredRollout:
+    """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
+
+    After a restart an unfinished roll-out continues; with `resume` devices also get the release of one that has ended. `assignment` is the
+    id of the assignments to serve its release, different for a second roll-out of the same release; `return_assignment` that of the
+    assignments to go back.
+    """
+
+    def __init__(
+        self, db: Database, fleet: str, *, resume: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._db, self._fleet, self._clock = db, fleet, clock
+        self._lock = threading.RLock()
+        self._number, self.assignment = 0, ""
+        self._stage_began_s = clock()
+        self._stored: tuple[State, int] = ("running", 0)
+        self._resumed = False  # assignments have to be published again
+        self.stages: Stages | None = None
+        self.previous = served_release(db, fleet)
+        newest = self._newest()
+        if newest and (resume or newest.state not in OVER):
+            self._resume(newest)
+
+    @property
+    def return_assignment(self) -> str:
+        return f"back-{self.previous}-{self._number}"
+
+    @property
+    def reported(self) -> Collection[str]:
+        """Devices that have reported on this roll-out."""
+        return self.stages.outcomes.keys() if self.stages else ()
+
+    @property
+    def moving(self) -> bool:
+        """Whether a roll-out in stages is running."""
+        return self.stages is not None and self.stages.gated and self.stages.state == "running"
+
+    def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
+        """Start the roll-out of a new release to a fleet of these devices; a running one is aborted."""
+        with self._lock:
+            self._end_others(release)
+            if self.stages and self.stages.state == "completed":
+                self.previous = self.stages.release
+            plan = widened(resolved(plan, len(devices), self.previous), devices, release)
+            fields = msgspec.to_builtins(plan)
+            self._number = rollouts.begin(self._db, self._fleet, release, previous=self.previous, plan=fields)
+            self._set(Stages(release, plan), assignment_id(release))
+
+    def expects(self, device: str, assignment: str) -> bool:
+        """Whether a report on this assignment can be true: False before the stage of the device has begun."""
+        return (
+            not self.stages or assignment != self.assignment or self.stages.over or self.stages.admits(device)
+        )
+
+    def add_outcome(self, device: str, assignment: str, outcome: Outcome) -> None:
+        """Add the outcome of a device's assignment with this id."""
+        with self._lock:
+            if self.stages and assignment == self.assignment:
+                self.stages = with_outcome(self.stages, device, outcome)
+
+    def advance(self, present: Collection[str]) -> bool:
+        """Apply the rules and the desired state for the devices that are present; whether assignments have to change."""
+        with self._lock:
+            self._apply_desired()
+            resumed, self._resumed = self._resumed, False
+            if self.stages is None:
+                return False
+            before = self._stored
+            self.stages = advanced(self.stages, present, self._clock() - self._stage_began_s)
+            if self.stages.stage != before[1]:
+                self._stage_began_s = self._clock()
+            if (now := (self.stages.state, self.stages.stage)) != before:
+                if self.stages.state == "paused":
+                    rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
+                self._store(self._number, *now, self.stages.reason)
+                self._stored = now
+                level = logging.INFO if now[0] in ("running", "completed") else logging.WARNING
+                status = self.stages.release, now[0], now[1] + 1, len(self.stages.shares), self.stages.reason
+                log.log(level, "release %d: %s, stage %d of %d %s", *status)
+            return resumed or now != before
+
+    def _apply_desired(self) -> None:
+        """Follow the registry: the desired state of this roll-out, or a newer roll-out that another process started."""
+        newest = self._newest()
+        if newest and newest.number > self._number and newest.state not in OVER:
+            if self.stages and self.stages.state == "completed":
+                self.previous = self.stages.release
+            self._resume(newest)
+        record = rollouts.get(self._db, self._number) if self._number else None
+        if record and self.stages and not self.stages.over:
+            self.stages = steered(self.stages, record.desired)
+
+    def _resume(self, record: RolloutRecord) -> None:
+        self._number, self.previous = record.number, record.previous or self.previous
+        self._end_others(record.release, exclude=record.number)
+        state: State = "aborted" if record.state == "failed" else record.state
+        stages = Stages(record.release, _plan(record), record.stage, state, record.reason)
+        of_release = [
+            other for other in rollouts.listed(self._db, self._fleet) if other.release == record.release
+        ]
+        repeated = record.number > min(other.number for other in of_release)
+        assignment = assignment_id(record.release) + (f"-again-{record.number}" if repeated else "")
+        for report in reports.of_release(self._db, self._fleet, record.release):
+            if report.id == assignment:
+                stages = with_outcome(stages, report.device, outcome_of(report.error, report.metrics))
+        self._set(stages, assignment, state)
+        self._resumed = True
+
+    def _set(self, stages: Stages, assignment: str, stored: State = "running") -> None:
+        """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
+        self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
+        self._stage_began_s = self._clock()
+
+    def _newest(self) -> RolloutRecord | None:
+        return next(iter(rollouts.listed(self._db, self._fleet)), None)
+
+    def _end_others(self, release: int, exclude: int = 0) -> None:
+        for record in rollouts.listed(self._db, self._fleet):
+            if record.state not in OVER and record.number != exclude:
+                self._store(record.number, "aborted", record.stage, REPLACED.format(release))
+
+    def _store(self, number: int, state: State, stage: int, reason: str) -> None:
+        for _ in range(RETRIES):
+            record = rollouts.get(self._db, number)
+            if record is None or rollouts.advance(self._db, record, state=state, stage=stage, reason=reason):
+                return
+        log.warning("roll-out %d: concurrent changes in the registry; %s was not stored", number, state)
+
+
+def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
+    """Request the roll-out of a kept release -> its number; its stages are widened to the head-only devices in the registry."""
+    present = [
+        record.device
+        for record in devices.listed(db, fleet)
+        if (record.capability or {}).get("tier") == "head"
+        and record.status not in GONE
+        and not record.blocked
+    ]
+    served, fields = served_release(db, fleet), msgspec.to_builtins(widened(plan, present, release))
+    return rollouts.begin(db, fleet, release, previous=0 if served == release else served, plan=fields)
+
+
+def served_release(db: Database, fleet: str) -> int:
+    """The release that a fleet serves according to the registry (0: none): the one to go back to from a new release."""
+    for record in rollouts.listed(db, fleet):
+        if record.state == "completed":
+            return record.release
+        if record.previous:
+            return record.previous
+    return 0
+
+
+def assignment_id(release: int) -> str:
+    """The id of the assignments to serve a release, and of the reports on them."""
+    return f"rel-{release}"
+
+
+def _plan(record: RolloutRecord) -> RolloutConfig:
+    return msgspec.convert({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)

@@ -1,0 +1,111 @@
+"""Export the signed repository as static files for a web server, from which devices and auditors can download it.
+
+    FOLDER/metadata/N.root.json, N.targets.json, N.snapshot.json, timestamp.json    the same bytes as over MQTT
+    FOLDER/targets/RELEASE/SHA256.extractor.onnx                                    and variants and extras in the same folder
+
+This is the layout that TUF clients expect (consistent snapshots). Keys are never written there. Files are written in the order of
+publication, the timestamp last, so that a concurrent reader gets either the old or the new repository.
+
+The repository stores the path of one such folder in its file `website`. Every publication from it updates that folder first: by a run, a
+roll-out, or a rollback from the command line without a server.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from edge_fl.errors import ArtefactError, InputError
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting
+from edge_fl.release.manifest import paths
+from edge_fl_server.release.repository import File, Repository
+
+
+def export(repository: Repository, folder: Path) -> list[Path]:
+    """Update `folder` to the kept releases -> the new files.
+
+    Raises InputError for a folder with other content, ArtefactError if bytes are missing or the disk fails; existing files then stay.
+    """
+    _require_own_folder(repository, folder)
+    wanted = {
+        folder / "targets" / path: repository.artefacts / blob.sha256
+        for manifest in repository.releases()
+        for path, blob in paths(manifest).items()
+    }
+    missing = [source for source in wanted.values() if not source.is_file()]
+    if missing:
+        raise ArtefactError(
+            f"{missing[0]}: missing, expected the bytes of a kept release (and {len(missing) - 1} more)",
+            consequence="nothing was exported",
+        )
+    files, metadata = repository.files(), folder / "metadata"
+    with reporting(str(folder)):
+        new = _write(metadata, files[:1])  # marks the folder as an export, also after an interruption
+        for place in [place for place in wanted if not place.exists()]:
+            _copy(wanted[place], place)
+            new.append(place)
+        new += _write(metadata, files)
+        needed = {metadata / name for current, _ in files for name in (current, _previous(current))}
+        for place in (*metadata.iterdir(), *(folder / "targets").glob("*/*")):
+            if place not in needed and place not in wanted:
+                place.unlink()
+    return new
+
+
+def keep(repository: Repository, folder: Path | None) -> None:
+    """Export every publication to `folder` from now on; None: nowhere. Raises ArtefactError if the disk fails."""
+    with reporting(str(repository.folder)):
+        if folder is None:
+            _setting(repository).unlink(missing_ok=True)
+        else:
+            atomic.write(_setting(repository), str(folder.absolute()))
+
+
+def kept_folder(repository: Repository) -> Path | None:
+    """The folder to which every publication is exported. Raises ArtefactError if the disk fails."""
+    with reporting(str(repository.folder)):
+        return Path(_setting(repository).read_text()) if _setting(repository).exists() else None
+
+
+def _setting(repository: Repository) -> Path:
+    return repository.folder / "website"
+
+
+def _require_own_folder(repository: Repository, folder: Path) -> None:
+    """Raise InputError unless the folder is new or an earlier export of this repository: an export deletes files."""
+    inside = [place for place in (folder / "metadata", folder / "targets") if place.exists()]
+    name, root = repository.files()[0]
+    is_repository = folder.resolve() == repository.folder.resolve()
+    if is_repository or (inside and not _holds(folder / "metadata" / name, root)):
+        problem = (
+            "contains the keys" if is_repository else f"{inside[0].name} in it belongs to something else"
+        )
+        raise InputError(
+            f"{folder}: {problem}; expected a separate folder for this fleet's export",
+            consequence="nothing was exported",
+        )
+
+
+def _copy(source: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as original, atomic.writing(place) as file:
+        shutil.copyfileobj(original, file)
+
+
+def _write(folder: Path, files: list[File]) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    new = {folder / name: payload for name, payload in files if not _holds(folder / name, payload)}
+    for place, payload in new.items():
+        atomic.write(place, payload)
+    return list(new)
+
+
+def _holds(place: Path, payload: bytes) -> bool:
+    return place.exists() and place.read_bytes() == payload
+
+
+def _previous(name: str) -> str:
+    """The previous version of a file, for clients that have just read the old timestamp."""
+    version, _, rest = name.partition(".")
+    return f"{int(version) - 1}.{rest}" if version.isdecimal() else name

@@ -1,0 +1,258 @@
+"""The contents of a report, read from a run's folder: every number is a `Figure`, which names its lines of round_metrics.jsonl.
+
+Accuracies have the names of `edge_fl.metrics`: "last" is the last line with the metric, the final personalisation's if it measured it;
+"best_by_validation" is the round with the highest validation accuracy. No round is selected by its test accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl import metrics
+from edge_fl.metrics import Summary
+from edge_fl.wire.egress import Egress
+from edge_fl_server.runs import round_metrics
+from edge_fl_server.runs.results import Results, RunManifest
+from edge_fl_server.runs.round_metrics import RoundLine
+
+WORST = 10
+FIELDS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
+VALIDATION = (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION)
+PER_DEVICE = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.LOCAL_ONLY)
+
+
+class Figure(Struct, frozen=True):
+    """A number: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines."""
+
+    value: float | int | None
+    lines: str
+    field: str
+    metric: str = ""
+    client: str = ""
+
+
+Points = tuple[tuple[int, Figure, Figure], ...]
+"""(round or labels per class, mean over clients, std over clients), ascending."""
+
+
+class Accuracy(Struct, frozen=True):
+    """One row of the accuracy table."""
+
+    metric: str
+    which: str
+    round: int
+    figures: tuple[Figure, ...]
+
+
+class SentMessage(Struct, frozen=True):
+    """A kind of message that devices send, and its content."""
+
+    message: str
+    content: str
+
+
+class RunReport(Struct, frozen=True):
+    """The contents of a report. `kept` names the parts that stay on the client."""
+
+    run: str
+    created: str
+    state: str
+    reason: str
+    source: str
+    method: str
+    dataset: str
+    settings: dict[str, str]
+    egress: tuple[SentMessage, ...]
+    kept: str
+    accuracy: tuple[Accuracy, ...]
+    curves: dict[str, Points]
+    labels: dict[str, Points]
+    devices_by: str
+    devices: dict[str, Figure]
+    worst: tuple[str, ...]
+    totals: dict[str, Figure]
+    versions: dict[str, str]
+
+
+def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
+    """The report of a run with its method's egress manifests and personal parts. Raises InputError for an invalid folder."""
+    manifest, state, recipe = results.manifest(), results.state(), results.recipe()
+    lines = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
+    metric, devices = _devices(lines)
+    ranked = sorted(devices, key=lambda name: (devices[name].value or 0.0, name))
+    return RunReport(
+        run=manifest.run,
+        created=manifest.created,
+        state=state.state,
+        reason=state.reason,
+        source=manifest.source,
+        method=recipe.method.name,
+        dataset=recipe.data.dataset,
+        settings=dict(_flat(msgspec.to_builtins(recipe))),
+        egress=sent_by_devices(manifest.source, egress),
+        kept=", ".join(personal) or "none: the method keeps no part on the client",
+        accuracy=_accuracy(lines),
+        curves=_curves(lines),
+        labels=_by_labels(lines),
+        devices_by=metric,
+        devices=devices,
+        worst=tuple(ranked[:WORST]),
+        totals=_totals(lines),
+        versions=_versions(manifest),
+    )
+
+
+def sent_by_devices(source: str, egress: Sequence[Egress]) -> tuple[SentMessage, ...]:
+    """The messages that the egress manifest of each tier allows; none for simulated clients."""
+    if source == "simulated":
+        return ()
+    parts = (
+        SentMessage(f"{kind} report of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
+        for one in egress
+        for kind, names in one.parts.items()
+    )
+    encoding = (
+        SentMessage(f"encoding of {one.tier} devices", _encoding(one)) for one in egress if one.tier == "full"
+    )
+    messages = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
+    numbers = dict.fromkeys(number for one in egress for number in one.numbers)
+    return (
+        *parts,
+        *encoding,
+        *(SentMessage(*one) for one in messages.items()),
+        SentMessage("numbers in a report", ", ".join(numbers)),
+    )
+
+
+def _encoding(egress: Egress) -> str:
+    """Compression and noise of the parts that a tier sends."""
+    compression, privacy = egress.compression, egress.privacy
+    share = f" of {compression.keep:g} of the values" if compression.kind == "topk" else ""
+    if not privacy.noise_multiplier:
+        return f"compression {compression.kind}{share}; no noise"
+    budget = f"epsilon {privacy.budget:g}" if privacy.budget else "no limit"
+    return (
+        f"compression {compression.kind}{share}; clipped to {privacy.clip:g}, noise multiplier"
+        f" {privacy.noise_multiplier:g}, budget per device {budget} at delta {privacy.delta:g}"
+    )
+
+
+def _versions(manifest: RunManifest) -> dict[str, str]:
+    origin = manifest.provenance
+    versions = {
+        "edge-fl": origin.edge_fl,
+        "Python": origin.python,
+        "machine": origin.machine,
+        **origin.libraries,
+    }
+    if origin.commit:
+        versions["commit"] = origin.commit.sha[:12] + (", with changes" if origin.commit.dirty else "")
+    versions |= {"data": manifest.data_hash, "engine": manifest.engine}
+    return {name: version for name, version in versions.items() if version}
+
+
+def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]:
+    settings = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            settings += _flat(value, f"{before}{name}.")
+        elif value not in ("", None):
+            settings.append((before + name, str(value)))
+    return settings
+
+
+def _accuracy(lines: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
+    rows = [
+        _row(name, metrics.LAST, next(line for line in reversed(lines) if name in line.metrics))
+        for name in dict.fromkeys(name for line in lines for name in line.metrics)
+        if "_acc" in name and not metrics.by_labels({name: name})
+    ]
+    best = _best(lines)
+    if best is not None:
+        rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.metrics if "test" in name]
+    return tuple(rows)
+
+
+def _best(lines: Sequence[RoundLine]) -> RoundLine | None:
+    measured_lines = [line for line in lines if any(name in line.metrics for name in VALIDATION)]
+    values = [
+        next(line.metrics[name].mean for name in VALIDATION if name in line.metrics)
+        for line in measured_lines
+    ]
+    place = metrics.best_round(values)
+    return None if place is None else measured_lines[place]
+
+
+def _row(name: str, which: str, line: RoundLine) -> Accuracy:
+    summary = line.metrics[name]
+    figures = tuple(_figure(summary, line, field, name) for field in FIELDS)
+    return Accuracy(name, which, line.round, figures)
+
+
+def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> Figure:
+    value = getattr(summary, field)
+    return Figure(value if isfinite(value) else None, str(line.line), field, metric)
+
+
+def _curves(lines: Sequence[RoundLine]) -> dict[str, Points]:
+    names = dict.fromkeys(
+        name for line in lines for name in line.metrics if "test_acc" in name and not line.final
+    )
+    return {
+        name: tuple(
+            _point(line.round, line, name) for line in lines if not line.final and name in line.metrics
+        )
+        for name in names
+    }
+
+
+def _by_labels(lines: Sequence[RoundLine]) -> dict[str, Points]:
+    """Accuracy by labels per class for each kind of head, as devices whose head is `auto` measured it last."""
+    for line in reversed(lines):
+        if curves := metrics.by_labels({name: name for name in line.metrics}):
+            return {
+                kind: tuple(_point(labels, line, name) for labels, name in sorted(names.items()))
+                for kind, names in curves.items()
+            }
+    return {}
+
+
+def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure]:
+    summary = line.metrics[metric]
+    return at, _figure(summary, line, "mean", metric), _figure(summary, line, "std", metric)
+
+
+def _devices(lines: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
+    """The first of `PER_DEVICE` that was measured by client, and each client's newest value."""
+    for metric in PER_DEVICE:
+        for line in reversed(lines):
+            values = {client: report[metric] for client, report in line.clients.items() if metric in report}
+            if values:
+                return metric, {
+                    client: Figure(value, str(line.line), "value", metric, client)
+                    for client, value in sorted(values.items())
+                    if isfinite(value)
+                }
+    return "", {}
+
+
+def _totals(lines: Sequence[RoundLine]) -> dict[str, Figure]:
+    rounds = [line for line in lines if not line.final]
+    numbers = ",".join(str(line.line) for line in rounds)
+    totals = {"rounds": Figure(len(rounds), numbers, "round")}
+    for field in ("seconds", "bytes_down", "bytes_up"):
+        values = [value for line in rounds if (value := getattr(line, field)) is not None]
+        if values:
+            totals[field] = Figure(sum(values), numbers, field)
+    for field in ("selected", "responded"):
+        totals[field] = Figure(sum(len(getattr(line, field)) for line in rounds), numbers, field)
+    for line in reversed(lines):
+        if spent := [
+            report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report
+        ]:
+            return {**totals, "largest_epsilon": Figure(max(spent), str(line.line), "max", metrics.EPSILON)}
+    return totals

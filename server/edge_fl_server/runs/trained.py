@@ -1,0 +1,40 @@
+"""Load a finished run from its folder: method, shared parts, and the personal parts of simulated clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_fl.config import Recipe
+from edge_fl.errors import InputError
+from edge_fl.learn.tree import Parts
+from edge_fl.methods import build_method
+from edge_fl.methods.contract.method import Method
+from edge_fl_server.runs import checkpoint
+from edge_fl_server.runs.results import Results
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.study import Study
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run: its study (recomputed from the recipe), method, and the parts of its last checkpoint."""
+
+    recipe: Recipe
+    study: Study
+    method: Method
+    shared: Parts
+    personal: dict[str, Parts]
+
+
+def load(results: Results) -> TrainedRun:
+    """Load a run.
+
+    Raises InputError for source "fleet" (data on devices), DataError without the dataset, ArtefactError without a checkpoint.
+    """
+    recipe = results.recipe()
+    if recipe.source == "fleet":
+        raise InputError(f"{results.id}: the data of source 'fleet' are on the devices")
+    study = studies.prepare(recipe)
+    method = build_method(study.spec).at(max(recipe.rounds, 1))
+    kept = checkpoint.load(results.checkpoints)
+    return TrainedRun(recipe, study, method, kept.shared, kept.own)

@@ -1,0 +1,169 @@
+"""Worker processes: started once, reused by later runs, ended with the program, even if the program is killed.
+
+Importing torch takes seconds, so a fork server imports it once and forks all workers, each with one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import resource_tracker, util
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from types import ModuleType
+
+from edge_fl_server.training.engines import folders
+
+PRELOADED = ["edge_fl_server.training.engines.worker"]
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+KEPT_BYTES = 1 << 30
+KILL_S = 5.0
+MAX_FOLDER_BYTES = 60
+
+_pools: dict[int, ProcessPoolExecutor] = {}
+
+
+def cores() -> int:
+    """Number of cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def running(workers: int) -> bool:
+    """Whether a pool of this size is already running."""
+    return workers in _pools
+
+
+def pool(workers: int) -> ProcessPoolExecutor:
+    """Return the pool of this size, started if necessary."""
+    if workers not in _pools:
+        _make_temporary_folder()  # before the workers, which inherit its name
+        context = ForkServer()
+        context.set_forkserver_preload(PRELOADED)
+        with one_thread_each():
+            _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise)
+            _pools[workers].submit(os.getpid).result(
+                timeout=120
+            )  # the fork server reads the environment here
+    return _pools[workers]
+
+
+def _make_temporary_folder() -> None:
+    """Make multiprocessing's temporary folder, in /tmp where the usual place is too long: a socket's path has at most 107 characters."""
+    before = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) > MAX_FOLDER_BYTES:
+        tempfile.tempdir = "/tmp"
+    try:
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+
+
+def end(workers: int) -> None:
+    """Kill a pool's workers, with the jobs that they run; the next call of `pool` starts new ones."""
+    if workers in _pools:
+        ended = _pools.pop(workers)
+        killed = list((ended._processes or {}).values())
+        for process in killed:
+            process.kill()
+        for process in killed:
+            process.join(KILL_S)
+        ended.shutdown(wait=False, cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """End this child process when its parent has ended in any way, and remove the parent's temporary folders."""
+    threading.Thread(target=_await_parent, name="edge-fl-parent", daemon=True).start()
+
+
+def _await_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    folders.remove_abandoned()
+    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)  # the parent's, with the fork server's socket
+    os._exit(1)
+
+
+class _Detached:
+    """Start a process that ignores Ctrl-C, which its parent handles, and does not run the parent's script again."""
+
+    def start(self) -> None:
+        resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # children inherit it
+        try:
+            super().start()  # type: ignore[misc]
+        finally:
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+class _ForkServerWorker(_Detached, ForkServerProcess): ...
+
+
+class _SpawnedWorker(_Detached, SpawnProcess): ...
+
+
+class ForkServer(ForkServerContext):
+    """Processes forked from a server process."""
+
+    Process = _ForkServerWorker
+
+
+class Spawn(SpawnContext):
+    """Processes that start as new interpreters."""
+
+    Process = _SpawnedWorker
+
+
+def _initialise() -> None:
+    """Initialise a worker."""
+    import torch
+
+    end_with_parent()
+    torch.set_num_threads(1)
+    _keep_memory()
+
+
+def _keep_memory() -> None:
+    """Keep freed memory in the process (glibc only): mapping a step's tensors anew takes a tenth of its time."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Compute with this number of threads in the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Make processes started in the block compute with one thread, by environment variables that libraries read when loaded."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

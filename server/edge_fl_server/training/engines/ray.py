@@ -1,0 +1,144 @@
+"""Ray: a cohort distributed over the processors, GPUs and machines of a Ray cluster (`pip install edge-fl[scale]`).
+
+A worker trains client by client on a CPU, a chunk at a time on a GPU (`work`). The images are put into Ray's store once; personal parts
+stay here and are sent with the work; Ray repeats the work of a dead worker. Without a cluster's address in RAY_ADDRESS, one is started on
+this machine, on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_fl.errors import ConfigError, RunError
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
+from edge_fl.methods import build_method
+from edge_fl.methods.contract.method import Method
+from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.engines import processes, schedule
+from edge_fl_server.training.engines.personal import PersonalParts
+from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.simulated import SimulatedFleet, with_epochs
+from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.fleet import ClientId, Downs, Step
+
+QUEUED_PER_WORKER = 2  # chunks
+RETRIES = 3  # per chunk, if its worker dies
+TIMEOUT_S = 3600.0  # without a finished chunk, after which the run stops
+GPU_CHUNK = 64  # clients
+
+Arrays = dict[str, dict[str, np.ndarray]]
+
+
+class RayFleet(SimulatedFleet):
+    """The clients of a store on a Ray cluster; `workers` to start if there is no cluster yet (0: one per core)."""
+
+    engine = "ray"
+
+    def __init__(
+        self, store: ClientStore, method: Method, folder: Path | None = None, *, workers: int = 0
+    ) -> None:
+        super().__init__(store.settings.clients, PersonalParts(method, folder))
+        self._ray, self._store = _connect(workers), store
+        gpus = int(self._ray.cluster_resources().get("GPU", 0)) if store.device == "cuda" else 0
+        self._workers = gpus or int(self._ray.cluster_resources()["CPU"])
+        self._chunk = GPU_CHUNK if gpus else 1
+        needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+        self._work = self._ray.remote(max_retries=RETRIES, **needs)(work)
+        self._placed = self._ray.put(store)
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        """Yield updates in order of completion. The number of queued clients is bounded."""
+        order = schedule.largest_first(downs, self._store.samples)
+        running: list[Any] = []
+        put = _PutOnce(self._ray)
+        while True:
+            while len(running) < QUEUED_PER_WORKER * self._workers and (
+                chunk := list(islice(order, self._chunk))
+            ):
+                chunk_inputs = [(id, put(downs[id]), to_arrays(self.personal.get(id))) for id in chunk]
+                running.append(self._work.remote([self._placed], step, round, method.epochs, chunk_inputs))
+            if not running:
+                return
+            finished, running = self._ray.wait(running, timeout=TIMEOUT_S)
+            if not finished:
+                raise RunError(f"round {round}: no client finished within {TIMEOUT_S:.0f} s; the run stops")
+            for id, samples, parts, metrics, own in self._result(round, finished[0]):
+                if step != "evaluate":
+                    self.personal.put(id, from_arrays(own))
+                yield Update(id, samples, from_arrays(parts), metrics)
+
+    def _result(
+        self, round: int, reference: Any
+    ) -> list[tuple[ClientId, int, Arrays, dict[str, float], Arrays]]:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.WorkerCrashedError as error:
+            raise RunError(
+                f"round {round}: a worker died {RETRIES + 1} times ({error}); the run stops"
+            ) from error
+
+
+def work(
+    placed: list[Any], step: Step, round: int, epochs: int, chunk: list[tuple[ClientId, Any, Arrays]]
+) -> list[tuple[ClientId, int, Arrays, dict[str, float], Arrays]]:
+    """Run one step of a chunk in a Ray process: (client, broadcast, personal parts) -> (client, samples, up, metrics, own)."""
+    import ray
+
+    store, method, fleet = _run(placed[0])
+    fleet.restore((id, from_arrays(own)) for id, _, own in chunk)
+    downs = {id: to_device(from_arrays(ray.get(down)), store.device) for id, down, _ in chunk}
+    results = []
+    for update in fleet.each(step, round, with_epochs(method.at(max(round, 1)), epochs), downs):
+        id, parts, own = update.client, to_arrays(update.parts), to_arrays(fleet.personal.get(update.client))
+        results.append((id, update.samples, parts, update.metrics, own))
+        fleet.personal.put(id, {})  # now at the server
+    return results
+
+
+@lru_cache(maxsize=1)
+def _run(placed: Any) -> tuple[ClientStore, Method, SequentialFleet | VectorFleet]:
+    """Data and method of a run; a process caches those of its last run."""
+    import ray
+    import torch
+
+    store: ClientStore = ray.get(placed)
+    method = build_method(store.settings.spec)
+    method.net.to(store.device)
+    if store.device == "cuda":
+        return store, method, VectorFleet(store, method)
+    torch.set_num_threads(1)
+    return store, method, SequentialFleet(store, method)
+
+
+class _PutOnce:
+    """Put broadcasts into Ray's store; one identical to the previous one is not put again."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray, self._last = ray, Parts()
+        self._reference: Any = None
+
+    def __call__(self, down: Parts) -> Any:
+        if self._reference is None or not schedule.identical(down, self._last):
+            self._last, self._reference = down, self._ray.put(to_arrays(down))
+        return self._reference
+
+
+def _connect(workers: int) -> Any:
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+    except ImportError as error:
+        raise ConfigError("engine 'ray': not installed; pip install 'edge-fl[scale]'") from error
+    if not ray.is_initialized():
+        local: dict[str, Any] = {"num_cpus": workers or processes.cores(), "_node_ip_address": "127.0.0.1"}
+        settings = {} if "RAY_ADDRESS" in os.environ else {**local, "include_dashboard": False}
+        ray.init(**settings, log_to_driver=False, configure_logging=False)
+    return ray

@@ -1,0 +1,51 @@
+"""Base class of all engines: simulated clients, their personal parts, and the step of a single client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract.client import Client
+from edge_fl.methods.contract.method import Method
+from edge_fl.methods.finetuned import FineTuned
+from edge_fl_server.training.engines.personal import PersonalParts
+from edge_fl_server.training.fleet import ClientId, Fleet, Step
+
+
+def take_step(
+    step: Step, client: Client, method: Method, round: int, down: Parts, own: Parts
+) -> tuple[Update, Parts]:
+    """Run one step of one client -> (its update, its new personal parts)."""
+    if step == "train":
+        return client.train(method, round, down, own)
+    if step == "personalise":
+        return client.personalise(method, round, down, own)
+    return Update(client.id, len(client.data.train), {}, client.evaluate(method, down, own)), own
+
+
+def with_epochs(method: Method, epochs: int) -> Method:
+    """The method with another number of local epochs."""
+    if isinstance(method, FineTuned):
+        return replace(method, epochs=epochs, inner=with_epochs(method.inner, epochs))
+    return replace(method, epochs=epochs)
+
+
+class SimulatedFleet(Fleet):
+    """Clients `ids`, ascending, with their personal parts."""
+
+    def __init__(self, ids: Sequence[ClientId], personal: PersonalParts) -> None:
+        self._ids, self.personal = ids, personal
+
+    def clients(self) -> Sequence[ClientId]:
+        return self._ids
+
+    def trainable(self) -> Sequence[ClientId]:
+        return self.personal.trainable(self._ids)
+
+    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
+        return self.personal.items(self._ids)
+
+    def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
+        self.personal.restore(states)

@@ -1,0 +1,73 @@
+"""Source "hybrid": simulated clients and devices in one cohort. Devices get their round requests first and train in the meantime."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract.method import Method
+from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step
+
+
+class Subset(Mapping[ClientId, Parts]):
+    """The broadcasts of some clients of a cohort, computed on access."""
+
+    def __init__(self, downs: Downs, clients: Sequence[ClientId]) -> None:
+        self._downs = downs
+        self._clients = [client for client in downs if client in set(clients)]
+
+    def __getitem__(self, client: ClientId) -> Parts:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._downs[client]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+class HybridFleet(Fleet):
+    """Devices and simulated clients. A device with the name of a simulated client does not take part."""
+
+    may_drop_out = True
+
+    def __init__(self, devices: Fleet, simulated: Fleet) -> None:
+        self._devices, self._simulated = devices, simulated
+        self._names = frozenset(simulated.clients())
+
+    @property
+    def engine(self) -> str:
+        return self._simulated.engine
+
+    def clients(self) -> Sequence[ClientId]:
+        return sorted(self._names.union(self._devices.clients()))
+
+    def trainable(self) -> Sequence[ClientId]:
+        devices = (client for client in self._devices.trainable() if client not in self._names)
+        return sorted([*self._simulated.trainable(), *devices])
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        of_devices = Subset(downs, [client for client in downs if client not in self._names])
+        of_simulated = Subset(downs, [client for client in downs if client in self._names])
+        requested = self._devices.each(step, round, method, of_devices) if of_devices else iter(())
+        return _chained(self._simulated.each(step, round, method, of_simulated), requested)
+
+    def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
+        return self._simulated.personal_state()
+
+    def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
+        self._simulated.restore(states)
+
+
+def _chained(*steps: Iterator[Update]) -> Iterator[Update]:
+    """The updates of all steps. Closing the generator closes every step, which cancels outstanding round requests."""
+    try:
+        for step in steps:
+            yield from step
+    finally:
+        for step in steps:
+            if isinstance(step, Generator):
+                step.close()

@@ -1,0 +1,370 @@
+"""The round loop: federated rounds of any method on any fleet.
+
+    select -> broadcast -> collect -> aggregate -> evaluate -> record
+
+The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer
+(`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied
+to the current parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edge_fl import logs
+from edge_fl.config import CohortConfig, Recipe
+from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.errors import BudgetExhaustedError, RunError
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.aggregation.robust import Robust, robust
+from edge_fl.learn.aggregation.staleness import moved
+from edge_fl.learn.tree import Parts, size_bytes
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
+from edge_fl.metrics import EPSILON, LOCAL, afterwards
+from edge_fl_server.training import cohort
+from edge_fl_server.training.arrival import counted, first_updates, in_order
+from edge_fl_server.training.fleet import ClientId, Fleet
+
+log = logging.getLogger(__name__)
+
+Reports = Mapping[ClientId, Mapping[str, float]]
+"""Metrics by client: client id -> metric name (`edge_fl.metrics`) -> value."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many rounds, with which cohorts, from which seed; `evaluate_every` rounds all clients are evaluated (0: never)."""
+
+    rounds: int
+    seed: int = 0
+    cohort: CohortConfig = CohortConfig()
+    evaluate_every: int = 0
+    robust: Robust = Robust()
+
+    @classmethod
+    def of(cls, recipe: Recipe, method: Method) -> Plan:
+        """The recipe's plan; a method without a model before its final personalisation is not evaluated between rounds."""
+        updates = recipe.validation
+        return cls(
+            recipe.rounds,
+            recipe.seed,
+            recipe.cohort,
+            recipe.evaluate_every if method.predicts_early or method.has_global else 0,
+            Robust(updates.centre, updates.trim, updates.clip),
+        )
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """The outcome of one round.
+
+    `shared` are the new shared parts. `selected` are the clients whose update could count, those still working on an earlier round
+    included; `responded` are those whose update arrived in time, and `staleness` maps such a client to the age of its update in rounds, if
+    not 0. `head_updates` are the head-only devices that contributed. `exhausted` are clients without privacy budget.
+    `metrics` is empty in rounds without evaluation. `bytes_down` and `bytes_up` count tensors, not framing.
+    """
+
+    round: int
+    shared: Parts
+    selected: tuple[ClientId, ...]
+    responded: tuple[ClientId, ...]
+    seconds: float
+    metrics: Reports = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    head_updates: tuple[ClientId, ...] = ()
+    attempts: int = 1
+    staleness: Mapping[ClientId, int] = field(default_factory=dict)
+    exhausted: tuple[ClientId, ...] = ()
+
+
+@dataclass(frozen=True)
+class FinalResult:
+    """The outcome of the final personalisation after round `round`: the method as it was then, shared parts, metrics by client."""
+
+    round: int
+    method: Method
+    shared: Parts
+    metrics: Reports
+
+
+class RunHooks:
+    """Extension points of a run. Every method does nothing by default."""
+
+    def before_round(self, round: int) -> None:
+        """Called before each attempt of a round; may wait until enough clients are available."""
+
+    def head_updates(self) -> Sequence[Update]:
+        """Return and forget the updates of head-only devices received so far, in ascending client id."""
+        return ()
+
+    def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        """Return the updates to aggregate; may drop or change some. `shared` are the parts before the round."""
+        return updates
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        """Called after each round."""
+
+    def before_final(self, method: Method, shared: Parts, round: int) -> None:
+        """Called before the final personalisation, after round `round`."""
+
+    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        """Called after the final personalisation."""
+
+
+class CombinedHooks(RunHooks):
+    """Several hooks, called in their order."""
+
+    def __init__(self, *hooks: RunHooks) -> None:
+        self._hooks = hooks
+
+    def before_round(self, round: int) -> None:
+        for hooks in self._hooks:
+            hooks.before_round(round)
+
+    def head_updates(self) -> Sequence[Update]:
+        return [update for hooks in self._hooks for update in hooks.head_updates()]
+
+    def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        for hooks in self._hooks:
+            updates = hooks.screen(updates, shared)
+        return updates
+
+    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+        for hooks in self._hooks:
+            hooks.after_round(result, fleet)
+
+    def before_final(self, method: Method, shared: Parts, round: int) -> None:
+        for hooks in self._hooks:
+            hooks.before_final(method, shared, round)
+
+    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        for hooks in self._hooks:
+            hooks.after_final(result, fleet)
+
+
+class Broadcasts(Mapping[ClientId, Parts]):
+    """What each client of a cohort receives. Computed on access, so that memory does not grow with the cohort.
+
+    `bytes` maps each client accessed so far to the size of its broadcast.
+    """
+
+    def __init__(self, method: Method, shared: Parts, clients: Iterable[ClientId]) -> None:
+        self._method, self._shared, self._clients = method, shared, dict.fromkeys(clients)
+        self.bytes: dict[ClientId, int] = {}
+
+    def __getitem__(self, client: ClientId) -> Parts:
+        if client not in self._clients:
+            raise KeyError(client)
+        down = steps.broadcast(self._method, self._shared, client)
+        self.bytes[client] = size_bytes(down)
+        return down
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def run(
+    method: Method,
+    fleet: Fleet,
+    plan: Plan,
+    shared: Parts | None = None,
+    first: int = 1,
+    hooks: RunHooks | None = None,
+    watch: Watch = unwatched,
+) -> Iterator[RoundResult]:
+    """Run rounds `first`..plan.rounds, yielding after each.
+
+    Raises RunError when a round misses its quorum in every attempt, BudgetExhaustedError when no client has privacy budget left.
+    """
+    shared = steps.start(method) if shared is None else shared
+    hooks = hooks or RunHooks()
+    watch(Count("rounds", first - 1, plan.rounds))
+    for number in range(first, plan.rounds + 1):
+        logs.set_context(round=number)
+        result = _round(method.at(number), fleet, plan, shared, number, hooks, watch)
+        shared = result.shared
+        watch(Count("rounds", number, plan.rounds))
+        hooks.after_round(result, fleet)
+        yield result
+
+
+def _round(
+    method: Method, fleet: Fleet, plan: Plan, shared: Parts, number: int, hooks: RunHooks, watch: Watch
+) -> RoundResult:
+    """Run one round, retrying until the quorum responds. Raises RunError after the last attempt."""
+    started = time.monotonic()
+    head_updates: list[Update] = []  # kept over attempts: a failed attempt does not lose them
+    for attempt in range(1, plan.cohort.attempts + 1):
+        hooks.before_round(number)
+        exhausted = _exhausted(fleet, number)
+        selection = _select(method, fleet, plan, number)
+        broadcasts = Broadcasts(method, shared, selection.requested)
+        collected = _Collected(fleet.train(number, method, broadcasts), selection, head_updates, hooks, watch)
+        received = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
+        updates = hooks.screen(received, shared)
+        aggregated = steps.aggregate(method, shared, robust(updates, shared, plan.robust))
+        collected.drain()  # a method that aggregates nothing still waits for its clients
+        needed = cohort.quorum(selection.goal, plan.cohort)
+        if len(collected.bytes_up) >= needed:
+            break
+        reason = f"round {number}: {len(collected.bytes_up)} of {len(selection.members)} clients responded, expected at least {needed}"
+        if attempt == plan.cohort.attempts:
+            _exhausted(fleet, number)  # devices report an exhausted budget only when asked
+            raise RunError(f"{reason}; the run stops with the model of round {number - 1}")
+        log.warning("%s; retrying", reason)
+    due = plan.evaluate_every and number % plan.evaluate_every == 0
+    metrics = evaluate(method, fleet, aggregated, number, watch) if due else {}
+    metrics |= {id: {**metrics.get(id, {}), **found} for id, found in collected.local.items()} if due else {}
+    return RoundResult(
+        round=number,
+        shared=aggregated,
+        selected=tuple(selection.members),
+        responded=tuple(collected.bytes_up),
+        seconds=time.monotonic() - started,
+        metrics=metrics,
+        bytes_down=sum(broadcasts.bytes.values()),
+        bytes_up=sum(collected.bytes_up.values()),
+        head_updates=tuple(update.client for update in head_updates),
+        attempts=attempt,
+        staleness=collected.staleness,
+        exhausted=exhausted,
+    )
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """`requested` receive a new broadcast, `members` are all whose update can count, `goal` updates end the round."""
+
+    requested: list[ClientId]
+    members: list[ClientId]
+    goal: int
+
+
+def _select(method: Method, fleet: Fleet, plan: Plan, round: int) -> _Selection:
+    """Draw the cohort of a round from the clients with privacy budget."""
+    clients, working = fleet.trainable(), fleet.at_work()
+    if method.trains_everyone:
+        return _Selection(list(clients), list(clients), len(clients))
+    requested = cohort.draw(
+        clients, plan.cohort, plan.seed, round, may_drop_out=fleet.may_drop_out, at_work=working
+    )
+    members = sorted({*requested, *working})
+    if size := plan.cohort.buffer_size:
+        return _Selection(requested, members, min(size, len(members)))
+    return _Selection(requested, members, cohort.goal(len(clients), plan.cohort, plan.seed, round))
+
+
+class _Collected:
+    """The updates of a round as they stream in: the first `goal` of the cohort in client order, then those of head-only devices.
+
+    Iterated once. Afterwards `bytes_up` maps each client that responded to the size of its update, `staleness` those that were late,
+    `local` those that evaluated it to the accuracies before aggregation.
+    """
+
+    def __init__(
+        self,
+        updates: Iterator[Update],
+        selection: _Selection,
+        head_updates: list[Update],
+        hooks: RunHooks,
+        watch: Watch,
+    ) -> None:
+        self.bytes_up: dict[ClientId, int] = {}
+        self.staleness: dict[ClientId, int] = {}
+        self.local: dict[ClientId, Mapping[str, float]] = {}
+        self._updates = self._stream(updates, selection, head_updates, hooks, watch)
+
+    def __iter__(self) -> Iterator[Update]:
+        return self._updates
+
+    def drain(self) -> None:
+        """Receive the updates that have not been read."""
+        for _ in self._updates:
+            pass
+
+    def _stream(
+        self,
+        updates: Iterator[Update],
+        selection: _Selection,
+        head_updates: list[Update],
+        hooks: RunHooks,
+        watch: Watch,
+    ) -> Iterator[Update]:
+        arriving = counted(first_updates(updates, selection.goal), "clients", selection.goal, watch)
+        for update in in_order(arriving, selection.members):
+            self.bytes_up[update.client] = size_bytes(update.parts)
+            if update.staleness:
+                self.staleness[update.client] = update.staleness
+            if found := {name: value for name, value in update.metrics.items() if name in LOCAL}:
+                self.local[update.client] = found
+            yield update
+        head_updates.extend(hooks.head_updates())
+        yield from head_updates
+
+
+def _exhausted(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
+    """Clients whose privacy budget is exhausted. Raises BudgetExhaustedError when that is every client and no update is outstanding."""
+    clients = fleet.clients()
+    exhausted = tuple(sorted(set(clients).difference(fleet.trainable())))
+    if clients and len(exhausted) == len(clients) and not fleet.at_work():
+        raise BudgetExhaustedError(
+            f"round {round}: the privacy budget of all {len(exhausted)} clients is exhausted;"
+            f" the run ends with the model of round {round - 1}"
+        )
+    return exhausted
+
+
+def evaluate(
+    method: Method, fleet: Fleet, shared: Parts, round: int, watch: Watch = unwatched
+) -> dict[ClientId, Mapping[str, float]]:
+    """Metrics of every idle client with the just-aggregated parts (`post_agg`, docs/methods.md G13)."""
+    working = fleet.at_work()
+    clients = [client for client in fleet.clients() if client not in working]
+    updates = fleet.evaluate(round, method, Broadcasts(method, shared, clients))
+    arriving = counted(updates, "evaluations", len(clients), watch)
+    return {update.client: update.metrics for update in in_order(arriving, clients)}
+
+
+def final_personalisation(
+    method: Method,
+    fleet: Fleet,
+    shared: Parts,
+    round: int,
+    hooks: RunHooks | None = None,
+    watch: Watch = unwatched,
+) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
+    """Personalise on every client, then finalise on the server -> (shared parts, metrics before and after by client)."""
+    clients = fleet.clients()
+    broadcasts = Broadcasts(method, shared, clients)
+    metrics: dict[ClientId, Mapping[str, float]] = {}
+
+    def collected() -> Iterator[Update]:
+        updates = fleet.personalise(round, method, broadcasts)
+        for update in in_order(counted(updates, "final personalisation", len(clients), watch), clients):
+            metrics[update.client] = update.metrics
+            yield update
+        if hooks:
+            yield from hooks.head_updates()
+
+    updates = steps.received(method, collected(), broadcasts)
+    final = steps.finalise(method, shared, updates)
+    for _ in updates:
+        pass
+    if final is not shared:  # clients now predict with other shared parts
+        for client, report in evaluate(method, fleet, final, round, watch).items():
+            metrics[client] = {**metrics.get(client, {}), **afterwards(report)}
+    return final, metrics
+
+
+def with_epsilon(error: BudgetExhaustedError, final: Reports) -> BudgetExhaustedError:
+    """The error with the largest epsilon spent by any client."""
+    spent = [report[EPSILON] for report in final.values() if EPSILON in report]
+    return BudgetExhaustedError(f"{error}; largest epsilon spent: {max(spent):.3g}" if spent else str(error))
