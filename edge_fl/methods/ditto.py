@@ -31,6 +31,7 @@ class Ditto(Method):
     title: ClassVar = "Ditto"
     citation: ClassVar = "Li et al., ICML 2021"
     family: ClassVar = "global and personal models"
+    grid: ClassVar = {"lam": (0.1, 1.0, 2.0)}
     has_global: ClassVar = True
     parts: ClassVar = {**SHARED_MODEL, **PERSONAL_MODEL}
     head_tier: ClassVar = HeadTier(

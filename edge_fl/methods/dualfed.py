@@ -63,6 +63,7 @@ class DualFed(Method):
     title: ClassVar = "DualFed"
     citation: ClassVar = "Zhu et al., ACM MM 2024"
     family: ClassVar = "shared extractor, two heads"
+    grid: ClassVar = {"contrast": (0.1, 0.5, 2.0), "temperature": (0.2, 0.5)}
     has_global: ClassVar = True
     uniform: ClassVar = True
     batch_norm: ClassVar = BatchNorm.LOCAL_STATS

@@ -37,6 +37,7 @@ class FedALA(Method):
     title: ClassVar = "FedALA"
     citation: ClassVar = "Zhang et al., AAAI 2023"
     family: ClassVar = "global model, mixed in per client"
+    grid: ClassVar = {"weights_lr": (0.1, 1.0), "share": (0.2, 0.8)}
     has_global: ClassVar = True
     vectorises: ClassVar = False
     own: ClassVar = {"personal_head": personal(like="head"), "weights": personal()}

@@ -55,6 +55,7 @@ class FedAMP(Method):
     title: ClassVar = "FedAMP"
     citation: ClassVar = "Huang et al., AAAI 2021"
     family: ClassVar = "personal models, mixed"
+    grid: ClassVar = {"lam": (0.02, 0.1, 0.5), "sigma": (0.3, 1.0, 3.0)}
     parts: ClassVar = {**SHARED_MODEL, "mixed": shared(), **PERSONAL_MODEL}
     sends: ClassVar = ("extractor", "head")
     exports: ClassVar = ()

@@ -36,6 +36,7 @@ class FedBABU(Method):
     title: ClassVar = "FedBABU"
     citation: ClassVar = "Oh et al., ICLR 2022"
     family: ClassVar = "shared extractor"
+    grid: ClassVar = {"ft_epochs": (5, 10), "ft_lr": (0.01, 0.1)}
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
     sends: ClassVar = ("extractor",)

@@ -47,6 +47,7 @@ class FedCAC(Method):
     title: ClassVar = "FedCAC"
     citation: ClassVar = "Wu et al., ICCV 2023"
     family: ClassVar = "global model, mixed per client"
+    grid: ClassVar = {"tau": (0.3, 0.5, 0.7), "beta": (10.0, 100.0)}
     parts: ClassVar = {**SHARED_MODEL, "critical": shared(), "mixed": shared()}
     sends: ClassVar = ("extractor", "head")
     head_tier: ClassVar = HeadTier("adapted", "head", ("head",))

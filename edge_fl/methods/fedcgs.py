@@ -42,6 +42,7 @@ class FedCGS(Method):
     title: ClassVar = "FedCGS"
     citation: ClassVar = "Guan et al., AAAI 2025"
     family: ClassVar = "fixed extractor, statistics"
+    grid: ClassVar = {"lam": (0.1, 1.0, 10.0)}
     has_global: ClassVar = True
     receives: ClassVar = ("extractor", "head", "prototypes")
     sends: ClassVar = ("prototypes", "sums")

@@ -44,6 +44,7 @@ class FedCP(Method):
     title: ClassVar = "FedCP"
     citation: ClassVar = "Zhang et al., KDD 2023"
     family: ClassVar = "shared extractor, two heads"
+    grid: ClassVar = {"lam": (0.0, 1.0, 5.0)}
     parts: ClassVar = {
         "extractor": shared(),
         "head": shared(),

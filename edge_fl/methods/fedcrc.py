@@ -44,6 +44,7 @@ class FedCRC(Method):
     title: ClassVar = "FedCRC"
     citation: ClassVar = "Wang et al., conference paper (the copy at hand names no venue)"
     family: ClassVar = "shared extractor, common criterion"
+    grid: ClassVar = {"tau": (0.5, 0.9, 0.99)}
     has_global: ClassVar = True
     parts: ClassVar = {
         "extractor": shared(),

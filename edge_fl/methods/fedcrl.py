@@ -48,6 +48,7 @@ class FedCRL(Method):
     title: ClassVar = "FedCRL"
     citation: ClassVar = "Huang et al., arXiv:2404.17916 (2024); FedCoSR, IEEE Trans. Cybernetics 2025"
     family: ClassVar = "shared extractor, prototypes"
+    grid: ClassVar = {"alpha": (0.1, 1.0, 5.0), "gamma": (0.2, 0.8, 2.0)}
     own: ClassVar = {"head": personal(), "personal_extractor": personal(like="extractor")}
     past: ClassVar = history(trained=0.0, misfit=-1.0)
     parts: ClassVar = {"extractor": shared(), "prototypes": shared(), **own, "history": past}

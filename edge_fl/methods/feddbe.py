@@ -42,6 +42,7 @@ class FedDBE(Method):
     title: ClassVar = "FedDBE"
     citation: ClassVar = "Zhang et al., NeurIPS 2023"
     family: ClassVar = "global model, personal bias"
+    grid: ClassVar = {"kappa": (0.1, 1.0, 10.0), "momentum": (0.1, 1.0)}
     has_global: ClassVar = True
     parts: ClassVar = {**SHARED_MODEL, "feature_mean": shared(), "bias": personal()}
     head_tier: ClassVar = HeadTier("adapted", "head, which absorbs the bias", ("head",))

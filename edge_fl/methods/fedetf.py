@@ -67,6 +67,7 @@ class FedETF(Method):
     title: ClassVar = "FedETF"
     citation: ClassVar = "Li et al., ICCV 2023"
     family: ClassVar = "global model, fixed head"
+    grid: ClassVar = {"scale": (1.0, 5.0, 10.0)}
     has_global: ClassVar = True
     unit_norm: ClassVar = True
     parts: ClassVar = {

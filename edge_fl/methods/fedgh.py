@@ -37,6 +37,7 @@ class FedGH(Method):
     title: ClassVar = "FedGH"
     citation: ClassVar = "Yi et al., ACM MM 2023"
     family: ClassVar = "shared head, trained by the server"
+    grid: ClassVar = {"server_lr": (0.01, 0.1, 1.0)}
     parts: ClassVar = {"head": shared(), "prototypes": shared(), "extractor": personal()}
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")

@@ -48,6 +48,7 @@ class FedKD(Method):
     title: ClassVar = "FedKD"
     citation: ClassVar = "Wu et al., Nature Communications 2022"
     family: ClassVar = "personal model, shared student"
+    grid: ClassVar = {"energy": (0.9, 0.95, 0.98)}
     has_global: ClassVar = True
     uniform: ClassVar = True
     sends: ClassVar = ("change",)

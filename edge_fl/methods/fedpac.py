@@ -43,10 +43,10 @@ class FedPAC(Method):
 
     lam: float = hyper(1.0, "λ, pull of a feature to its class's prototype; 0: none", low=0, source="[P]")
     head_lr: float = hyper(0.1, "learning rate of s1, momentum 0.5", low=0, source="[C]")
-
     title: ClassVar = "FedPAC"
     citation: ClassVar = "Xu et al., ICLR 2023"
     family: ClassVar = "shared extractor, heads combined by the server"
+    grid: ClassVar = {"lam": (0.1, 1.0, 10.0)}
     sends: ClassVar = ("extractor", "head", "prototypes", "spread")
     parts: ClassVar = dict.fromkeys((*sends, "combined"), shared())
     head_tier: ClassVar = HeadTier(

@@ -27,6 +27,7 @@ class FedPer(Method):
     title: ClassVar = "FedPer"
     citation: ClassVar = "Arivazhagan et al., arXiv:1912.00818 (2019)"
     family: ClassVar = "shared extractor"
+    grid: ClassVar = {"personal_layers": (1, 2)}
     parts: ClassVar = {"extractor": shared(), "head": personal()}
     head_tier: ClassVar = HeadTier("adapted", "head")
 

@@ -44,6 +44,7 @@ class FedProto(Method):
     title: ClassVar = "FedProto"
     citation: ClassVar = "Tan et al., AAAI 2022"
     family: ClassVar = "prototypes"
+    grid: ClassVar = {"lam": (0.1, 1.0, 4.0)}
     parts: ClassVar = {"prototypes": shared(), "extractor": personal(), "head": personal()}
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")

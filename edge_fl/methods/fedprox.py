@@ -38,6 +38,7 @@ class FedProx(Method):
     title: ClassVar = "FedProx"
     citation: ClassVar = "Li et al., MLSys 2020"
     family: ClassVar = "global model"
+    grid: ClassVar = {"mu": (0.001, 0.01, 0.1, 1.0)}
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))

@@ -36,6 +36,7 @@ class FedRep(Method):
     title: ClassVar = "FedRep"
     citation: ClassVar = "Collins et al., ICML 2021"
     family: ClassVar = "shared extractor"
+    grid: ClassVar = {"head_epochs": (1, 4, 10)}
     parts: ClassVar = {"extractor": shared(), "head": personal()}
     head_tier: ClassVar = HeadTier("adapted", "head")
 

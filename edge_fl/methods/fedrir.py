@@ -59,10 +59,10 @@ class FedRIR(Method):
     id_objective: str = hyper("vclub", "nll_joint: official code [C]", choices=tuple(OBJECTIVES))
     id_variance: str = hyper("tanh", "end of q's log-variance [C]; relu [P]", choices=("tanh", "relu"))
     id_clamp: bool = hyper(True, "a negative bound counts as 0, else vclub diverges", source="[D]")
-
     title: ClassVar = "FedRIR"
     citation: ClassVar = "Huang et al., WWW 2025"
     family: ClassVar = "shared and personal extractor"
+    grid: ClassVar = {"id_weight": (0.01, 0.1, 1.0), "mask": (0.4, 0.6, 0.8)}
     parts: ClassVar = {
         "extractor": shared(),
         "specific_extractor": personal(networks.specific_extractor),

@@ -32,6 +32,7 @@ class FedRoD(Method):
     title: ClassVar = "Fed-RoD"
     citation: ClassVar = "Chen and Chao, ICLR 2022"
     family: ClassVar = "shared extractor, two heads"
+    grid: ClassVar = {"exponent": (0.0, 0.5, 1.0)}
     has_global: ClassVar = True
     parts: ClassVar = {"extractor": shared(), "head": shared(), "personal_head": personal(like="head")}
     head_tier: ClassVar = HeadTier(

@@ -53,6 +53,7 @@ class FineTuned(Method):
     title: ClassVar = "+FT"
     citation: ClassVar = "fine-tuning as in Jing et al., arXiv:2204.11841"
     family: ClassVar = "global model, then fine-tuned"
+    grid: ClassVar = {"ft_lr": (0.01, 0.1)}
     parts: ClassVar = {}
     head_tier: ClassVar = HeadTier(
         "native",

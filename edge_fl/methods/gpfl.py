@@ -63,6 +63,7 @@ class GPFL(Method):
     title: ClassVar = "GPFL"
     citation: ClassVar = "Zhang et al., ICCV 2023"
     family: ClassVar = "shared extractor, conditional features"
+    grid: ClassVar = {"lam": (0.001, 0.01, 0.1), "mu": (0.0, 0.1)}
     parts: ClassVar = {
         "extractor": shared(),
         "valve": shared(_valve),

@@ -27,6 +27,7 @@ class LGFedAvg(Method):
     title: ClassVar = "LG-FedAvg"
     citation: ClassVar = "Liang et al., arXiv:2001.01523 (2020)"
     family: ClassVar = "shared head"
+    grid: ClassVar = {"num_layers_keep": (1, 2)}
     parts: ClassVar = {"extractor": personal(), "head": shared()}
     exports: ClassVar = ()
     head_tier: ClassVar = HeadTier("none")

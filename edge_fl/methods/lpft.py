@@ -38,6 +38,7 @@ class LPFT(Method):
     title: ClassVar = "LP-FT"
     citation: ClassVar = "Chen et al., arXiv:2511.12695 (2025)"
     family: ClassVar = "global model, then fine-tuned"
+    grid: ClassVar = {"ft_lr": (0.0001, 0.001, 0.01)}
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
     head_tier: ClassVar = HeadTier(

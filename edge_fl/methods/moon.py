@@ -41,6 +41,7 @@ class MOON(Method):
     title: ClassVar = "MOON"
     citation: ClassVar = "Li et al., CVPR 2021"
     family: ClassVar = "global model"
+    grid: ClassVar = {"mu": (0.1, 1.0, 5.0, 10.0)}
     has_global: ClassVar = True
     parts: ClassVar = {
         "extractor": shared(),

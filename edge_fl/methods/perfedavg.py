@@ -41,6 +41,7 @@ class PerFedAvg(Method):
     title: ClassVar = "Per-FedAvg"
     citation: ClassVar = "Fallah et al., NeurIPS 2020"
     family: ClassVar = "global model, then fine-tuned"
+    grid: ClassVar = {"alpha": (0.001, 0.005, 0.01, 0.05)}
     has_global: ClassVar = True
     parts: ClassVar = SHARED_MODEL
     deviations: ClassVar = "first order by default, as in PFLlib; β is the recipe's rate; a client with too few batches divides them"

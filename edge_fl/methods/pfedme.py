@@ -46,6 +46,7 @@ class PFedMe(Method):
     title: ClassVar = "pFedMe"
     citation: ClassVar = "Dinh et al., NeurIPS 2020"
     family: ClassVar = "global and personal models"
+    grid: ClassVar = {"lam": (5.0, 15.0, 30.0), "beta": (1.0, 2.0)}
     has_global: ClassVar = True
     parts: ClassVar = {**SHARED_MODEL, **PERSONAL_MODEL, "history": history(trained=0.0)}
     head_tier: ClassVar = HeadTier(

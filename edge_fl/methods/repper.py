@@ -51,6 +51,7 @@ class RepPer(Method):
     title: ClassVar = "RepPer"
     citation: ClassVar = "Jing et al., arXiv:2204.11841 (2022)"
     family: ClassVar = "shared extractor, contrastive"
+    grid: ClassVar = {"temperature": (0.05, 0.1, 0.5), "head": ("mlp", "svm", "logistic")}
     parts: ClassVar = {
         "extractor": shared(),
         "projection": shared(lambda net, method: projection(net, method.proj_dim)),

@@ -31,7 +31,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from edge_fl.config import CompressionConfig, OptimiserConfig, PrivacyConfig
+from edge_fl.config import CompressionConfig, OptimiserConfig, Option, PrivacyConfig
 from edge_fl.errors import MethodError
 from edge_fl.heads.plan import HeadUpdateKind, Way
 from edge_fl.learn import tree
@@ -119,6 +119,8 @@ class Method(ABC):
     vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap
     measures: ClassVar[tuple[str, ...]] = ()  # names of the metrics that `measure` may return
     usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's; used when a recipe names none
+    # values that `compare --tune` tries, of at most two hyper-parameters
+    grid: ClassVar[Mapping[str, tuple[Option, ...]]] = {}
     deviations: ClassVar[str] = ""  # from the paper, for `methods show`
 
     def __post_init__(self) -> None:
