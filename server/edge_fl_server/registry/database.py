@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Engine, Select, Table, create_engine, event
+from sqlalchemy import Connection, Engine, Select, Table, create_engine, event, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -22,6 +22,7 @@ from edge_fl_server.registry.tables import metadata
 FILE = "registry.sqlite"
 IN_MEMORY = "sqlite://"
 BUSY_MS = 10_000  # how long one process waits for another one's write
+LOCK = 0xEDFE  # advisory lock of PostgreSQL: servers that start at the same time create or upgrade tables one after the other
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 T = TypeVar("T")
@@ -154,6 +155,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _upgrade(connection: Connection, where: str) -> None:
+    """Create the tables of a new database at the newest version; apply the missing migrations to an existing one."""
     from alembic import command  # imported late: it is slow to import
     from alembic.config import Config
     from alembic.util import CommandError
@@ -161,8 +163,14 @@ def _upgrade(connection: Connection, where: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
     try:
-        command.upgrade(config, "head")
+        if inspect(connection).has_table("alembic_version"):
+            command.upgrade(config, "head")
+        else:
+            metadata.create_all(connection)
+            command.stamp(config, "head")
     except CommandError as error:
         raise ConfigError(
             f"registry {where}: {error}; expected the tables of this version of edge-fl"

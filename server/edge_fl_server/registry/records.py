@@ -1,4 +1,4 @@
-"""Values stored in the registry: frozen structs, one per row of a table."""
+"""Values stored in the registry: frozen structs, one per row of a table, one field per column."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class DeviceRecord(Struct, frozen=True):
     """The last known state of a device. `quarantine` is why its reports do not count, "" if they do.
 
     `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier. `dropped` counts its messages above
-    the rate limit.
+    the rate limit, `rejections` its rejected reports since it was last readmitted. `seen_sequence` orders the messages of all devices;
+    `blocked_at` is when the last quarantine or revocation began.
     """
 
     fleet: str
@@ -90,7 +91,7 @@ class RoundRecord(Struct, frozen=True):
 
 
 class RequestRecord(Struct, frozen=True):
-    """A request to one device: "queued" until it ends in exactly one of the other states."""
+    """A request to one device: "queued" until it ends in exactly one of the other states. `id` is that of its assignment and its report."""
 
     fleet: str
     device: str
@@ -105,7 +106,10 @@ class RequestRecord(Struct, frozen=True):
 
 
 class ReportRecord(Struct, frozen=True):
-    """One accepted report. `before` and `after`: personal accuracy before and after a fit, None if not measured."""
+    """One accepted report. `before` and `after`: personal accuracy before and after a fit, None if not measured.
+
+    `fleet`, `device` and `id` are the key, so that a stored report is not counted again.
+    """
 
     fleet: str
     device: str
@@ -156,7 +160,8 @@ class ReleaseRecord(Struct, frozen=True):
 class RolloutRecord(Struct, frozen=True):
     """The roll-out of one release. Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
 
-    `plan` holds stages and thresholds; `version` increases with every change.
+    `previous` is the release to go back to (0: none), `plan` holds stages and thresholds. `version` increases with every change, for
+    compare-and-set.
     """
 
     number: int

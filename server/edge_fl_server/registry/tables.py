@@ -1,7 +1,11 @@
-"""The registry's current tables; `migrations/` creates and upgrades them. Times are UTC text, for display only."""
+"""The registry's current tables, most of them with a column per field of a record. Times are UTC text, for display only.
+
+A new database gets these tables; `migrations/` upgrades one of an earlier version of edge-fl.
+"""
 
 from __future__ import annotations
 
+from msgspec import Struct, inspect
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -18,7 +22,38 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
+from edge_fl_server.registry import records
+
 metadata = MetaData()
+
+TYPES = {
+    inspect.StrType: Text,
+    inspect.LiteralType: Text,
+    inspect.IntType: BigInteger,
+    inspect.FloatType: Float,
+    inspect.BoolType: Boolean,
+    inspect.DictType: JSON,
+}
+"""Type of a record's field -> type of its column."""
+
+
+def _table(name: str, record: type[Struct], *key: str) -> Table:
+    """A table with a column per field of a record; the database assigns the key `number`."""
+    info = inspect.type_info(record)
+    assert isinstance(info, inspect.StructType)
+    columns = [_number() if field.name == "number" else _column(field) for field in info.fields]
+    return Table(name, metadata, *columns, PrimaryKeyConstraint(*key))
+
+
+def _column(field: inspect.Field) -> Column[object]:
+    """The column of a field; one that may be None is nullable."""
+    types = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+    (kind,) = (type(one) for one in types if not isinstance(one, inspect.NoneType))
+    return Column(field.name, TYPES[kind], nullable=len(types) > 1)
+
+
+def _number() -> Column[int]:
+    return Column("number", Integer, primary_key=True, autoincrement=True)
 
 
 def _texts(*names: str) -> list[Column[str]]:
@@ -26,110 +61,27 @@ def _texts(*names: str) -> list[Column[str]]:
 
 
 def _integers(*names: str) -> list[Column[int]]:
-    return [Column(name, Integer, nullable=False) for name in names]
-
-
-def _big_integers(*names: str) -> list[Column[int]]:
     return [Column(name, BigInteger, nullable=False) for name in names]
 
 
-def _number() -> Column[int]:
-    return Column("number", Integer, primary_key=True, autoincrement=True)
-
-
-devices = Table(
-    "devices",
-    metadata,
-    *_texts("fleet", "device", "status", "activity", "why", "boot", "seen_at", "first_seen_at"),
-    *_texts("quarantine", "blocked_at"),  # reason, or ""; when the last quarantine or revocation began
-    *_big_integers("release", "seen_sequence"),  # sequence: order of the messages received
-    *_big_integers("dropped"),  # messages above the rate limit
-    *_integers("rejections"),  # rejected reports since the device was last readmitted
-    Column("outlier_score", Float, nullable=False),  # of its newest screened update; 1 and above: outlier
-    Column("revoked", Boolean, nullable=False),
-    Column("capability", JSON),
-    PrimaryKeyConstraint("fleet", "device"),
-)
-
-runs = Table(
-    "runs",
-    metadata,
-    *_texts("run", "fleet", "method", "dataset", "source", "folder", "state", "reason", "desired"),
-    *_texts("created_at", "ended_at"),
-    *_integers("rounds"),
-    PrimaryKeyConstraint("run"),
-)
-
-rounds = Table(
-    "rounds",
-    metadata,
-    *_texts("run", "ended_at"),
-    *_integers("round", "selected", "responded"),
-    *_big_integers("bytes_down", "bytes_up"),
-    Column("seconds", Float, nullable=False),
-    Column("metrics", JSON, nullable=False),
-    PrimaryKeyConstraint("run", "round"),
-)
-
-requests = Table(
-    "requests",
-    metadata,
-    *_texts("fleet", "device", "id"),  # id of the assignment and of its report
-    *_texts("run", "mode", "state", "reason", "requested_at", "ended_at"),
-    *_integers("round"),
-    PrimaryKeyConstraint("fleet", "device", "id"),
-)
+devices = _table("devices", records.DeviceRecord, "fleet", "device")
+runs = _table("runs", records.RunRecord, "run")
+rounds = _table("rounds", records.RoundRecord, "run", "round")
+requests = _table("requests", records.RequestRecord, "fleet", "device", "id")
+reports = _table("reports", records.ReportRecord, "fleet", "device", "id")
+rejections = _table("rejections", records.Rejection, "number")
+releases = _table("releases", records.ReleaseRecord, "fleet", "release")
+rollouts = _table("rollouts", records.RolloutRecord, "number")
 Index("requests_by_round", requests.c.run, requests.c.round)
-
-reports = Table(
-    "reports",
-    metadata,
-    *_texts("fleet", "device", "id"),  # idempotency key: a stored report is not counted again
-    *_texts("run", "kind", "head", "error", "received_at"),
-    *_integers("round"),
-    *_big_integers("samples", "release", "bytes_down", "bytes_up"),
-    Column("seconds", Float, nullable=False),
-    Column("metrics", JSON, nullable=False),
-    Column("before", Float),
-    Column("after", Float),
-    PrimaryKeyConstraint("fleet", "device", "id"),
-)
 Index("reports_by_run", reports.c.run, reports.c.round)
-
-rejections = Table(
-    "rejections",
-    metadata,
-    _number(),
-    *_texts("fleet", "device", "id", "run", "reason", "detail", "received_at"),
-    *_integers("round"),
-)
 Index("rejections_by_device", rejections.c.fleet, rejections.c.device)
 
 rejection_counts = Table(
     "rejection_counts",
     metadata,
     *_texts("fleet", "reason"),
-    *_big_integers("count"),  # all rejections, also those that are no longer kept
+    *_integers("count"),  # all rejections, also those that are no longer kept
     PrimaryKeyConstraint("fleet", "reason"),
-)
-
-releases = Table(
-    "releases",
-    metadata,
-    *_texts("fleet", "run", "method", "extractor", "published_at"),  # extractor: sha256
-    *_integers("round"),
-    *_big_integers("release", "bytes"),
-    PrimaryKeyConstraint("fleet", "release"),
-)
-
-rollouts = Table(
-    "rollouts",
-    metadata,
-    _number(),
-    *_texts("fleet", "desired", "state", "reason", "created_at", "changed_at"),
-    *_integers("stage", "version"),  # version: increases with every change, for compare-and-set
-    *_big_integers("release", "previous"),  # previous: target of a rollback, 0: none
-    Column("plan", JSON, nullable=False),
 )
 
 round_requests = Table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -36,9 +37,18 @@ def report(id="r1-1", **fields):
     return Report(id, "update", "b1", 20, {"loss": 0.5}, **fields)
 
 
-def test_the_migrations_create_the_current_tables(db):
+def test_a_new_registry_has_the_current_tables(db):
     with db.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_servers_that_start_at_the_same_time_create_the_tables_once(new_postgresql_database):
+    url = new_postgresql_database()
+    with ThreadPoolExecutor(4) as executor:
+        opened = list(executor.map(Database.open, [url] * 4))
+    assert [runs.listed(one) for one in opened] == [[]] * 4
+    for one in opened:
+        one.close()
 
 
 def test_opening_again_keeps_everything(tmp_path):
