@@ -254,6 +254,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of one run. `methods` overrides settings for a run with another method than [method].
 
     `engine` selects how simulated clients are trained (`edge_fl_server.training.engines`), `precision` the number format of their networks.
+    `heads` are kinds of personal heads (`edge_fl.heads`, or `package.module:Class`) that simulated clients fit on the final extractor, too.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")] = "run"
@@ -264,6 +265,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     engine: Engine = "auto"
     precision: Precision = "fp32"
     evaluate_every: Annotated[int, Meta(ge=0)] = 1
+    heads: list[str] = []
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: MethodConfig = MethodConfig()

@@ -2,8 +2,8 @@
 
 `global.test_acc`: the shared model on each client's test set; `personal.test_acc.before` and `.after`: the client's own model before and
 after final personalisation, `.post_local`: after its local update and before aggregation; `local_only.test_acc`: a model trained on one
-client's data only; `unseen.test_acc`: the shared model on clients that never trained. A method's own numbers begin with its name
-(`fedcrl.tau_mix`; `Method.measure`).
+client's data only; `unseen.test_acc`: the shared model on clients that never trained; `head.KIND.test_acc`: a head of this kind fitted on
+the final extractor. A method's own numbers begin with its name (`fedcrl.tau_mix`; `Method.measure`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ VALIDATION_SAMPLES = "validation_samples"
 TEST_LOST = "test_samples.lost"
 TEST_GAINED = "test_samples.gained"
 """Test images that became wrong, and that became right."""
+
+HEAD = "head."
+"""Prefix of `of_head`."""
 
 LATENCY_BEFORE = "latency_ms.before"
 LATENCY_AFTER = "latency_ms.after"
@@ -144,6 +147,17 @@ def candidate(kind: str) -> str:
 def at_labels(labels: int, kind: str) -> str:
     """Name of a head kind's accuracy on held-out samples when fitted on `labels` samples per class."""
     return f"labels_{labels}.{kind}.validation_acc"
+
+
+def of_head(kind: str) -> str:
+    """Name of the test accuracy of a head of this kind, fitted on the final extractor (`Recipe.heads`)."""
+    return f"{HEAD}{kind}.test_acc"
+
+
+def head_of(name: str) -> str:
+    """The kind of head of a metric `of_head`; empty for any other name."""
+    kind = name.removeprefix(HEAD).removesuffix(".test_acc")
+    return kind if name == of_head(kind) else ""
 
 
 def by_labels(found: Mapping[str, V]) -> dict[str, dict[int, V]]:

@@ -114,13 +114,16 @@ PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices
 """Rules by name: (dataset, kept indices, settings, seed) -> an array of positions in `kept` per client."""
 
 
-def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
-    """Draw the split, or read the file `config.split`; then keep at most `shots` training samples per class, and `max_train` in all.
+def split_clients(
+    dataset: Dataset, config: DataConfig, seed: int, rows: split_file.Rows | None = None
+) -> Split:
+    """Draw the split, or take it from `rows` or the file `config.split`; then keep at most `shots` training samples per class, and
+    `max_train` in all.
 
     Raises DataError when there are too few samples, or for a file that does not fit the dataset.
     """
-    if config.split:
-        clients, owned = _from_file(dataset, config, seed)
+    if config.split or rows:
+        clients, owned = _given(dataset, config, seed, rows)
     else:
         clients, owned = _drawn(dataset, config, seed)
     rows = [
@@ -131,12 +134,14 @@ def split_clients(dataset: Dataset, config: DataConfig, seed: int) -> Split:
     return Split(len(dataset.samples), clients, trains, validations, tests)
 
 
-def _from_file(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[ClientId, ...], list[Sets]]:
+def _given(
+    dataset: Dataset, config: DataConfig, seed: int, rows: split_file.Rows | None
+) -> tuple[tuple[ClientId, ...], list[Sets]]:
     if config.fraction < 1:
         raise DataError(
-            f"[data] fraction = {config.fraction:g} with a split file, expected 1; samples are left out with the set 'unused'"
+            f"[data] fraction = {config.fraction:g} with a given split, expected 1; a split file leaves samples out with the set 'unused'"
         )
-    rows = split_file.read(Path(config.split), dataset.name, len(dataset.samples))
+    rows = rows or split_file.read(Path(config.split), dataset.name, len(dataset.samples))
     return tuple(rows), [
         (
             generator(seed, "partition", client=client).permutation(sets["train"]),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 
 import numpy as np
 
+from edge_fl import plugins
 from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
 from edge_fl.heads.constant import Constant
 from edge_fl.heads.ensemble import Ensemble
@@ -24,6 +24,7 @@ from edge_fl.heads.plan import PLAIN, HeadPlan, Way
 from edge_fl.heads.tuned import Tuned, mix, ridge, tune
 
 __all__ = [
+    "ENTRY_POINTS",
     "HEADS",
     "KINDS",
     "WAYS",
@@ -40,9 +41,12 @@ __all__ = [
     "find",
     "fit",
     "from_arrays",
+    "names",
+    "resolve",
     "training_set",
 ]
 
+ENTRY_POINTS = "edge_fl.heads"
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Constant)}
 KINDS: dict[str, type[Head]] = HEADS | {head.kind: head for head in (Tuned, Gated, Ensemble)}
 """All kinds; those not in HEADS need extras of a release."""
@@ -58,13 +62,28 @@ WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
 """Functions that fit a method's own head."""
 
 
+def names() -> list[str]:
+    """The kinds that can be chosen, those of installed packages included."""
+    return list(dict.fromkeys([*HEADS, *plugins.names(ENTRY_POINTS)]))
+
+
 def find(kind: str) -> type[Head]:
     """Return the class of a kind; also searches the entry point group `edge_fl.heads`. Raises ConfigError."""
     if kind in HEADS:
         return HEADS[kind]
-    for point in entry_points(group="edge_fl.heads", name=kind):
-        return point.load()  # type: ignore[no-any-return]
-    raise ConfigError(f"head {kind!r} is unknown{nearest(kind, HEADS)}")
+    if found := plugins.registered(ENTRY_POINTS, kind, "head", ConfigError):
+        return found  # type: ignore[no-any-return]
+    raise ConfigError(f"head {kind!r} is unknown{nearest(kind, names())}")
+
+
+def resolve(name: str) -> type[Head]:
+    """Return the class of a kind or of `package.module:Class`, for commands that a person starts. Raises ConfigError."""
+    if ":" not in name:
+        return find(name)
+    found = plugins.imported(name, "head", ConfigError)
+    if not (isinstance(found, type) and issubclass(found, Head) and hasattr(found, "kind")):
+        raise ConfigError(f"head {name!r}: {found!r}, expected a subclass of edge_fl.heads.Head with a kind")
+    return found
 
 
 def fit(

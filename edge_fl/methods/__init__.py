@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 
+from edge_fl import plugins
 from edge_fl.config import MethodSpec
 from edge_fl.errors import MethodError, nearest
 from edge_fl.learn import tree
@@ -91,12 +91,13 @@ METHODS: dict[str, type[Method]] = {
 # the listed ones; `+ft` works for any method with shared extractor and head
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")
 
+ENTRY_POINTS = "edge_fl.methods"
 _FT = "+ft"
 
 
 def names() -> list[str]:
-    """Names of all listed methods."""
-    return sorted([*METHODS, *FINE_TUNED])
+    """Names of all listed methods, those of installed packages included."""
+    return sorted({*METHODS, *FINE_TUNED, *plugins.names(ENTRY_POINTS)})
 
 
 def find(name: str) -> type[Method]:
@@ -104,8 +105,8 @@ def find(name: str) -> type[Method]:
     base = name.removesuffix(_FT)
     if base in METHODS:
         return METHODS[base]
-    for point in entry_points(group="edge_fl.methods", name=base):
-        return point.load()  # type: ignore[no-any-return]
+    if found := plugins.registered(ENTRY_POINTS, base, "method", MethodError):
+        return found  # type: ignore[no-any-return]
     raise MethodError(f"method {name!r}: unknown{nearest(name, names())}")
 
 

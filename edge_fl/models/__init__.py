@@ -6,13 +6,13 @@ this package is named `package.module:function_or_Class`.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
+from edge_fl import plugins
 from edge_fl.config import InputSpec, ModelConfig
 from edge_fl.errors import MethodError, nearest
 from edge_fl.learn.network.part import Net, building, linear_head
@@ -68,11 +68,7 @@ def _find(name: str) -> Callable[..., Any]:
         return MODELS[name]
     if ":" not in name:
         raise MethodError(f"model {name!r}: unknown{nearest(name, MODELS)}")
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise MethodError(f"model {name!r}: cannot be imported ({error})") from error
+    found = plugins.imported(name, "model", MethodError)
     if not callable(found):
         raise MethodError(f"model {name!r}: {type(found).__name__}, expected a function or a class")
     return found  # type: ignore[no-any-return]

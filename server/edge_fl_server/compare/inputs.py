@@ -18,7 +18,7 @@ from pathlib import Path
 
 import edge_fl
 import edge_fl_server
-from edge_fl import methods, models
+from edge_fl import heads, methods, models
 from edge_fl.data.samples import Dataset
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl_server.orchestrate.setup import torch_device
@@ -43,6 +43,7 @@ def of_study(study: Study) -> dict[str, str]:
         f"split of {study.dataset.name}": study.split.fingerprint(),
         f"source of method {method}": _source(found.__module__, *tuning),
         f"source of model {model}": _source(_module_of_model(model)),
+        **{f"source of head {name}": _source(heads.resolve(name).__module__) for name in recipe.heads},
         "source of edge_fl": _framework(),
         "engine": f"{recipe.engine} on {torch_device(recipe.device)}",
         **{f"version of {library}": version(library) for library in LIBRARIES},

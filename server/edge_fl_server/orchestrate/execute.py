@@ -16,7 +16,7 @@ from edge_fl.metrics import Summary
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.runs.checkpoint import Checkpoint
-from edge_fl_server.training import newcomers, rounds
+from edge_fl_server.training import heads, newcomers, rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.delayed import DelayedFleet
 from edge_fl_server.training.engines import choice
@@ -91,6 +91,7 @@ def execute(
     method = method.at(max(reached, 1))
     hooks.before_final(method, shared, reached)
     shared, final = rounds.final_personalisation(method, fleet, shared, reached, hooks, watch)
+    final = _with_heads(setup, method, shared, final)
     hooks.after_final(FinalResult(reached, method, shared, final), fleet)
     unseen = _unseen(setup, method, shared, fleet, trained)
     exhausted = rounds.with_epsilon(exhausted, final) if exhausted else None
@@ -128,6 +129,15 @@ def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: N
     return DelayedFleet(
         clients, setup.method, recipe.seed, buffer_size=size, max_staleness=staleness, slow=slow
     )
+
+
+def _with_heads(setup: RunSetup, method: Method, shared: Parts, final: Reports) -> Reports:
+    """Add the accuracies of the recipe's heads to the metrics of the simulated clients."""
+    if not (setup.recipe.heads and setup.study):
+        return final
+    data, seed = setup.study.data(), setup.recipe.seed
+    found = heads.fitted(setup.recipe.heads, method, shared, data, seed, setup.device)
+    return {id: {**report, **found.get(id, {})} for id, report in final.items()}
 
 
 def _unseen(setup: RunSetup, method: Method, shared: Parts, fleet: Fleet, trained: set[str]) -> Reports:

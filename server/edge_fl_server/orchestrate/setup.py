@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from edge_fl import heads
 from edge_fl.config import MethodSpec, Recipe
 from edge_fl.data import datasets
 from edge_fl.data.samples import Dataset
@@ -97,6 +98,17 @@ def _build(recipe: Recipe, dataset: Dataset, study: Study | None, spec: MethodSp
     method.net.to(device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
     cohort.require_simulable(recipe)
+    _require_heads(recipe)
     if recipe.release.heads:
         export.require_exportable(method)
     return RunSetup(recipe, dataset, study, spec, method, device)
+
+
+def _require_heads(recipe: Recipe) -> None:
+    """Raise ConfigError for an unknown head, or for heads without simulated clients."""
+    if recipe.heads and recipe.source == "fleet":
+        raise ConfigError(
+            f"heads = {recipe.heads} with source 'fleet': expected simulated clients; a device's head is configured on the device"
+        )
+    for name in recipe.heads:
+        heads.resolve(name)

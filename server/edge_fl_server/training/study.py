@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl.config import MethodSpec, Recipe
-from edge_fl.data import datasets, partition
+from edge_fl.data import datasets, partition, split_file
 from edge_fl.data.samples import ClientData, Dataset
 from edge_fl_server.training import newcomers
 
@@ -65,9 +65,9 @@ def prepare(recipe: Recipe) -> Study:
     return of_dataset(recipe, datasets.load(recipe.data.dataset, Path(recipe.data.data_dir)))
 
 
-def of_dataset(recipe: Recipe, dataset: Dataset) -> Study:
-    """Split a loaded dataset; a split file determines the recipe's number of clients. Raises DataError."""
-    split = partition.split_clients(dataset, recipe.data, recipe.seed)
+def of_dataset(recipe: Recipe, dataset: Dataset, rows: split_file.Rows | None = None) -> Study:
+    """Split a loaded dataset; a given split (`rows`, or a file) determines the recipe's number of clients. Raises DataError."""
+    split = partition.split_clients(dataset, recipe.data, recipe.seed, rows)
     data = msgspec.structs.replace(recipe.data, clients=len(split.clients))
     return Study(msgspec.structs.replace(recipe, data=data), dataset, split)
 

@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_read_or_written_is_one_line(tmp_path: Path) -> No
 
 
 def test_a_share_of_the_data_and_a_split_file_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"fraction = 0\.5 with a split file, expected 1"):
+    with pytest.raises(DataError, match=r"fraction = 0\.5 with a given split, expected 1"):
         read(tmp_path, WHOLE, fraction=0.5)
 
 
