@@ -2,7 +2,8 @@
 
 cosmic-ray makes the changes, in a copy of the repository; pytest-cov tells which tests run the changed line. A mutant runs these tests up
 to the first failure: those named after its module first, then the shortest first, for at most `--seconds` of their usual time.
-tests/mutation.md holds results and the survivors that no test can notice.
+Results go to build/mutation.json; `--again` tests its survivors again, after new tests. tests/mutation.md holds figures and the survivors
+that no test can notice.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from itertools import islice, permutations
 from pathlib import Path
+from typing import Any
 
 import coverage
 import pytest
@@ -79,7 +81,9 @@ REPLACED = {
 }
 GUARDS = re.compile(r"\(.*\b(frozen|strict)=True")  # forbid what correct code does not do
 
+RESULTS = ROOT / "build" / "mutation.json"
 OUTPUT = Path("pytest.log")
+SURVIVED = "survived", "no test"
 
 Position = tuple[int, int]
 
@@ -114,23 +118,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="*", help="only files that match, such as '*/repper.py'")
     parser.add_argument("--tests", nargs="*", default=TESTS, help="files and folders of tests")
     parser.add_argument("--seconds", type=float, default=60, help="usual time of the tests of one mutant")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file for the results (JSON)")
+    parser.add_argument("--again", type=Path, help="results of an earlier run: test only its survivors")
     options = parser.parse_args(arguments)
+    earlier = json.loads(options.again.read_text()) if options.again else []
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    results, file = list[dict[str, Any]](), options.results.resolve()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         enter_copy(Path(folder) / "copy")
-        sample = list(islice(draw(random.Random(options.seed), options.only), options.mutants))
-        print(f"{len(sample)} mutants, seed {options.seed}; first all tests without a mutant", flush=True)
+        drawn = survivors(earlier) if earlier else draw(random.Random(options.seed), options.only)
+        sample = list(islice(drawn, options.mutants))
+        print(f"{len(sample)} mutants; first all tests without a mutant", flush=True)
         covered = Covered(options.tests)
-        results, survivors = Counter[str](), []
         for number, (mutant, diff) in enumerate(sample, 1):
-            result = tested(mutant, covered, options.seconds)
-            results[result] += 1
-            print(f"{number:4}  {result:9}  {mutant.path}:{mutant.line}  {mutant.operator}", flush=True)
-            if result in ("survived", "no test"):
-                survivors.append(diff)
-    print("\n\n".join(["", *survivors, ""]))
-    print(f"n = {len(sample)}, seed {options.seed}")
-    for result, count in results.most_common():
-        print(f"{result:9} {count:4}  {count / len(sample):6.1%}")
+            result, reason = tested(mutant, covered, options.seconds)
+            print(
+                f"{number:4}  {result:9}  {mutant.path}:{mutant.line}  {mutant.operator}  {reason}",
+                flush=True,
+            )
+            results.append(
+                {**asdict(mutant), "path": str(mutant.path), "diff": diff, "result": result, "reason": reason}
+            )
+            file.write_text(json.dumps(results, indent=1))
+    print("\n\n".join(["", *(each["diff"] for each in results if each["result"] in SURVIVED), ""]))
+    for result, count in Counter(each["result"] for each in results).most_common():
+        print(f"{result:9} {count:4}  {count / len(results):6.1%}")
 
 
 def enter_copy(copy: Path) -> None:
@@ -153,6 +165,7 @@ def enter_copy(copy: Path) -> None:
             if not ({(here := Path(entry or ".").resolve()), here.parent} & {ROOT})
         ),
     ]
+    del sys.modules["tests"]  # so that the tests of the copy run
     for module in HEAVY:
         importlib.import_module(module)
 
@@ -167,6 +180,23 @@ def draw(rng: random.Random, only: str) -> Iterator[tuple[Mutant, str]]:
         mutant = rng.choice(places[place])
         if diff := mutant.diff():
             yield mutant, diff
+
+
+def survivors(earlier: Sequence[dict[str, Any]]) -> Iterator[tuple[Mutant, str]]:
+    """The survivors of an earlier run, found by their diffs, because places move when a file changes."""
+    for old in (each for each in earlier if each["result"] in SURVIVED):
+        same = [mutant for mutant, _ in mutants(Path(old["path"])) if mutant.operator == old["operator"]]
+        same.sort(key=lambda mutant: abs(mutant.occurrence - old["occurrence"]))
+        diffs = ((mutant, mutant.diff()) for mutant in same)
+        if found := next((pair for pair in diffs if changed(pair[1]) == changed(old["diff"])), None):
+            yield found
+        else:
+            print(f"no longer in the code:\n{old['diff']}")
+
+
+def changed(diff: str) -> list[str]:
+    """The lines that a diff removes and adds."""
+    return [line for line in diff.splitlines()[2:] if line.startswith(("+", "-"))]
 
 
 def mutants(path: Path) -> Iterator[tuple[Mutant, Position]]:
@@ -223,15 +253,20 @@ class Covered:
             spent += self.seconds[test]
 
 
-def tested(mutant: Mutant, covered: Covered, seconds: float) -> str:
-    """The verdict of the tests on one mutant."""
+def tested(mutant: Mutant, covered: Covered, seconds: float) -> tuple[str, str]:
+    """The verdict of the tests on one mutant, and the failed test or the error."""
     tests = list(covered.tests(mutant, seconds))
     if not tests:
-        return "no test"
+        return "no test", ""
     limit = 30 + 5 * sum(covered.seconds[test] for test in tests)
     with use_mutation(mutant.path, plugins.get_operator(mutant.operator)(), mutant.occurrence):
         status = run(["-x", *tests], limit)
-    return {None: "timed out", 0: "survived"}.get(status, "killed")
+    if status is None:
+        return "timed out", f"after {limit:.0f} s"
+    if status == 0:
+        return "survived", f"{len(tests)} tests"
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", OUTPUT.read_text(errors="replace"), re.M)
+    return "killed", failed[1] if failed else f"exit status {status}"
 
 
 def run(arguments: Sequence[str], limit: float | None = None) -> int | None:
