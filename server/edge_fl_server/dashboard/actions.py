@@ -10,7 +10,7 @@ from edge_fl.errors import InputError
 from edge_fl_server.registry import Database, rollouts, runs
 from edge_fl_server.registry.records import DesiredRolloutState
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
-from edge_fl_server.release.rollout.stored_rollout import request, served_release
+from edge_fl_server.release.rollout.stored_rollout import request
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def start(db: Database, fleet: str, release: str) -> str:
         raise InputError(
             f"release {number}: the roll-out of release {current.release} has not ended; abort it first"
         )
-    stages = ALL_AT_ONCE if number < served_release(db, fleet) else CAREFUL
+    stages = ALL_AT_ONCE if number < rollouts.served_release(db, fleet) else CAREFUL
     request(db, fleet, number, RolloutConfig(stages=stages))
     return f"Roll-out of release {number} requested; it starts when a server is online."
 

@@ -13,7 +13,7 @@ RunEnd = Literal["completed", "failed", "stopped", "budget_exhausted"]
 RunState = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
 RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "cancelled"]
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
-RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "failed"]
+RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back"]
 
 
 class DeviceRecord(Struct, frozen=True):
@@ -176,3 +176,9 @@ class RolloutRecord(Struct, frozen=True):
     version: int = 1
     created_at: str = ""
     changed_at: str = ""
+
+    @property
+    def shares(self) -> list[float]:
+        """Cumulative shares of the fleet, one per stage."""
+        shares: list[float] = self.plan.get("stages", [1.0])
+        return shares

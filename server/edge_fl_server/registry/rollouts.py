@@ -16,7 +16,7 @@ from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState
 from edge_fl_server.registry.tables import rollouts
 
-OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "failed"})
+OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back"})
 
 
 def begin(
@@ -42,31 +42,13 @@ def steer(db: Database, number: int, desired: DesiredRolloutState) -> bool:
         return changed.rowcount > 0
 
 
-def advance(
-    db: Database,
-    seen: RolloutRecord,
-    *,
-    state: RolloutState | None = None,
-    stage: int | None = None,
-    reason: str | None = None,
-) -> RolloutRecord | None:
-    """Change the state of a roll-out, starting from `seen` -> the new record; None if it has changed since `seen` was read."""
-    changed = msgspec.structs.replace(
-        seen,
-        state=seen.state if state is None else state,
-        stage=seen.stage if stage is None else stage,
-        reason=seen.reason if reason is None else reason,
-        version=seen.version + 1,
-        changed_at=now(),
-    )
-    values = {name: getattr(changed, name) for name in ("state", "stage", "reason", "version", "changed_at")}
+def advance(db: Database, seen: RolloutRecord, **fields: Any) -> RolloutRecord | None:
+    """Change `state`, `stage` or `reason` of a roll-out -> the new record; None if it has changed since `seen` was read."""
+    changes = {**fields, "version": seen.version + 1, "changed_at": now()}
+    unchanged = (rollouts.c.number == seen.number) & (rollouts.c.version == seen.version)
     with db.writing() as connection:
-        updated = connection.execute(
-            update(rollouts)
-            .where(rollouts.c.number == seen.number, rollouts.c.version == seen.version)
-            .values(**values)
-        )
-        return changed if updated.rowcount else None
+        updated = connection.execute(update(rollouts).where(unchanged).values(**changes))
+        return msgspec.structs.replace(seen, **changes) if updated.rowcount else None
 
 
 def get(db: Database, number: int) -> RolloutRecord | None:
@@ -78,6 +60,16 @@ def listed(db: Database, fleet: str) -> list[RolloutRecord]:
     """The roll-outs of a fleet, newest first."""
     query = select(rollouts).where(rollouts.c.fleet == fleet).order_by(rollouts.c.number.desc())
     return db.find(query, RolloutRecord)
+
+
+def served_release(db: Database, fleet: str) -> int:
+    """The release that a fleet serves (0: none): the one to go back to from a new release."""
+    for record in listed(db, fleet):
+        if record.state == "completed":
+            return record.release
+        if record.previous:
+            return record.previous
+    return 0
 
 
 def current(db: Database, fleet: str) -> RolloutRecord | None:

@@ -16,17 +16,12 @@ BUTTONS = {"running": (("pause", "Pause", ""), *END), "paused": (("resume", "Res
 """State of a roll-out -> action, label and look of its buttons."""
 
 
-def _shares(record: RolloutRecord) -> list[float]:
-    """The part of the fleet up to each stage."""
-    return [float(share) for share in record.plan.get("stages", [1.0])]
-
-
 ROLLOUTS = (
     Column("No.", "number", number),
     Column("Release", "release", number),
     Column("Replaces", "previous", positive),
     Column("State", "state", word),
-    Column("Stage", "stage", cell=lambda record: f"{record.stage + 1} of {len(_shares(record))}"),
+    Column("Stage", "stage", cell=lambda record: f"{record.stage + 1} of {len(record.shares)}"),
     Column("Started, UTC", "created_at", clock),
     Column("Changed, UTC", "changed_at", clock),
     Column("Reason", "reason"),
@@ -70,7 +65,7 @@ def current(page: ReleasesPage) -> str:
         )
         reason = f'<span class="quiet">: {escape(last.reason)}</span>' if last and last.reason else ""
         return f'<h2>No current roll-out</h2><p class="quiet">{result}{reason}</p>'
-    shares = _shares(record)
+    shares = record.shares
     row = page.releases.get(record.release)
     reports = row.reports if row else HeadReports()
     bars = "".join(

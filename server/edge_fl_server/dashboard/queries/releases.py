@@ -64,7 +64,10 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
         }
         head_only = connection.execute(heads).scalar_one()
     current = next((record for record in recent if record.state not in rollouts.OVER), None)
-    served, total = serving(recent) or max(running, default=0), max(sum(running.values()), 1)
+    served, total = (
+        rollouts.served_release(db, fleet) or max(running, default=0),
+        max(sum(running.values()), 1),
+    )
     rows = {
         record.release: ReleaseRow(
             record,
@@ -77,13 +80,3 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
         for record in releases.listed(db, fleet)[:NEWEST]
     }
     return ReleasesPage(rows, recent, current, head_only)
-
-
-def serving(recent: tuple[RolloutRecord, ...]) -> int:
-    """The release that the fleet serves after these roll-outs, the newest first: the one that a new roll-out replaces."""
-    for record in recent:
-        if record.state == "completed":
-            return record.release
-        if record.previous:
-            return record.previous
-    return 0

@@ -91,7 +91,7 @@ class ReleaseCommands:
                     round=manifest.round,
                     kib=-(-manifest.extractor.bytes // 1024),
                     state=record.state if record else "",
-                    stage=f"{record.stage + 1} of {len(_shares(record))}" if record else "",
+                    stage=f"{record.stage + 1} of {len(record.shares)}" if record else "",
                     reason=record.reason if record else "",
                 )
             )
@@ -170,7 +170,7 @@ class ReleaseCommands:
                 raise InputError(f"roll-out {number}: not in the registry")
             if (status := f"release {record.release}: {_status(record)}") != reported:
                 report(reported := status)
-            watch(Count("stages", record.stage, len(_shares(record))))
+            watch(Count("stages", record.stage, len(record.shares)))
             if record.state in rollouts.OVER or (record.state == record.desired == "paused"):
                 return record
             if time.monotonic() > until_s:
@@ -199,12 +199,7 @@ class ReleaseCommands:
             raise ConnectError(error.message, consequence="nothing was requested") from error
 
 
-def _shares(record: RolloutRecord) -> list[float]:
-    shares: list[float] = record.plan.get("stages", [1.0])
-    return shares
-
-
 def _status(record: RolloutRecord) -> str:
-    shares = _shares(record)
+    shares = record.shares
     share = f"stage {record.stage + 1} of {len(shares)} ({shares[min(record.stage, len(shares) - 1)]:.0%})"
     return f"{record.state}, {share}{', ' + record.reason if record.reason else ''}"

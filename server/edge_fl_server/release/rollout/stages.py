@@ -11,16 +11,15 @@ import hashlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import msgspec
 
 from edge_fl.config import RolloutConfig
+from edge_fl_server.registry.records import RolloutState
+from edge_fl_server.registry.rollouts import OVER
 from edge_fl_server.release.rollout import gates
 from edge_fl_server.release.rollout.gates import Evidence, Outcome
 
-State = Literal["running", "paused", "completed", "aborted", "rolled_back"]
-OVER: frozenset[State] = frozenset({"completed", "aborted", "rolled_back"})
 ALL_AT_ONCE = (1.0,)
 CAREFUL = (0.05, 0.25, 1.0)
 CAREFUL_FROM = 20  # devices
@@ -34,7 +33,7 @@ class Stages:
     release: int
     plan: RolloutConfig
     stage: int = 0
-    state: State = "running"
+    state: RolloutState = "running"
     reason: str = ""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     evidence: Evidence = field(default_factory=lambda: gates.START)
@@ -119,7 +118,7 @@ def advanced(stages: Stages, present: Collection[str], waited_s: float) -> Stage
     return replace(stages, state="completed", reason=summary)
 
 
-def steered(stages: Stages, desired: State) -> Stages:
+def steered(stages: Stages, desired: RolloutState) -> Stages:
     """Apply a desired state: "paused" and "running" can alternate, "aborted" and "rolled_back" are final."""
     if stages.over or desired in (stages.state, "completed"):
         return stages

@@ -16,13 +16,12 @@ import msgspec
 from edge_fl.config import RolloutConfig
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry import Database, devices, reports, rollouts
-from edge_fl_server.registry.records import RolloutRecord
+from edge_fl_server.registry.records import RolloutRecord, RolloutState
+from edge_fl_server.registry.rollouts import OVER
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
 from edge_fl_server.release.rollout.stages import (
     ALL_AT_ONCE,
-    OVER,
     Stages,
-    State,
     advanced,
     resolved,
     steered,
@@ -51,10 +50,10 @@ class StoredRollout:
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
         self._stage_began_s = clock()
-        self._stored: tuple[State, int] = ("running", 0)
+        self._stored: tuple[RolloutState, int] = ("running", 0)
         self._resumed = False  # assignments have to be published again
         self.stages: Stages | None = None
-        self.previous = served_release(db, fleet)
+        self.previous = rollouts.served_release(db, fleet)
         newest = self._newest()
         if newest and (resume or newest.state not in OVER):
             self._resume(newest)
@@ -131,8 +130,8 @@ class StoredRollout:
     def _resume(self, record: RolloutRecord) -> None:
         self._number, self.previous = record.number, record.previous or self.previous
         self._end_others(record.release, exclude=record.number)
-        state: State = "aborted" if record.state == "failed" else record.state
-        stages = Stages(record.release, _plan(record), record.stage, state, record.reason)
+        plan = msgspec.convert({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
+        stages = Stages(record.release, plan, record.stage, record.state, record.reason)
         of_release = [
             other for other in rollouts.listed(self._db, self._fleet) if other.release == record.release
         ]
@@ -141,10 +140,10 @@ class StoredRollout:
         for report in reports.of_release(self._db, self._fleet, record.release):
             if report.id == assignment:
                 stages = with_outcome(stages, report.device, outcome_of(report.error, report.metrics))
-        self._set(stages, assignment, state)
+        self._set(stages, assignment, record.state)
         self._resumed = True
 
-    def _set(self, stages: Stages, assignment: str, stored: State = "running") -> None:
+    def _set(self, stages: Stages, assignment: str, stored: RolloutState = "running") -> None:
         """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
         self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
         self._stage_began_s = self._clock()
@@ -157,7 +156,7 @@ class StoredRollout:
             if record.state not in OVER and record.number != exclude:
                 self._store(record.number, "aborted", record.stage, REPLACED.format(release))
 
-    def _store(self, number: int, state: State, stage: int, reason: str) -> None:
+    def _store(self, number: int, state: RolloutState, stage: int, reason: str) -> None:
         for _ in range(RETRIES):
             record = rollouts.get(self._db, number)
             if record is None or rollouts.advance(self._db, record, state=state, stage=stage, reason=reason):
@@ -174,24 +173,10 @@ def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
         and record.status not in GONE
         and not record.blocked
     ]
-    served, fields = served_release(db, fleet), msgspec.to_builtins(widened(plan, present, release))
+    served, fields = rollouts.served_release(db, fleet), msgspec.to_builtins(widened(plan, present, release))
     return rollouts.begin(db, fleet, release, previous=0 if served == release else served, plan=fields)
-
-
-def served_release(db: Database, fleet: str) -> int:
-    """The release that a fleet serves according to the registry (0: none): the one to go back to from a new release."""
-    for record in rollouts.listed(db, fleet):
-        if record.state == "completed":
-            return record.release
-        if record.previous:
-            return record.previous
-    return 0
 
 
 def assignment_id(release: int) -> str:
     """The id of the assignments to serve a release, and of the reports on them."""
     return f"rel-{release}"
-
-
-def _plan(record: RolloutRecord) -> RolloutConfig:
-    return msgspec.convert({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
