@@ -18,13 +18,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, LifoQueue
-from typing import IO
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 import edge_fl
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
 
+T = TypeVar("T")
 FRAME = struct.Struct("<BQ")  # an index of ERRORS, then the length of the payload in bytes
 MAX_FRAME_BYTES = 1024 * 1024 * 1024
 ERRORS: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
@@ -126,11 +127,23 @@ def feature_children() -> Children:
     return Children("edge_fl_devices.features.child_main", "data")
 
 
-def metadata(payload: bytes) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file."""
-    length = int.from_bytes(payload[:8], "little")
-    header: dict[str, dict[str, str]] = msgspec.json.decode(payload[8 : 8 + length])
-    return header["__metadata__"]
+def encode(message: object) -> bytes:
+    """Encode a struct or dataclass, whose arrays become (dtype, shape, bytes)."""
+    return msgspec.msgpack.encode(
+        message, enc_hook=lambda array: (array.dtype.str, array.shape, array.tobytes())
+    )
+
+
+def decode(payload: bytes, kind: type[T]) -> T:
+    """Decode what `encode` returned; arrays are read-only."""
+    return msgspec.msgpack.decode(payload, type=kind, dec_hook=_array)
+
+
+def _array(kind: type, encoded: tuple[str, list[int], bytes]) -> Any:
+    import numpy as np  # here, so that a child can start before NumPy is imported
+
+    dtype, shape, content = encoded
+    return np.frombuffer(content, dtype).reshape(shape)
 
 
 def environment() -> dict[str, str]:

@@ -9,18 +9,16 @@ import platform
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 import edge_fl
 from edge_fl.errors import DataError
-from edge_fl.release.manifest import decode
 from edge_fl_devices.board import benchmark
-from edge_fl_devices.child import serve
+from edge_fl_devices.child import decode, encode, serve
 from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
-from edge_fl_devices.features.child_loader import FeatureRequest, Inspection, pack
+from edge_fl_devices.features.child_loader import FeatureRequest, Inspection
 from edge_fl_devices.features.extractor import Extractor, runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.storage.slots import Installed, Slots
@@ -62,15 +60,12 @@ def _extract_black(installed: Installed, images: int) -> None:
 
 
 def answer(payload: bytes) -> bytes:
-    """Handle an encoded `FeatureRequest`: return an `Inspection` as JSON, or features as safetensors."""
-    request = msgspec.json.decode(payload, type=FeatureRequest)
+    """Handle an encoded `FeatureRequest`: return an encoded `Inspection`, or `LoadedFeatures`."""
+    request = decode(payload, FeatureRequest)
     if not request.releases:
-        return msgspec.json.encode(inspect(request))
-    releases = [
-        Installed(decode(manifest), Path(extractor), {}, pending=False)
-        for extractor, manifest in request.releases
-    ]
-    return pack(LocalFeatureLoader(load.loader(request.config), Path(request.config.folder))(releases))
+        return encode(inspect(request))
+    releases = [Installed(manifest, Path(file), {}, pending=False) for file, manifest in request.releases]
+    return encode(LocalFeatureLoader(load.loader(request.config), Path(request.config.folder))(releases))
 
 
 if __name__ == "__main__":

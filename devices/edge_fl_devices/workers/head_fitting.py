@@ -1,7 +1,7 @@
 """Fit a personal head in a child process, so that the agent never loads scikit-learn: `python -m edge_fl_devices.workers.head_fitting`.
 
-Request and head travel through the child's standard input and output as safetensors; nothing is written to disk. A child has limits of
-memory and time and ends after one fit, unless it is kept, as in a simulated fleet, which fits thousands of heads on one machine.
+Request and head travel through the child's standard input and output; nothing is written to disk. A child has limits of memory and
+time and ends after one fit, unless it is kept, as in a simulated fleet, which fits thousands of heads on one machine.
 """
 
 from __future__ import annotations
@@ -13,24 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.abc import MetaPathFinder
-from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
-from safetensors.numpy import load, save
 
 from edge_fl import heads
 from edge_fl.heads import HeadPlan
 from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
-from edge_fl.heads.head import Extras
-from edge_fl_devices.child import Children, metadata, serve
+from edge_fl.heads.head import Array, Extras
+from edge_fl_devices.child import Children, decode, encode, serve
 
-NUMBERS = "numbers"
 NOTHING_HELD_OUT = HeldOut(np.empty((0, 0), np.float32), np.empty(0, np.int64))
 GC_THRESHOLD = 50_000  # new objects per collection: scikit-learn creates 200,000 that stay; the default of 700 slows its import
-SEPARATOR = ":"  # between an extra's name and its tensor's
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +59,14 @@ class FitData:
     held: HeldOut = NOTHING_HELD_OUT
 
 
+class FittedHead(Struct, frozen=True):
+    """A `Choice` as it travels: the head by its arrays and its description."""
+
+    arrays: dict[str, Array]
+    description: dict[str, str]
+    numbers: dict[str, float]
+
+
 Fitter = Callable[[FitSpec, FitData], Choice]
 """Fits a head. Raises DataError, RunError, DeadlineError or MemoryError."""
 
@@ -94,7 +97,8 @@ class ChildFitter:
         self._children = Children("edge_fl_devices.workers.head_fitting", "head", arguments, keep=keep)
 
     def __call__(self, spec: FitSpec, data: FitData) -> Choice:
-        return _unpack_choice(self._children.request(_pack_request(spec, data), self._deadline_s))
+        fitted = decode(self._children.request(encode((spec, data)), self._deadline_s), FittedHead)
+        return Choice(heads.from_arrays(fitted.arrays, fitted.description), fitted.numbers)
 
     def close(self) -> None:
         """End the idle children."""
@@ -115,41 +119,12 @@ def main(arguments: list[str]) -> int:
     gc.set_threshold(GC_THRESHOLD)
     limit = int(arguments[0]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    return serve("head", lambda request: _pack_choice(fit_here(*_unpack_request(request))))
+    return serve("head", _respond)
 
 
-def _pack_request(spec: FitSpec, data: FitData) -> bytes:
-    arrays: dict[str, NDArray[Any]] = {
-        "z": np.ascontiguousarray(data.z, np.float32),
-        "y": np.ascontiguousarray(data.y, np.int64),
-        "held_z": np.ascontiguousarray(data.held.z, np.float32),
-        "held_y": np.ascontiguousarray(data.held.y, np.int64),
-    }
-    for part, extra in data.extras.items():
-        arrays |= {f"{part}{SEPARATOR}{name}": np.ascontiguousarray(array) for name, array in extra.items()}
-    return save(arrays, {"spec": msgspec.json.encode(spec).decode()})
-
-
-def _unpack_request(request: bytes) -> tuple[FitSpec, FitData]:
-    arrays, spec = load(request), msgspec.json.decode(metadata(request)["spec"], type=FitSpec)
-    held = HeldOut(arrays.pop("held_z"), arrays.pop("held_y"))
-    z, y = arrays.pop("z"), arrays.pop("y")
-    extras: dict[str, dict[str, NDArray[Any]]] = {}
-    for key, array in arrays.items():
-        part, _, name = key.partition(SEPARATOR)
-        extras.setdefault(part, {})[name] = array
-    return spec, FitData(z, y, extras, held)
-
-
-def _pack_choice(choice: Choice) -> bytes:
-    numbers = msgspec.json.encode(choice.numbers).decode()
-    return save(choice.head.to_arrays(), {**choice.head.describe(), NUMBERS: numbers})
-
-
-def _unpack_choice(payload: bytes) -> Choice:
-    described = metadata(payload)
-    numbers = msgspec.json.decode(described.pop(NUMBERS), type=dict[str, float])
-    return Choice(heads.from_arrays(load(payload), described), numbers)
+def _respond(request: bytes) -> bytes:
+    choice = fit_here(*decode(request, tuple[FitSpec, FitData]))
+    return encode(FittedHead(choice.head.to_arrays(), choice.head.describe(), choice.numbers))
 
 
 if __name__ == "__main__":

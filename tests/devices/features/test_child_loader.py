@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl_devices.child import Children, feature_children
+from edge_fl_devices.child import Children, decode, encode, feature_children
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.doctor import status
@@ -27,7 +26,7 @@ PHOTOS, PHOTO_SIZE, MAX_MB = 40, (4000, 3000), 120
 PEAK = """
 import sys
 from edge_fl_devices.features.child_main import answer
-print(answer(sys.argv[1].encode()).decode())
+print(answer(bytes.fromhex(sys.argv[1])).hex())
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -49,12 +48,12 @@ def test_photos_of_a_phone_are_counted_in_little_memory(config: DeviceConfig) ->
             (kinds[number % 2] / f"{number}.jpg").write_bytes(
                 (kinds[number % 2] / f"{number % 4}.jpg").read_bytes()
             )
-    request = msgspec.json.encode(FeatureRequest(config)).decode()
+    request = encode(FeatureRequest(config)).hex()
     command = [sys.executable, "-c", PEAK, request]
     answer, peak_kb = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[
         :2
     ]
-    report = msgspec.json.decode(answer, type=Inspection).report
+    report = decode(bytes.fromhex(answer), Inspection).report
     assert report and report.samples_per_class == (PHOTOS // 2, PHOTOS // 2)
     sys.stdout.write(f"peak of the whole child: {int(peak_kb) // 1024} MB\n")
     assert int(peak_kb) < MAX_MB * 1024
@@ -64,7 +63,7 @@ class LimitedChildren(Children):
     """Runs out of memory whenever the data is counted."""
 
     def request(self, payload: bytes, deadline_s: float) -> bytes:
-        request = msgspec.json.decode(payload, type=FeatureRequest)
+        request = decode(payload, FeatureRequest)
         if request.count:
             raise MemoryError("data: out of memory, the system killed the child")
         return super().request(payload, deadline_s)
@@ -117,6 +116,5 @@ def test_an_archive_too_large_for_memory_is_out_of_memory_and_not_missing_data(t
 
 def test_an_inspection_without_the_data_does_not_read_them(config: DeviceConfig) -> None:
     with closing(feature_children()) as children:
-        request = FeatureRequest(config, count=False)
-        inspection = msgspec.json.decode(children.request(msgspec.json.encode(request), 60), type=Inspection)
+        inspection = decode(children.request(encode(FeatureRequest(config, count=False)), 60), Inspection)
     assert inspection.report is None and not inspection.trouble and isinstance(inspection.runtime, Runtime)

@@ -15,7 +15,7 @@ from edge_fl.heads.constant import Constant
 from edge_fl.heads.linear import Nearest
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.events import DataChanged
-from edge_fl_devices.features.child_loader import pack, unpack
+from edge_fl_devices.child import decode, encode
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
@@ -129,9 +129,8 @@ def _raw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_features_survive_the_transfer_from_the_child() -> None:
     seen = FeatureSet(np.arange(6, dtype=np.float32).reshape(3, 2), np.array([0, 1, 1]))
-    found = unpack(
-        pack(LoadedFeatures((ClientFeatures(seen, seen, FeatureSet(seen.z[:0], seen.y[:0])), None), "print"))
-    )
+    none = FeatureSet(seen.z[:0], seen.y[:0])
+    found = decode(encode(LoadedFeatures((ClientFeatures(seen, seen, none), None), "print")), LoadedFeatures)
     assert found.fingerprint == "print" and found.by_extractor[1] is None and found.by_extractor[0]
     np.testing.assert_array_equal(found.by_extractor[0].train.z, seen.z)
     assert len(found.by_extractor[0].test) == 0
