@@ -17,7 +17,7 @@ def samples(x: Array, y: Array, classes: Sequence[str], where: str) -> Samples:
     """Build validated samples. Raises DataError whose message starts with `where` (a file, a function)."""
     images = pixels(x, where)
     if len(y) != len(images):
-        raise DataError(f"{where}: {len(images)} images but {len(y)} labels")
+        raise DataError(f"{where}: {len(images)} images but {len(y)} labels, expected one label per image")
     return Samples(images, labels(y, classes, where))
 
 

@@ -115,15 +115,15 @@ PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices
 
 
 def split_clients(
-    dataset: Dataset, config: DataConfig, seed: int, rows: split_file.Rows | None = None
+    dataset: Dataset, config: DataConfig, seed: int, given: split_file.Rows | None = None
 ) -> Split:
-    """Draw the split, or take it from `rows` or the file `config.split`; then keep at most `shots` training samples per class, and
+    """Draw the split, or take it from `given` or the file `config.split`; then keep at most `shots` training samples per class, and
     `max_train` in all.
 
     Raises DataError when there are too few samples, or for a file that does not fit the dataset.
     """
-    if config.split or rows:
-        clients, owned = _given(dataset, config, seed, rows)
+    if config.split or given:
+        clients, owned = _given(dataset, config, seed, given)
     else:
         clients, owned = _drawn(dataset, config, seed)
     rows = [
@@ -135,13 +135,13 @@ def split_clients(
 
 
 def _given(
-    dataset: Dataset, config: DataConfig, seed: int, rows: split_file.Rows | None
+    dataset: Dataset, config: DataConfig, seed: int, given: split_file.Rows | None
 ) -> tuple[tuple[ClientId, ...], list[Sets]]:
     if config.fraction < 1:
         raise DataError(
             f"[data] fraction = {config.fraction:g} with a given split, expected 1; a split file leaves samples out with the set 'unused'"
         )
-    rows = rows or split_file.read(Path(config.split), dataset.name, len(dataset.samples))
+    rows = given or split_file.read(Path(config.split), dataset.name, len(dataset.samples))
     return tuple(rows), [
         (
             generator(seed, "partition", client=client).permutation(sets["train"]),

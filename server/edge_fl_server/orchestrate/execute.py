@@ -131,10 +131,12 @@ def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: N
     )
 
 
-def _with_heads(setup: RunSetup, method: Method, shared: Parts, final: Reports) -> Reports:
+def _with_heads(
+    setup: RunSetup, method: Method, shared: Parts, final: Reports
+) -> dict[str, Mapping[str, float]]:
     """Add the accuracies of the recipe's heads to the metrics of the simulated clients."""
     if not (setup.recipe.heads and setup.study):
-        return final
+        return dict(final)
     data, seed = setup.study.data(), setup.recipe.seed
     found = heads.fitted(setup.recipe.heads, method, shared, data, seed, setup.device)
     return {id: {**report, **found.get(id, {})} for id, report in final.items()}

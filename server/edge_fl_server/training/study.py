@@ -65,9 +65,9 @@ def prepare(recipe: Recipe) -> Study:
     return of_dataset(recipe, datasets.load(recipe.data.dataset, Path(recipe.data.data_dir)))
 
 
-def of_dataset(recipe: Recipe, dataset: Dataset, rows: split_file.Rows | None = None) -> Study:
-    """Split a loaded dataset; a given split (`rows`, or a file) determines the recipe's number of clients. Raises DataError."""
-    split = partition.split_clients(dataset, recipe.data, recipe.seed, rows)
+def of_dataset(recipe: Recipe, dataset: Dataset, given: split_file.Rows | None = None) -> Study:
+    """Split a loaded dataset; a split that is given (`given`, or a file) determines the recipe's number of clients. Raises DataError."""
+    split = partition.split_clients(dataset, recipe.data, recipe.seed, given)
     data = msgspec.structs.replace(recipe.data, clients=len(split.clients))
     return Study(msgspec.structs.replace(recipe, data=data), dataset, split)
 

@@ -1,0 +1,222 @@
+"""The data of a run, as given: arrays or the name of a dataset, and which samples each client has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from edge_fl.config import DataConfig, Recipe
+from edge_fl.data import arrays, datasets, npz, partition, split_file
+from edge_fl.data.partition import Split
+from edge_fl.data.samples import Array, Dataset, Indices, Samples
+from edge_fl.data.split_file import SETS, Rows
+from edge_fl.errors import DataError
+from edge_fl.seeds import generator
+from edge_fl_server.training import study as studies
+from edge_fl_server.training.study import Study
+
+NOTHING_RUN = "nothing was run"
+Clients = int | str | Path | Split | ArrayLike | None
+"""Their number, the client of each sample, or a split: an object or a file (`edge-fl simulate --save-split`)."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data as given: the name of a dataset or images, labels, separate test samples, and the clients."""
+
+    images: str | ArrayLike
+    labels: ArrayLike | None = None
+    test: Sequence[ArrayLike] | None = None
+    clients: Clients = None
+
+    def study(self, recipe: Recipe) -> Study:
+        """Load or check the data, and split them over the clients. Raises DataError."""
+        dataset = self._dataset(recipe.data)
+        return studies.of_dataset(recipe, dataset, self._rows(dataset, recipe))
+
+    def saved(self, recipe: Recipe, folder: Path) -> Recipe:
+        """The recipe with the data in files: arrays and their clients are written to `folder`. Raises DataError."""
+        study = self.study(recipe)
+        changes: dict[str, Any] = {}
+        name = study.dataset.name
+        if not isinstance(self.images, str):
+            name = f"{name}-{study.dataset.fingerprint()[:8]}"
+            _write(folder / f"{name}.npz", study.dataset)
+            changes = {"dataset": name, "data_dir": str(folder)}
+        if self._rows(study.dataset, recipe):
+            path = folder / f"{name}-split-{study.split.fingerprint()[:8]}.csv"
+            study.split.write_csv(path)
+            changes |= {"split": str(path), "clients": len(study.split.clients)}
+        return msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, **changes))
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of a recipe that follow from the data."""
+        found: dict[str, Any] = {}
+        if isinstance(self.images, str):
+            found["data.dataset"] = self.images
+        if isinstance(self.clients, int | np.integer):
+            found["data.clients"] = int(self.clients)
+        if isinstance(self.clients, str | Path):
+            found["data.split"] = str(self.clients)
+        return found
+
+    def _dataset(self, settings: DataConfig) -> Dataset:
+        if isinstance(self.images, str):
+            if self.labels is not None or self.test is not None:
+                raise DataError(
+                    f"dataset {self.images!r} with labels or test samples, expected either a name or arrays",
+                    NOTHING_RUN,
+                )
+            return datasets.load(settings.dataset, Path(settings.data_dir))
+        if self.labels is None:
+            raise DataError(
+                "arrays: images without labels, expected both, or the name of a dataset", NOTHING_RUN
+            )
+        parts = [_samples("arrays", self.images, self.labels)]
+        if self.test is not None:
+            if len(self.test) not in (2, 3):
+                raise DataError(
+                    f"test: {len(self.test)} values, expected (images, labels) or (images, labels, clients)",
+                    NOTHING_RUN,
+                )
+            parts.append(_samples("test arrays", *self.test[:2]))
+        if len({part.shape for part in parts}) > 1:
+            shapes = " and ".join(str(list(part.shape)) for part in parts)
+            raise DataError(f"arrays and test arrays: images of {shapes}, expected one shape", NOTHING_RUN)
+        x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
+        classes = tuple(map(str, range(int(y.max()) + 1)))
+        held_out = None if self.test is None else np.repeat([False, True], [len(part) for part in parts])
+        return Dataset("arrays", Samples(x, y), classes, held_out)
+
+    def _rows(self, dataset: Dataset, recipe: Recipe) -> Rows | None:
+        """The sets of each client, if the data say more than the recipe."""
+        if isinstance(self.clients, Split):
+            if self.clients.samples != len(dataset.samples):
+                raise DataError(
+                    f"clients: a split of {self.clients.samples} samples for {len(dataset.samples)}",
+                    NOTHING_RUN,
+                )
+            sets = [getattr(self.clients, part) for part in SETS]
+            return {
+                client: dict(zip(SETS, rows, strict=True))
+                for client, *rows in zip(self.clients.clients, *sets, strict=True)
+            }
+        if (owned := self._owned(dataset, recipe)) is None:
+            return None
+        separate = self.test is not None
+        return {
+            client: dict(zip(SETS, _sets(dataset, recipe, client, rows, separate), strict=True))
+            for client, rows in owned.items()
+        }
+
+    def _owned(self, dataset: Dataset, recipe: Recipe) -> dict[str, Indices] | None:
+        """The samples of each client: of the given clients, or drawn where the test samples are separate; else None."""
+        drawn = self.clients is None or isinstance(self.clients, int | np.integer)
+        if isinstance(self.clients, str | Path) or (drawn and self.test is None):
+            return None
+        if drawn:
+            every = np.arange(len(dataset.samples))
+            shares = partition.PARTITIONS[recipe.data.partition](dataset, every, recipe.data, recipe.seed)
+            return {_numbered(number, len(shares) - 1): share for number, share in enumerate(shares)}
+        trained = (
+            len(dataset.samples) if self.test is None else int(np.sum(~_required(dataset.original_test)))
+        )
+        ids = _ids("clients", self.clients, trained)
+        if self.test is not None:
+            if len(self.test) != 3:
+                raise DataError(
+                    "test: no clients, expected (images, labels, clients), because the other samples have clients",
+                    NOTHING_RUN,
+                )
+            ids = np.concatenate([ids, _ids("test clients", self.test[2], len(dataset.samples) - trained)])
+        names = {
+            id: _numbered(id, int(ids.max())) if ids.dtype.kind in "iu" else str(id) for id in np.unique(ids)
+        }
+        for name in names.values():
+            if not split_file.CLIENT.fullmatch(name):
+                raise DataError(
+                    f"client {name!r}, expected 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'", NOTHING_RUN
+                )
+        return {
+            name: np.flatnonzero(ids == id) for id, name in sorted(names.items(), key=lambda pair: pair[1])
+        }
+
+
+def _samples(where: str, images: ArrayLike, labels: ArrayLike) -> Samples:
+    try:
+        x, y = np.asarray(images), np.asarray(labels)
+    except ValueError as error:
+        raise DataError(
+            f"{where}: not an array ({error}); expected images of one shape", NOTHING_RUN
+        ) from error
+    if not len(np.atleast_1d(y)):
+        raise DataError(f"{where}: no samples", NOTHING_RUN)
+    try:
+        ids = arrays.class_ids(y, where)
+        return arrays.samples(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where)
+    except DataError as error:
+        raise DataError(error.message, NOTHING_RUN) from error
+
+
+def _ids(what: str, clients: Any, samples: int) -> Array:
+    ids = np.asarray(clients)
+    if ids.shape != (samples,) or ids.dtype.kind not in "iuU":
+        raise DataError(
+            f"{what}: {ids.dtype} {list(ids.shape)}, expected a number or name for each of the {samples} samples",
+            NOTHING_RUN,
+        )
+    if ids.dtype.kind in "iu" and ids.min() < 0:
+        raise DataError(f"{what}: {ids.min()} at index {ids.argmin()}, expected 0 or more", NOTHING_RUN)
+    return ids
+
+
+def _sets(
+    dataset: Dataset, recipe: Recipe, client: str, rows: Indices, separate: bool
+) -> tuple[Indices, Indices, Indices]:
+    """Divide a client's samples into train, validation and test; `separate` test samples stay test samples."""
+    order = generator(recipe.seed, "partition", client=client).permutation(rows)
+    if not separate:
+        _require(client, "", len(order), 2)
+        return partition.cut(order, recipe.data.test_fraction, recipe.data.validation_fraction)
+    held_out = _required(dataset.original_test)[order]
+    train, test = order[~held_out], order[held_out]
+    for kind, part in (("training ", train), ("test ", test)):
+        _require(client, kind, len(part), 1)
+    validation = min(round(len(train) * recipe.data.validation_fraction), len(train) - 1)
+    return train[validation:], train[:validation], test
+
+
+def _require(client: str, kind: str, count: int, least: int) -> None:
+    if count < least:
+        raise DataError(
+            f"client {client}: {count} {kind}samples, expected {least} or more; use fewer clients or another partition",
+            NOTHING_RUN,
+        )
+
+
+def _numbered(number: int, largest: int) -> str:
+    return f"c{number:0{max(3, len(str(largest)))}d}"
+
+
+def _required(held_out: Any) -> Any:
+    assert held_out is not None
+    return held_out
+
+
+def _write(path: Path, dataset: Dataset) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    samples, held_out = dataset.samples, dataset.original_test
+    content: dict[str, Array] = {"x": samples.x, "y": samples.y}
+    if held_out is not None:
+        content = {
+            f"{a}_{part}": getattr(samples, a)[mask]
+            for part, mask in (("train", ~held_out), ("test", held_out))
+            for a in "xy"
+        }
+    npz.write(path, {**content, "classes": np.array(dataset.classes)}, compress=False)
