@@ -37,7 +37,7 @@ def trained_to(
         "history": {"rounds": torch.tensor(rounds)},
     }
     down = {"extractor": method.net.extractor.init(), "head": {"w": torch.tensor(theirs)}}
-    return float(method._learn_weights(down, own, toy.batches(batch_size=batch_size))["w"])
+    return float(method._learn_weights(down, own, toy.batches(batch_size=batch_size))["weights"]["w"])
 
 
 def test_on_a_quadratic_loss_the_weight_converges_to_the_minimum() -> None:
@@ -108,6 +108,44 @@ def test_the_weights_are_trained_on_a_share_of_the_data() -> None:
     assert share.x.equal(data.sample(0.8, "s1").x)
     assert not share.x.equal(toy.batches(round=2).sample(0.8, "s1").x)
     assert len(data.sample(0.0, "s1")) == 1
+
+
+@pytest.mark.parametrize("layers", [2, 99])
+def test_with_more_layers_the_extractors_last_ones_are_mixed_too(layers: int) -> None:
+    after = run(rounds=3, layers=layers, weights_lr=5.0)
+    down, own = steps.broadcast(after.method, after.shared, "c0"), after.own["c0"]
+    top = own["personal_extractor"].keys()
+    parameters = {name for name in down["extractor"] if not name.startswith("buffer:")}
+    assert top == own["extractor_weights"].keys()
+    assert (top == parameters) == (layers == 99)
+    assert top <= parameters
+    assert any((t < 1).any() for t in own["extractor_weights"].values())
+    assert all(u.parts.keys() == {"extractor", "head"} for updates in after.updates for u in updates.values())
+    x = after.images("c0")
+    for value, source in ((0.0, own["personal_extractor"]), (1.0, {})):
+        weights = tree.map(lambda t, value=value: torch.full_like(t, value), own["extractor_weights"])
+        zeros = tree.map(torch.zeros_like, own["weights"])
+        parts = {**own, "extractor_weights": weights, "weights": zeros}
+        expected = {"extractor": {**down["extractor"], **source}, "head": own["personal_head"]}
+        assert steps.predict(after.method, down, parts, x).allclose(
+            after.method.classify(expected, x), atol=1e-5
+        )
+
+
+def test_the_weights_of_more_layers_follow_the_gradient() -> None:
+    """One batch: W = 1 - η ∇ℓ(h^t) ⊙ (h^t - h_i), clipped."""
+    method = toy.method("fedala", toy.flat_net(), layers=2, share=1.0, weights_lr=0.5)
+    down, own = steps.start(method), steps.start_own(method, "c0")
+    own["history"] = {"rounds": torch.tensor(2)}
+    own["personal_extractor"] = tree.map(lambda t: 2 * t, own["personal_extractor"])
+    found = method.personalise(down, own, toy.batches(batch_size=64))[1]["extractor_weights"]
+    w = tree.map(lambda t: t.clone().requires_grad_(), down)
+    data = toy.batches(batch_size=64)
+    torch.nn.functional.cross_entropy(method.classify(w, pixels(data.x)), data.y).backward()
+    for name, received in down["extractor"].items():
+        expected = (1 - 0.5 * w["extractor"][name].grad * (received - 2 * received)).clamp(0, 1)
+        assert torch.allclose(found[name], expected, atol=1e-6)
+        assert (expected < 1).any()
 
 
 def test_weights_of_one_and_zero_keep_the_exact_bits() -> None:
