@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch.func import vmap
 
-from edge_fl.learn.augment import AUGMENTATIONS, _turn_hue, crop, flip_rotate, gentle, hide_patches, supcon
+from edge_fl.learn.augment import (
+    AUGMENTATIONS,
+    _jitter,
+    _turn_hue,
+    crop,
+    flip_rotate,
+    gentle,
+    hide_patches,
+    supcon,
+)
 from edge_fl.learn.random import fold, key_of
 
 KEY = key_of(5)
@@ -110,6 +119,14 @@ def test_colours_vary_by_the_usual_amounts_in_four_of_five_views() -> None:
     turned = (hue(seen) - hue(colour))[seen.amax(1) - seen.amin(1) > 1e-6]
     assert -36.1 < float(turned.min()) < -34
     assert 34 < float(turned.max()) < 36.1
+
+
+def test_brightness_ends_at_white_before_the_contrast_changes() -> None:
+    """Three quarters of the image are white, so contrast, at least 0.6, raises black to 0.4 of the mean 0.75 at most."""
+    x = torch.ones(500, 1, 4, 4)
+    x[:, :, 0] = 0
+    black = _jitter(x, KEY)[:, 0, 0, 0]
+    assert 0.29 < float(black.max()) <= 0.3 + 1e-6
 
 
 def hue(colours: torch.Tensor) -> torch.Tensor:

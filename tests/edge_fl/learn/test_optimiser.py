@@ -40,6 +40,12 @@ def test_steps_are_torchs(name: str) -> None:
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(params.values(), theirs, strict=True))
 
 
+def test_clipping_leaves_a_tiny_gradient_as_it_is() -> None:
+    w = {("a",): torch.zeros(1)}
+    moved, _ = Sgd(1.0, max_norm=0.5).step(w, {("a",): torch.tensor([5e-7])}, {})
+    assert moved[("a",)].item() == pytest.approx(-5e-7)
+
+
 def test_the_learning_rate_follows_its_steps() -> None:
     schedule = Sgd(0.05, lr_steps=((50, 0.2), (75, 0.02)))
     assert [schedule.at(round).lr for round in (1, 49, 50, 74, 75, 100)] == pytest.approx(

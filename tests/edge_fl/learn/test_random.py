@@ -84,3 +84,6 @@ def test_bits_stay_what_they_are() -> None:
     key = key_of(12345)
     assert [int(fold(key, n)) for n in (0, 1)] == [2454886589211414944, 3778200017661327597]
     assert uniform(key, 3).tolist() == [0.1330796480178833, 0.20481657981872559, 0.11954253911972046]
+    assert normal(key, 3).tolist() == pytest.approx(
+        [-0.14036114513874054, 0.07536811381578445, 0.1223294734954834]
+    )

@@ -95,6 +95,14 @@ def test_a_flipped_sign_is_dropped_until_some_rounds_after_it_ends() -> None:
     assert not dropped[-1]
 
 
+@pytest.mark.parametrize(("clients", "dropped"), [(7, []), (8, ["c04"])])
+def test_directions_are_compared_from_eight_updates_on(clients: int, dropped: list[str]) -> None:
+    screen, sent = Screen(3.0), cohort(clients)
+    sent[4] = update("c04", -changes(sent[4], SHARED))
+    list(screen.round(sent, SHARED))
+    assert list(screen.dropped) == dropped
+
+
 def test_conflicting_groups_of_clients_are_not_outliers() -> None:
     """Two groups that pull in opposite directions, as clients with different classes do."""
     screen = Screen(3.0)
