@@ -74,6 +74,19 @@ def test_a_fleet_sends_its_reports_spread_over_the_server_s_return_time() -> Non
     assert min(waits) < 10 and max(waits) > 50 and max(waits) <= 60
 
 
+def test_a_fleet_sends_its_reports_within_a_second_if_the_server_names_no_time() -> None:
+    waits = []
+    for number in range(40):
+        device = Agent("full")
+        device.state = replace(device.state, boot=f"boot-{number}")
+        device.up()
+        waiting = outbox.put((), Parcel("t", 1, report("t-1-0"), 120.0), device.now_s)
+        device.state = replace(device.state, outbox=waiting)
+        device.receive(ServerState(True, "server-2"))
+        waits.append(device.state.outbox[0].next_s - device.now_s)
+    assert 0 <= min(waits) < 0.1 and 0.9 < max(waits) < 1
+
+
 def test_a_report_past_its_deadline_is_forgotten() -> None:
     device = full_device_at_work()
     device.on(events.Finished(report("t-1-0")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edge_fl.wire.blob import describe
@@ -87,6 +88,18 @@ def test_a_release_is_retried_while_assigned_with_growing_pauses() -> None:
         assert not none_of(effects.Refresh, device.sleep_until_woken())
         pauses.append(device.now_s - before_s)
     assert 1.5 <= pauses[0] <= 2.5 and 225 <= pauses[-1] <= 375
+
+
+def test_the_first_retries_of_a_fleet_are_spread_by_a_quarter_around_two_seconds() -> None:
+    pauses = []
+    for number in range(40):
+        device = Agent()
+        device.state = replace(device.state, boot=f"boot-{number}")
+        device.up()
+        device.receive(serve())
+        device.on(events.Failed("deadline"))
+        pauses.append(device.state.not_before_s - device.now_s)
+    assert 1.5 <= min(pauses) < 1.55 and 2.45 < max(pauses) < 2.5
 
 
 def test_a_failure_while_offline_is_in_the_status_after_reconnecting() -> None:
