@@ -1,0 +1,31 @@
+"""The network of the comparison, as a model of edge-fl; PFLlib gets the same module with the same initial values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edge_fl.config import InputSpec
+
+
+class TwoConvolutions(nn.Module):
+    """Conv3x3 [-> BN] -> ReLU -> pool, twice, then a linear layer to `feature_dim`.
+
+    The BatchNorm layers are named bn1 and bn2, because PFLlib's FedBN finds them by that name.
+    """
+
+    def __init__(self, input: InputSpec, feature_dim: int = 32, width: int = 8, norm: bool = False) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(input.channels, width, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(width) if norm else nn.Identity()
+        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(2 * width) if norm else nn.Identity()
+        self.linear = nn.Linear(2 * width * (input.height // 4) * (input.width // 4), feature_dim)
+        self.feature_dim = feature_dim
+        for layer in (self.conv1, self.conv2, self.linear):  # larger than torch's, so that ten steps suffice
+            nn.init.kaiming_normal_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 2)
+        x = torch.max_pool2d(torch.relu(self.bn2(self.conv2(x))), 2)
+        return self.linear(x.flatten(1))
