@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.config import InputSpec
-from edge_fl.data.samples import ClientData, Samples
+from edge_fl.data.samples import ClientData
 from edge_fl.errors import DataError
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record, sources
-from edge_fl_devices.data import report as reports
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.selection import select
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
@@ -44,8 +43,26 @@ def load(
         empty = content.samples.take(np.empty(0, np.int64))
         data = ClientData(content.samples, content.validation or empty, content.test)
     if spec.input:
-        _require_shape(data.train, spec.input, source)
-    return data, reports.report(source, content, data)
+        require_usable(data, content.classes, spec.input, f"{source}: ", "the extractor")
+    counts = sum(part.counts(len(content.classes)) for part in (data.train, data.validation, data.test))
+    return data, DataReport(content.classes, tuple(counts.tolist()), content.skipped, content.hints)
+
+
+def require_usable(
+    data: ClientData, classes: Sequence[str], input: InputSpec, where: str, taker: str
+) -> None:
+    """Raise DataError without training images, or for images or labels that `taker`, a run or an extractor, cannot use.
+
+    `where` begins the message.
+    """
+    if not len(data.train):
+        raise DataError(f"{where}no training samples on this device")
+    for samples in (data.train, data.validation, data.test):
+        if len(samples) and (samples.shape != input.shape or samples.y.max() >= len(classes)):
+            raise DataError(
+                f"{where}images of {list(samples.shape)} with labels up to {samples.y.max()}, {taker} takes"
+                f" {list(input.shape)} [C, H, W] and {len(classes)} classes"
+            )
 
 
 def loader(config: DeviceConfig) -> LoadData:
@@ -64,8 +81,7 @@ def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
         if spec.input or kind != "folder":
             return load_for(config, spec)[1]
         spec = _with_settings(spec, config)
-        report = reports.count_report(config.data, sources.count(location, spec))
-        return record.remember(Path(config.folder), report, spec)
+        return record.remember(Path(config.folder), sources.count(location, spec), spec)
 
 
 def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
@@ -95,10 +111,3 @@ def _recording(config: DeviceConfig) -> Iterator[None]:
 
 def _with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:
     return replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy)
-
-
-def _require_shape(samples: Samples, expected: InputSpec, source: str) -> None:
-    if samples.shape != expected.shape:
-        raise DataError(
-            f"{source}: images of {list(samples.shape)}, the extractor takes {list(expected.shape)} [C, H, W]"
-        )

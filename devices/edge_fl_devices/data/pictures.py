@@ -64,23 +64,17 @@ def check(path: Path, limits: PictureLimits = LIMITS) -> None:
 
 
 def decode(
-    path: Path | BinaryIO,
-    expected: InputSpec | None,
-    *,
-    resize: bool = True,
-    limits: PictureLimits = LIMITS,
+    path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLimits = LIMITS
 ) -> NDArray[np.uint8]:
     """Return the picture as uint8 [C, H, W].
 
     Without `expected` it keeps its size and is grey or RGB as stored. Raises PictureError when it is damaged, too large, or not a
-    picture, DataError for another size when `resize` is off.
+    picture.
     """
     if expected and expected.channels not in _MODES:
         raise DataError(f"{path}: a picture has 1 or 3 channels, the extractor takes {expected.channels}")
     with _opened(path, limits) as file:
-        if (
-            expected and resize
-        ):  # JPEG is decoded at 1/2 to 1/8 of its size, but at least twice the expected one
+        if expected:  # JPEG is decoded at 1/2 to 1/8 of its size, but at least twice the expected one
             size = 2 * max(expected.height, expected.width)
             file.draft(None, (size, size))
         picture = ImageOps.exif_transpose(file)
@@ -91,11 +85,6 @@ def decode(
         mode = _MODES[expected.channels] if expected else "L" if picture.mode in ("1", "L", "LA") else "RGB"
         picture = picture.convert(mode)
     if expected and (picture.height, picture.width) != (expected.height, expected.width):
-        if not resize:
-            raise DataError(
-                f"{path}: {picture.width}x{picture.height} pixels, the extractor takes {expected.width}x{expected.height};"
-                " allow resizing, or store them so"
-            )
         picture = picture.resize((expected.width, expected.height), Image.Resampling.LANCZOS)
     pixels = np.asarray(picture, np.uint8)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -5,37 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from edge_fl.data.samples import ClientData
-from edge_fl.errors import DataError
-from edge_fl_devices.data.spec import SourceCount, SourceData
-
 
 @dataclass(frozen=True)
 class DataReport:
-    """Samples per class over all three sets, sizes of the sets, and skipped files by reason with a few `examples`.
+    """Samples per class over all three sets, and skipped files by reason.
 
-    `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count. Images that are only
-    counted are all in `train`, and have no fingerprint.
+    `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count.
     """
 
-    source: str
     classes: tuple[str, ...]
     samples_per_class: tuple[int, ...]
-    train: int
-    validation: int
-    test: int
     skipped: Mapping[str, int]
-    examples: tuple[str, ...]
-    fingerprint: str = ""
     hints: tuple[str, ...] = ()
     disappeared: tuple[str, ...] = ()
 
     @property
     def samples(self) -> int:
         """Images in all three sets."""
-        return self.train + self.validation + self.test
+        return sum(self.samples_per_class)
 
     @property
     def one_class(self) -> bool:
@@ -57,38 +44,3 @@ class DataReport:
         if self.disappeared:
             notes.append(f"{len(self.disappeared)} classes had images before and have none now")
         return [*notes, "one_class"] if self.one_class else notes
-
-
-def report(source: str, content: SourceData, data: ClientData) -> DataReport:
-    """Summarise the content of `source` and the three sets split from it."""
-    counts = [part.counts(len(content.classes)) for part in (data.train, data.validation, data.test)]
-    return DataReport(
-        source,
-        content.classes,
-        tuple(np.sum(counts, axis=0).tolist()),
-        train=len(data.train),
-        validation=len(data.validation),
-        test=len(data.test),
-        skipped=content.skipped,
-        examples=content.examples,
-        fingerprint=data.fingerprint(),
-        hints=content.hints,
-    )
-
-
-def count_report(source: str, count: SourceCount) -> DataReport:
-    """Summarise images that were counted, not read. Raises DataError for fewer than a split needs."""
-    total = sum(count.samples_per_class)
-    if total < 2:
-        raise DataError(f"{total} usable image, expected 2 or more (one to train, one to test)")
-    return DataReport(
-        source,
-        count.classes,
-        count.samples_per_class,
-        train=total,
-        validation=0,
-        test=0,
-        skipped=count.skipped,
-        examples=count.examples,
-        hints=count.hints,
-    )

@@ -22,10 +22,10 @@ from edge_fl.data.samples import Array, Samples
 from edge_fl.errors import DataError, nearest
 from edge_fl_devices.data.files import unusable, walk
 from edge_fl_devices.data.pictures import SUFFIXES, PictureError, check, decode
+from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.selection import LEFT_OUT, select_files
-from edge_fl_devices.data.spec import DataSpec, SourceCount, SourceData
-
-EXAMPLES = 5
+from edge_fl_devices.data.spec import DataSpec, SourceData
+from edge_fl_devices.data.split import require_two
 
 
 def read(source: str, spec: DataSpec) -> SourceData:
@@ -55,13 +55,7 @@ class _Folder:
     classes: tuple[str, ...]
     files: list[tuple[Path, int]] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
     hints: tuple[str, ...] = ()
-
-    def skip(self, path: Path, reason: str) -> None:
-        self.skipped[reason] += 1
-        if len(self.examples) < EXAMPLES:
-            self.examples.append(str(path.relative_to(self.root)))
 
     def require(self, usable: int, spec: DataSpec) -> None:
         """Raise DataError for no usable picture or too many."""
@@ -81,17 +75,16 @@ def _scan(location: str, spec: DataSpec) -> _Folder:
     listing = walk(root)
     classes = spec.classes or tuple(listing.folders)
     found = _Folder(root, classes, hints=tuple(_hints(listing.folders, classes)))
-    for path, reason in listing.skipped:
-        found.skip(path, reason)
+    found.skipped.update(reason for _, reason in listing.skipped)
     for path in select_files(listing.files, spec):
         if reason := _skip_reason(path, root, classes, spec.only):
-            found.skip(path, reason)
+            found.skipped[reason] += 1
         else:
             found.files.append((path, classes.index(path.parent.name)))
     return found
 
 
-def count(location: str, spec: DataSpec) -> SourceCount:
+def count(location: str, spec: DataSpec) -> DataReport:
     """Count the pictures of a folder by their headers, in little memory; they may differ in size. Raises DataError."""
     found = _scan(location, spec)
     counts = [0] * len(found.classes)
@@ -99,11 +92,12 @@ def count(location: str, spec: DataSpec) -> SourceCount:
         try:
             check(path, spec.limits)
         except PictureError as error:
-            found.skip(path, error.reason)
+            found.skipped[error.reason] += 1
         else:
             counts[label] += 1
     found.require(sum(counts), spec)
-    return SourceCount(found.classes, tuple(counts), found.skipped, tuple(found.examples), found.hints)
+    require_two(sum(counts))
+    return DataReport(found.classes, tuple(counts), found.skipped, found.hints)
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
@@ -113,9 +107,9 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     labels: list[int] = []
     for path, label in found.files:
         try:
-            picture = decode(path, spec.input, resize=spec.resize, limits=spec.limits)
+            picture = decode(path, spec.input, spec.limits)
         except PictureError as error:
-            found.skip(path, error.reason)
+            found.skipped[error.reason] += 1
             continue
         if pictures and picture.shape != pictures[0].shape:
             raise DataError(
@@ -126,15 +120,8 @@ def folder(location: str, spec: DataSpec) -> SourceData:
         pictures.append(picture)
         labels.append(label)
     found.require(len(pictures), spec)
-    return SourceData(
-        found.classes,
-        Samples(np.stack(pictures), np.array(labels, np.int64)),
-        None,
-        None,
-        found.skipped,
-        tuple(found.examples),
-        found.hints,
-    )
+    samples = Samples(np.stack(pictures), np.array(labels, np.int64))
+    return SourceData(found.classes, samples, skipped=found.skipped, hints=found.hints)
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:

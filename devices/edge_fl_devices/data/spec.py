@@ -18,13 +18,12 @@ class DataSpec:
     """Required form of the data: class names in the order of their ids, and the extractor's input.
 
     Both are unknown before the first release: then the source's own classes count, and all images that are read must have one shape.
-    `resize` allows resizing pictures. `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images
+    `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images
     (0: all), and `policy` which ones: the newest, or a fair sample of all images so far (reservoir).
     """
 
     classes: tuple[str, ...] = ()
     input: InputSpec | None = None
-    resize: bool = True
     limits: PictureLimits = LIMITS
     only: tuple[str, ...] = ()
     keep: int = 0
@@ -39,7 +38,7 @@ UNKNOWN = DataSpec()
 class SourceData:
     """Content of a source: all samples, or train, validation (optional) and test samples where the source defines a split.
 
-    `skipped` counts unused files by reason; `examples` lists the first few; `hints` suggest classes for folders outside the class list.
+    `skipped` counts unused files by reason; `hints` suggest classes for folders outside the class list.
     """
 
     classes: tuple[str, ...]
@@ -47,16 +46,4 @@ class SourceData:
     validation: Samples | None = None
     test: Samples | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
-    examples: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class SourceCount:
-    """Number of images per class of a folder; the other fields as in `SourceData`."""
-
-    classes: tuple[str, ...]
-    samples_per_class: tuple[int, ...]
-    skipped: Mapping[str, int]
-    examples: tuple[str, ...]
-    hints: tuple[str, ...]

@@ -22,8 +22,7 @@ def split(
 
     The fractions hold on average; `validation_fraction` is of the images outside the test set. Raises DataError for fewer than two samples.
     """
-    if len(samples) < 2:
-        raise DataError(f"{len(samples)} usable image, expected 2 or more (one to train, one to test)")
+    require_two(len(samples))
     key = seed_for(seed, "partition", client=client).to_bytes(8, "big")
     positions = np.array([position(image, key) for image in samples.x])
     last = len(samples) - 1
@@ -33,6 +32,12 @@ def split(
         np.argsort(positions, kind="stable"), [tests, min(max(untrained, tests), last)]
     )
     return ClientData(*(samples.take(np.sort(part)) for part in (train, validation, test)))
+
+
+def require_two(samples: int) -> None:
+    """Raise DataError for fewer samples than a split needs."""
+    if samples < 2:
+        raise DataError(f"{samples} usable image, expected 2 or more (one to train, one to test)")
 
 
 def position(image: Array, key: bytes) -> float:

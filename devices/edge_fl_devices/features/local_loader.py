@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.errors import DataError
-from edge_fl.release.manifest import Manifest
-from edge_fl_devices.data.load import LoadData
+from edge_fl_devices.data.load import LoadData, require_usable
 from edge_fl_devices.features.cache import FeatureCache
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor
@@ -30,7 +28,7 @@ class LocalFeatureLoader:
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
         manifest = releases[0].manifest
         data = self._load_data(tuple(manifest.classes), manifest.input)
-        _require_usable(data, manifest)
+        require_usable(data, manifest.classes, manifest.input, "", f"release {manifest.release}")
         by_extractor = (
             self._features(release, data) if release.manifest.input == manifest.input else None
             for release in releases
@@ -58,15 +56,3 @@ def latency_ms(extractor: Extractor, samples: Samples) -> float:
         extractor.features(samples.x[:1])
         times_s.append(time.perf_counter() - started_s)
     return 1000 * min(times_s)
-
-
-def _require_usable(data: ClientData, manifest: Manifest) -> None:
-    if not len(data.train):
-        raise DataError("no training samples on this device")
-    for samples in (data.train, data.validation, data.test):
-        if len(samples) and samples.shape != manifest.input.shape:
-            raise DataError(
-                f"images are {list(samples.shape)}, release {manifest.release} takes {list(manifest.input.shape)}"
-            )
-    if (highest := int(np.max(data.train.y))) >= len(manifest.classes):
-        raise DataError(f"label {highest}, release {manifest.release} knows {len(manifest.classes)} classes")

@@ -14,8 +14,7 @@ import msgspec
 import torch
 
 from edge_fl.config import MethodSpec, PrivacyConfig
-from edge_fl.data.samples import Samples
-from edge_fl.errors import DataError, PrivacyError, ProtocolError
+from edge_fl.errors import PrivacyError, ProtocolError
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.codec import privacy as private
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
@@ -29,7 +28,7 @@ from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.assignments import KINDS
 from edge_fl_devices.agent.effects import Job, Train
 from edge_fl_devices.agent.events import Event, Failed
-from edge_fl_devices.data.load import LoadData
+from edge_fl_devices.data.load import LoadData, require_usable
 from edge_fl_devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, PRIVACY_FILE
 from edge_fl_devices.workers.worker import Material, Worker
 
@@ -103,7 +102,7 @@ class FullWorker(Worker):
         """Return the update to send, and the new personal parts where the stage changes them."""
         assignment, spec = job.assignment, job.spec
         data = self.load_data(tuple(spec.classes), spec.input)
-        _require_usable(data.train, spec)
+        require_usable(data, spec.classes, spec.input, "", "the run")
         batch_size, classes = spec.method.batch_size, len(spec.classes)
         client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)
         own = self._own(assignment, method)
@@ -127,17 +126,6 @@ class FullWorker(Worker):
             self.store.keep_privacy_spent(pack(to_arrays(spent)))
         payload = pack(to_arrays(own))
         self.store.keep_own(assignment.run_id, assignment.round, STAGES[assignment.mode], payload)
-
-
-def _require_usable(train: Samples, spec: MethodSpec) -> None:
-    if not len(train):
-        raise DataError("no training samples on this device", consequence="nothing was trained")
-    if train.shape != spec.input.shape or int(train.y.max()) >= len(spec.classes):
-        raise DataError(
-            f"images {list(train.shape)} with labels up to {train.y.max()}, the run takes {list(spec.input.shape)}"
-            f" and {len(spec.classes)} classes",
-            consequence="nothing was trained",
-        )
 
 
 def _build_method(spec: MethodSpec) -> Method:

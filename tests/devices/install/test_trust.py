@@ -9,7 +9,7 @@ import pytest
 
 from edge_fl.errors import DeadlineError, TrustError
 from edge_fl_devices.install.trust import Trust
-from edge_fl_server.release.repository import Lifetimes, Repository, now
+from edge_fl_server.release.repository import LIFETIME_DAYS, Repository, now
 
 VERSIONED = ["3.targets.json", "3.snapshot.json"]
 
@@ -88,8 +88,10 @@ def test_rollback_is_rejected_by_a_new_process_too(tmp_path, broker, repository,
 
 @pytest.mark.parametrize("role", ["timestamp", "snapshot", "targets", "root"])
 def test_expired_metadata_is_a_freeze(tmp_path, make_release, role):
-    lifetimes = Lifetimes(**{f"{role}_days": 1})
-    repository = Repository(tmp_path / "server", lifetimes=lifetimes, clock=lambda: now() - timedelta(days=2))
+    lifetimes = LIFETIME_DAYS | {role: 1}
+    repository = Repository(
+        tmp_path / "server", lifetime_days=lifetimes, clock=lambda: now() - timedelta(days=2)
+    )
     trust = Trust(tmp_path / "device", repository.root_bytes)
     broker = Broker(repository.files())
     error = refusal(trust, broker)
@@ -103,7 +105,7 @@ def test_a_clock_set_back_does_not_revive_expired_metadata(tmp_path, make_releas
     repository = Repository(tmp_path / "server")
     six_days_on = Trust(tmp_path / "device", repository.root_bytes, clock=lambda: now() + timedelta(days=6))
     six_days_on.refresh(Broker(repository.files()).fetch)
-    short = Repository(tmp_path / "server", lifetimes=Lifetimes(timestamp_days=1))
+    short = Repository(tmp_path / "server", lifetime_days=LIFETIME_DAYS | {"timestamp": 1})
     short.publish(make_release(1)[0])
     set_back = Trust(tmp_path / "device", repository.root_bytes)
     error = refusal(set_back, Broker(short.files()))
