@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,6 +38,19 @@ def print_status(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def show_json(value: object) -> None:
+    """Print a value as JSON on stdout."""
+    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
+
+
+def show_paths(paths: Mapping[str, Path], format: Format = Format.TABLE) -> None:
+    """Print the paths of written files on stdout, one per line; as JSON one object."""
+    if format is Format.JSON:
+        show_json(paths)
+    else:
+        print("\n".join(map(str, paths.values())))
+
+
 def show_table(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE
 ) -> None:
@@ -46,7 +60,7 @@ def show_table(
     """
     if format is Format.JSON:
         chosen = [{key: row.get(key) for key in columns} for row in rows]
-        print(msgspec.json.format(msgspec.json.encode(chosen, enc_hook=str)).decode())
+        show_json(chosen)
         return
     table = Table(list(columns.values()), [[cell_text(row.get(key)) for key in columns] for row in rows])
     if sys.stdout.isatty():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -58,6 +59,41 @@ _CIFAR100 = tuple(
     sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television
     tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm""".split()
 )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder."""
+
+    name: str
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    available: bool
+    where: str
+
+
+def listings(data_dir: Path) -> list[Listing]:
+    """The known datasets, then other .npz files in the data folder."""
+    known = [_listing(name, data_dir) for name in DATASETS]
+    domains = tuple(f"{name}-" for name in DOMAINS)
+    others = [
+        path
+        for path in sorted(data_dir.glob("*.npz"))
+        if path.stem not in DATASETS and not path.stem.startswith(domains)
+    ]
+    return [*known, *(Listing(path.stem, (), (), True, str(path)) for path in others)]
+
+
+def _listing(name: str, data_dir: Path) -> Listing:
+    if name == "digits":
+        return Listing(name, _DIGITS, (), True, "scikit-learn")
+    make = DATASETS[name]
+    classes = make.keywords.get("classes", ()) if isinstance(make, partial) else ()
+    pattern = f"{name}-*.npz" if name in DOMAINS else f"{name}.npz"
+    found = sorted(data_dir.glob(pattern))
+    domains = DOMAINS.get(name, ())
+    where = ", ".join(map(str, found)) or f"no {data_dir / pattern}{_remedy(name)}"
+    return Listing(name, classes, domains, bool(found), where)
 
 
 def load(name: str, data_dir: Path) -> Dataset:

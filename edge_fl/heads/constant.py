@@ -15,7 +15,10 @@ from edge_fl.heads.head import Features, Head, TrainingSet
 @final
 @dataclass(frozen=True, eq=False)
 class Constant(Head):
-    """present int64 [1]: the predicted class. Accepts features of any width."""
+    """The most frequent class, for clients with a single class.
+
+    present int64 [1]; accepts features of any width.
+    """
 
     present: NDArray[np.int64]
 

@@ -32,7 +32,10 @@ Weights = list[Features]
 @final
 @dataclass(frozen=True, eq=False)
 class Mlp(Head):
-    """hidden_weights [h, d], hidden_bias [h], weights [C, h], bias [C]; mean and std [d]. Covers all C classes."""
+    """A hidden layer of 256 units with ReLU, trained by SGD.
+
+    hidden_weights [h, d], hidden_bias [h], weights [C, h], bias [C]; mean and std [d]. Covers all C classes.
+    """
 
     hidden_weights: Features
     hidden_bias: Features

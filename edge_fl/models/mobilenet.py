@@ -55,10 +55,10 @@ class MobileNet(nn.Module):
 
 
 def mobilenet(input: InputSpec, width: float = 1.0) -> nn.Module:
-    """`width` multiplies the numbers of channels (0.25 to 1.4)."""
+    """MobileNetV2; `width` multiplies the numbers of channels (0.25 to 1.4)."""
     return MobileNet(input, width)
 
 
 def mobilenet_v1(input: InputSpec, width: float = 1.0) -> nn.Module:
-    """`width` multiplies the numbers of channels (0.25 to 1)."""
+    """MobileNetV1; `width` multiplies the numbers of channels (0.25 to 1)."""
     return MobileNetV1(input, width)

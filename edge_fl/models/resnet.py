@@ -34,12 +34,12 @@ class ResNet(nn.Module):
 
 
 def resnet18(input: InputSpec, weights: str = "") -> nn.Module:
-    """11 M parameters. `weights`: "" for random, "imagenet" for torchvision's (from its cache, never downloaded here)."""
+    """ResNet-18, 11 M parameters. `weights`: "" for random, "imagenet" for torchvision's (from its cache, never downloaded here)."""
     return _resnet(torchvision.models.resnet18, "ResNet18_Weights", input, weights)
 
 
 def resnet34(input: InputSpec, weights: str = "") -> nn.Module:
-    """21 M parameters. `weights` as for `resnet18`."""
+    """ResNet-34, 21 M parameters. `weights` as for `resnet18`."""
     return _resnet(torchvision.models.resnet34, "ResNet34_Weights", input, weights)
 
 

@@ -1,21 +1,30 @@
-"""Descriptions of the methods, from their own declarations; `python -m edge_fl_server.catalogue` writes the README's method table."""
+"""Descriptions of methods, models and heads, from their own declarations.
+
+`python -m edge_fl_server.catalogue` writes the README's method table.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from edge_fl import heads, plugins
 from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
+from edge_fl.errors import ConfigError, MethodError
 from edge_fl.learn.tree import size_bytes
-from edge_fl.methods import build_method, find, names
+from edge_fl.methods import FINE_TUNED, METHODS, build_method, find, names
 from edge_fl.methods.contract import hyper, steps
 from edge_fl.methods.contract.egress import of_method
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl.models import MODELS
 
 COLUMNS = {
     "name": "name",
@@ -27,13 +36,23 @@ COLUMNS = {
 }
 BEGIN = "<!-- methods: written by `python -m edge_fl_server.catalogue`, checked by a test -->"
 END = "<!-- end of methods -->"
+BUILT_IN = sorted([*METHODS, *FINE_TUNED])
 NOT_SUPPORTED = "not supported"
 INPUT, CLASSES = InputSpec(3, 32, 32), 10  # bytes are counted for these
 
 
 def rows() -> list[dict[str, str]]:
-    """One row per method, sorted by name."""
-    return [_row(name, sample(name)) for name in names()]
+    """One row per method, sorted by name; of an installed package's method that cannot be built, the reason."""
+    return [_built_row(name) for name in names()]
+
+
+def _built_row(name: str) -> dict[str, str]:
+    try:
+        return _row(name, sample(name))
+    except MethodError as error:
+        if name in BUILT_IN:
+            raise
+        return dict.fromkeys(COLUMNS, "-") | {"name": name, "family": error.message}
 
 
 def sample(name: str, model: str = "cnn2") -> Method:
@@ -44,27 +63,45 @@ def sample(name: str, model: str = "cnn2") -> Method:
 
 def describe(name: str, model: str = "cnn2") -> str:
     """Describe a method as text: docstring, parts, bytes, egress, deviations, hyper-parameters."""
-    method = sample(name, model)
-    row = _row(name, method)
+    method, known = sample(name, model), facts(name, model)
     down = steps.broadcast(method, steps.start(method), "c000")
     lines = [
         f"{method.title} - {method.citation}",
         "",
-        inspect.getdoc(inspect.getmodule(find(name))) or "",
+        known["description"],
         "",
         f"family: {method.family}",
-        *(f"{COLUMNS[key]}: {row[key]}" for key in ("shared", "personal", "head_only")),
+        *(f"{COLUMNS[key]}: {known[key]}" for key in ("shared", "personal", "head_only")),
         f"BatchNorm: {method.batch_norm.value}",
-        f"down per client and round with {model}: {size_bytes(down):,} bytes ({', '.join(down) or 'nothing'})",
+        f"down per client and round with {model}: {known['bytes_down']:,} bytes ({', '.join(down) or 'nothing'})",
         f"exported for devices: {' + '.join(method.exports) or 'nothing'}",
-        f"late updates (cohort.buffer_size): {'supported' if method.averages() else NOT_SUPPORTED}",
+        f"late updates (cohort.buffer_size): {'supported' if known['late_updates'] else NOT_SUPPORTED}",
         *_egress(method),
-        f"deviations: {method.deviations or 'none known'}",
+        f"deviations: {known['deviations'] or 'none known'}",
         "",
         "hyper-parameters:",
-        *_hypers(name),
+        *(_hyper_line(hyper) for hyper in known["hyper_parameters"]),
+        *(["  none"] * (not known["hyper_parameters"])),
     ]
     return "\n".join(lines)
+
+
+def facts(name: str, model: str = "cnn2") -> dict[str, Any]:
+    """A method's row and everything else that `describe` says, for JSON."""
+    method = sample(name, model)
+    return {
+        **_row(name, method),
+        "title": method.title,
+        "description": inspect.getdoc(inspect.getmodule(find(name))) or "",
+        "batch_norm": method.batch_norm.value,
+        "bytes_down": size_bytes(steps.broadcast(method, steps.start(method), "c000")),
+        "model": model,
+        "exported": list(method.exports),
+        "late_updates": method.averages(),
+        "egress": of_method(method),
+        "deviations": method.deviations,
+        "hyper_parameters": _hypers(name),
+    }
 
 
 def egress_json(name: str) -> str:
@@ -74,7 +111,7 @@ def egress_json(name: str) -> str:
 
 def markdown() -> str:
     """The README's method table."""
-    cells = [[row[key] for key in COLUMNS] for row in rows()]
+    cells = [[row[key] for key in COLUMNS] for row in map(_built_row, BUILT_IN)]
     return tables.markdown(Table([*COLUMNS.values()], cells))
 
 
@@ -101,19 +138,56 @@ def _egress(method: Method) -> list[str]:
     return lines
 
 
-def _hypers(name: str) -> list[str]:
+def _hypers(name: str) -> list[dict[str, Any]]:
     tuning = hyper.hypers(FineTuned) if name.endswith("+ft") else {}
-    lines = []
-    for key, (default, limits) in {**hyper.hypers(find(name)), **tuning}.items():
-        bounds = f"{_bound(limits.low, '-inf')} to {_bound(limits.high, 'inf')}"
-        choices = " | ".join(map(str, limits.choices))
-        source = f"; {limits.source}" if limits.source else ""
-        lines.append(f"  {key} = {default!r}  ({choices or bounds})  {limits.doc}{source}")
-    return lines or ["  none"]
+    return [
+        {"name": key, "default": default, **dataclasses.asdict(limits)}
+        for key, (default, limits) in {**hyper.hypers(find(name)), **tuning}.items()
+    ]
+
+
+def _hyper_line(hyper: Mapping[str, Any]) -> str:
+    bounds = f"{_bound(hyper['low'], '-inf')} to {_bound(hyper['high'], 'inf')}"
+    choices = " | ".join(map(str, hyper["choices"]))
+    source = f"; {hyper['source']}" if hyper["source"] else ""
+    return f"  {hyper['name']} = {hyper['default']!r}  ({choices or bounds})  {hyper['doc']}{source}"
 
 
 def _bound(value: float | None, otherwise: str) -> str:
     return otherwise if value is None else f"{value:g}"
+
+
+def models() -> list[dict[str, str]]:
+    """One row per model."""
+    return [
+        {
+            "name": name,
+            "options": ", ".join(
+                f"{p.name}={p.default!r}" for p in [*inspect.signature(build).parameters.values()][1:]
+            ),
+            "description": _first_line(build),
+        }
+        for name, build in MODELS.items()
+    ]
+
+
+def personal_heads() -> list[dict[str, str]]:
+    """One row per head that can be chosen; of an installed package's head that cannot be imported, the reason."""
+    packages = plugins.names(heads.ENTRY_POINTS)
+    rows = []
+    for name in heads.names():
+        origin = "edge-fl" if name in heads.HEADS else packages[name]
+        try:
+            description = _first_line(heads.find(name))
+        except ConfigError as error:
+            description = error.message
+        rows.append({"name": name, "package": origin, "description": description})
+    return rows
+
+
+def _first_line(documented: Any) -> str:
+    """The first paragraph of a docstring, in one line; "" without one of its own."""
+    return " ".join((documented.__doc__ or "").split("\n\n")[0].split())
 
 
 def readme(text: str) -> str:

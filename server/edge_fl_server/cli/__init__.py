@@ -8,6 +8,7 @@ from edge_fl_server.cli import (
     data,
     demo,
     fleet,
+    lists,
     methods,
     recipes,
     release,
@@ -27,6 +28,7 @@ def register(app: App) -> None:
     app.root.command()(simulate.simulate)
     runs.register(app)
     methods.register(app)
+    lists.register(app)
     recipes.register(app)
     data.register(app)
     app.root.command()(compare.compare)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.cli import App
-from edge_fl.console.output import print_status
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, print_status, show_paths
 
 
 def register(app: App) -> None:
@@ -21,11 +21,12 @@ def register(app: App) -> None:
 def download(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
     data_dir: Annotated[Path, typer.Option(help="Folder to write the .npz file to.")] = Path(".data"),
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Download a dataset with torchvision, or convert its original files if they are already in the folder."""
     from edge_fl_server import dataset_download
 
-    print(dataset_download.download(name, data_dir))
+    show_paths({"data": dataset_download.download(name, data_dir)}, format)
 
 
 def convert(
@@ -36,6 +37,7 @@ def convert(
     data_dir: Annotated[Path, typer.Option(help="Folder to write NAME.npz and NAME-split.csv to.")] = Path(
         ".data"
     ),
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Convert a dataset that PFLlib or LEAF split over clients to an .npz file and a split file, for --dataset and --split."""
     from edge_fl_server import dataset_convert
@@ -43,4 +45,4 @@ def convert(
     data, split, left_out = dataset_convert.convert(folder, name, data_dir)
     if left_out:
         print_status(f"{left_out} clients without training or test samples are left out")
-    print(f"{data}\n{split}")
+    show_paths({"data": data, "split": split}, format)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption
-from edge_fl.console.output import Format, show_table
+from edge_fl.console.output import Format, show_json, show_table
 
 
 def register(app: App) -> None:
@@ -30,8 +30,14 @@ def show_method(
     egress: Annotated[
         bool, typer.Option("--egress", help="Print only what may leave a device, by tier, as JSON.")
     ] = False,
+    format: FormatOption = Format.TABLE,
 ) -> None:
     """Show one method: hyper-parameters with range and source, shared parts, bytes per round, deviations from the paper."""
     from edge_fl_server import catalogue
 
-    print(catalogue.egress_json(name) if egress else catalogue.describe(name, model))
+    if egress:
+        print(catalogue.egress_json(name))
+    elif format is Format.JSON:
+        show_json(catalogue.facts(name, model))
+    else:
+        print(catalogue.describe(name, model))

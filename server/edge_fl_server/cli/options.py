@@ -60,6 +60,13 @@ SetOption = Annotated[
         help="A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
     ),
 ]
+HeadsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--head",
+        help="A head to fit on the final extractor too: a name of 'edge-fl heads list', or package.module:Class; may be repeated.",
+    ),
+]
 TrackOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption
-from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.output import Format, print_status, show_paths, show_table
+from edge_fl.errors import MethodError
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOption, run_folder
 
@@ -32,14 +33,14 @@ def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> N
         print_status(f"{runs}: no runs")
 
 
-def plots(run: RunArgument, runs: RunsOption = RUNS) -> None:
+def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
     """Plot a run: labels per client, accuracy by round, features by class and client, class separation, CKA similarity."""
     from edge_fl_server.report import run_plots
     from edge_fl_server.runs.results import Results
 
     user_imports.allow()
-    for path in run_plots.of_run(Results.open(run_folder(run, runs))):
-        print(path)
+    paths = run_plots.of_run(Results.open(run_folder(run, runs)))
+    show_paths({path.stem: path for path in paths}, format)
 
 
 def newtask(
@@ -49,17 +50,23 @@ def newtask(
         int, typer.Option(min=1, help="Number of clients that the new dataset is split over.")
     ] = 20,
     beta: Annotated[float, typer.Option(help=options.BETA_HELP)] = 1.0,
-    head: Annotated[str, typer.Option(help="Head to fit: mlp or linear.")] = "mlp",
+    head: Annotated[
+        str,
+        typer.Option(
+            help="mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class."
+        ),
+    ] = "mlp",
     iterations: Annotated[int, typer.Option(min=1, help="Batches that each head is trained on.")] = 100,
     data_dir: DataDirOption = "",
     runs: RunsOption = RUNS,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Fit heads for a new dataset on a run's frozen extractor (RepPer, Figure 6); prints the accuracy over clients by iteration."""
-    from edge_fl import config, metrics
+    from edge_fl import config, heads, metrics
     from edge_fl.console.progress import Progress
     from edge_fl_server.runs import trained
     from edge_fl_server.runs.results import Results
+    from edge_fl_server.training import heads as heads_of
     from edge_fl_server.training import newcomers
     from edge_fl_server.training import study as studies
 
@@ -75,16 +82,23 @@ def newtask(
     }
     study = studies.prepare(config.with_settings(old.recipe, [*options.settings(given), 'data.split=""']))
     classes, seed = len(study.dataset.classes), old.recipe.seed
-    training = newcomers.HeadTraining(iterations, every=max(iterations // 10, 1), head=head, seed=seed)
-    with Progress() as progress:
-        by_iteration = newcomers.learn_new_task(
-            old.method, old.shared, study.data(), classes, training, watch=progress
-        )
+    if head in newcomers.HEADS:
+        training = newcomers.HeadTraining(iterations, every=max(iterations // 10, 1), head=head, seed=seed)
+        with Progress() as progress:
+            curve = newcomers.learn_new_task(
+                old.method, old.shared, study.data(), classes, training, watch=progress
+            )
+        metric = metrics.PERSONAL_AFTER
+    else:
+        metric = metrics.of_head(heads.resolve(head).kind)
+        if not old.method.exports:
+            raise MethodError(f"{old.method.title}: shares no extractor, so no new head can use it")
+        curve = {0: heads_of.fitted([head], old.method, old.shared, study.data(), seed, classes=classes)}
     rows = []
-    for iteration, reports in by_iteration.items():
-        summary = metrics.summarise_reports(list(reports.values()))[metrics.PERSONAL_AFTER]
+    for iteration, reports in curve.items():
+        summary = metrics.summarise_reports(list(reports.values()))[metric]
         rows.append({
-            "iterations": iteration,
+            "iterations": iteration if head in newcomers.HEADS else None,
             "mean": summary.mean,
             "std": summary.std,
             "bottom_decile": summary.bottom_decile,

@@ -17,6 +17,7 @@ from edge_fl_server.cli.options import (
     ClientsOption,
     DataDirOption,
     EpochsOption,
+    HeadsOption,
     ModelOption,
     RecipeOption,
     RoundsOption,
@@ -45,6 +46,7 @@ def simulate(
         Path | None, typer.Option(help="Write the split over clients to this CSV file, for --split.")
     ] = None,
     model: ModelOption = "",
+    heads: HeadsOption = None,
     rounds: RoundsOption = None,
     epochs: EpochsOption = None,
     scale: ScaleOption = 1.0,
@@ -91,6 +93,7 @@ def simulate(
         "method.epochs": epochs,
         "seed": seed,
         "engine": engine,
+        "heads": heads,
         "source": "simulated",
     }
     base = with_method(base, method) if method else base

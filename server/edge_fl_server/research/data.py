@@ -60,11 +60,17 @@ class Data:
         found: dict[str, Any] = {}
         if isinstance(self.images, str):
             found["data.dataset"] = self.images
-        if isinstance(self.clients, int | np.integer):
-            found["data.clients"] = int(self.clients)
+        if self._number is not None:
+            found["data.clients"] = self._number
         if isinstance(self.clients, str | Path):
             found["data.split"] = str(self.clients)
         return found
+
+    @property
+    def _number(self) -> int | None:
+        """The number of clients, if that is given."""
+        given = self.clients
+        return int(given) if isinstance(given, int | np.integer) and not isinstance(given, bool) else None
 
     def _dataset(self, settings: DataConfig) -> Dataset:
         if isinstance(self.images, str):
@@ -117,7 +123,7 @@ class Data:
 
     def _owned(self, dataset: Dataset, recipe: Recipe) -> dict[str, Indices] | None:
         """The samples of each client: of the given clients, or drawn where the test samples are separate; else None."""
-        drawn = self.clients is None or isinstance(self.clients, int | np.integer)
+        drawn = self.clients is None or self._number is not None
         if isinstance(self.clients, str | Path) or (drawn and self.test is None):
             return None
         if drawn:
@@ -166,7 +172,7 @@ def _samples(where: str, images: ArrayLike, labels: ArrayLike) -> Samples:
 
 def _ids(what: str, clients: Any, samples: int) -> Array:
     ids = np.asarray(clients)
-    if ids.shape != (samples,) or ids.dtype.kind not in "iuU":
+    if isinstance(clients, bool) or ids.shape != (samples,) or ids.dtype.kind not in "iuU":
         raise DataError(
             f"{what}: {ids.dtype} {list(ids.shape)}, expected a number or name for each of the {samples} samples",
             NOTHING_RUN,

@@ -93,8 +93,8 @@ class Result:
         own = self.accuracy[np.isfinite(self.accuracy)]
         lowest = metrics.summarise(own.tolist()).bottom_decile
         return (
-            f"{self.method}: {len(self.clients)} clients, {len(self.rounds)} rounds, mean accuracy {own.mean():.3f},"
-            f" bottom decile {lowest:.3f} (engine {self.engine})"
+            f"{self.method}: mean accuracy {own.mean():.3f}, bottom decile {lowest:.3f} (clients: {len(self.clients)},"
+            f" rounds: {len(self.rounds)}, engine: {self.engine})"
         )
 
 

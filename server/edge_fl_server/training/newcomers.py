@@ -168,8 +168,8 @@ def learn_new_task(
     reports: dict[int, Reports] = {}
     for fitted, (id, data) in enumerate(clients.items()):
         watch(Count("heads", fitted, len(clients)))
-        train = _features(method, shared, data.train, device)
-        test = _features(method, shared, data.test, device)
+        train = features(method, shared, data.train, device)
+        test = features(method, shared, data.test, device)
         if not method.unit_norm:
             train, test = _standardised(train, train), _standardised(test, train)
         y = torch.from_numpy(data.train.y).to(device)
@@ -198,10 +198,11 @@ def _new_head(method: Method, classes: int, training: HeadTraining) -> Part:
     return Part("task", build, method.net.seed)  # the name determines the initial values
 
 
-def _features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
+def features(method: Method, shared: Parts, samples: Samples, device: str) -> Tensor:
+    """Features [N, d] of images by the exported extractor. Raises DataError for images of another shape."""
     if samples.shape != method.net.input.shape:
         raise DataError(
-            f"the new dataset's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}"
+            f"the dataset's images are {list(samples.shape)}, the extractor takes {list(method.net.input.shape)}"
         )
     x = torch.from_numpy(samples.x).to(device)
     return in_batches(lambda batch: steps.exported_features(method, shared, batch), x)

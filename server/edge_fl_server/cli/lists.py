@@ -1,0 +1,48 @@
+"""`edge-fl models list`, `edge-fl heads list` and `edge-fl datasets list`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, show_table
+from edge_fl_server.cli.options import DataDirOption
+
+
+def register(app: App) -> None:
+    """Add the groups `models`, `heads` and `datasets`."""
+    app.group("models", "Networks.").command("list")(list_models)
+    app.group("heads", "Personal heads.").command("list")(list_heads)
+    app.group("datasets", "Datasets for research.").command("list")(list_datasets)
+
+
+def list_models(format: FormatOption = Format.TABLE) -> None:
+    """List the models for --model, with their options (--set model.options.NAME=VALUE)."""
+    from edge_fl_server import catalogue
+
+    show_table(catalogue.models(), {key: key for key in ("name", "options", "description")}, format)
+
+
+def list_heads(format: FormatOption = Format.TABLE) -> None:
+    """List the heads for --head, those of installed packages included."""
+    from edge_fl_server import catalogue
+
+    rows = catalogue.personal_heads()
+    show_table(rows, {key: key for key in ("name", "package", "description")}, format)
+
+
+def list_datasets(data_dir: DataDirOption = ".data", format: FormatOption = Format.TABLE) -> None:
+    """List the datasets for --dataset: the known ones, and the .npz files in the data folder."""
+    from edge_fl.data import datasets
+
+    rows = [
+        {
+            "name": listing.name,
+            "available": listing.available,
+            "classes": len(listing.classes) or None,
+            "domains": ", ".join(listing.domains),
+            "where": listing.where,
+        }
+        for listing in datasets.listings(Path(data_dir))
+    ]
+    show_table(rows, {key: key for key in rows[0]}, format)
