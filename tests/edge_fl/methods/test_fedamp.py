@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,17 +35,18 @@ def test_attention_starts_from_alpha_over_sigma_and_fades_with_sigma() -> None:
 
 
 @pytest.mark.parametrize(
-    "weights",
+    "attention",
     [
-        fedamp.attention_by_distance(SCALARS, 1.0, 1.0),
-        fedamp.attention_by_distance(SCALARS, 50.0, 20.0),  # weights for others sum to more than 1
-        fedamp.attention_by_cosine(
+        lambda: fedamp.attention_by_distance(SCALARS, 1.0, 1.0),
+        lambda: fedamp.attention_by_distance(SCALARS, 50.0, 20.0),  # weights for others sum to more than 1
+        lambda: fedamp.attention_by_cosine(
             torch.randn(4, 7, generator=torch.Generator().manual_seed(0)).double(), 0.3, 5.0
         ),
-        fedamp.attention_by_cosine(SCALARS[:1], 0.3, 5.0),  # a single client
+        lambda: fedamp.attention_by_cosine(SCALARS[:1], 0.3, 5.0),  # a single client
     ],
 )
-def test_rows_add_up_to_one_and_nothing_is_negative(weights: torch.Tensor) -> None:
+def test_rows_add_up_to_one_and_nothing_is_negative(attention: Callable[[], torch.Tensor]) -> None:
+    weights = attention()
     assert torch.allclose(weights.sum(1), torch.ones(len(weights), dtype=torch.float64), atol=1e-12)
     assert (weights >= 0).all()
 

@@ -10,8 +10,9 @@ import torch
 from edge_fl.config import Augment, BatchNormPolicy, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.learn import tree
 from edge_fl.learn.augment import AUGMENTATIONS
+from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import METHODS, build_method
+from edge_fl.methods import METHODS, build, build_method
 from edge_fl.methods.contract import norm, steps
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl_server.release import export
@@ -27,6 +28,10 @@ def method(name: str = "fedavg", **settings: Any) -> Method:
 
 def sent(ours: Method) -> Parts:
     return toy.federate(ours, rounds=1).updates[0]["c0"].parts
+
+
+def test_a_method_trains_one_epoch_unless_another_number_is_given() -> None:
+    assert build("fedavg", toy.net(), optimiser=Sgd(0.1)).epochs == 1
 
 
 def test_the_words_are_those_of_the_code() -> None:

@@ -245,6 +245,7 @@ BAD_STATISTICS = {
     "fedproto": ("prototypes", lambda part: {**part, "mean": part["mean"][:, :2]}),
     "fedgh": ("prototypes", lambda part: {**part, "count": part["count"][:2]}),
     "fedpac": ("spread", lambda part: {**part, "H": part["H"][0]}),
+    "feddbe": ("feature_mean", lambda part: {**part, "mean": part["mean"][:1]}),
     "fedkd": ("change", lambda part: {name: array for name, array in part.items() if "left" not in name}),
 }
 
