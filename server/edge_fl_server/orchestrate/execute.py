@@ -15,6 +15,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.setup import RunSetup
+from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import heads, newcomers, rounds
 from edge_fl_server.training.client_store import ClientStore
@@ -54,7 +55,7 @@ class RunResult:
         """The round with the highest mean validation accuracy, and its metrics; None without validation data."""
         numbers = sorted(self.evaluated)
         summaries = [metrics.summarise_reports(list(self.evaluated[number].values())) for number in numbers]
-        best = metrics.best_round([_validation(summary) for summary in summaries])
+        best = round_metrics.best_by_validation(summaries)
         return None if best is None else (numbers[best], summaries[best])
 
 
@@ -157,10 +158,3 @@ def _unseen(setup: RunSetup, method: Method, shared: Parts, fleet: Fleet, traine
         after = newcomers.fine_tuned(method, shared, own, samples, clients, epochs)
         reports = {id: {**reports.get(id, {}), **report} for id, report in after.items()}
     return reports
-
-
-def _validation(summary: Mapping[str, Summary]) -> float:
-    for name in (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION):
-        if name in summary:
-            return summary[name].mean
-    return float("nan")

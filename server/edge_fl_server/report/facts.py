@@ -21,7 +21,6 @@ from edge_fl_server.runs.round_metrics import RoundLine
 
 WORST = 10
 FIELDS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
-VALIDATION = (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION)
 PER_DEVICE = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.LOCAL_ONLY)
 
 
@@ -171,20 +170,11 @@ def _accuracy(lines: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
         for name in dict.fromkeys(name for line in lines for name in line.metrics)
         if "_acc" in name and not metrics.by_labels({name: name})
     ]
-    best = _best(lines)
-    if best is not None:
+    place = round_metrics.best_by_validation([line.metrics for line in lines])
+    if place is not None:
+        best = lines[place]
         rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.metrics if "test" in name]
     return tuple(rows)
-
-
-def _best(lines: Sequence[RoundLine]) -> RoundLine | None:
-    measured_lines = [line for line in lines if any(name in line.metrics for name in VALIDATION)]
-    values = [
-        next(line.metrics[name].mean for name in VALIDATION if name in line.metrics)
-        for line in measured_lines
-    ]
-    place = metrics.best_round(values)
-    return None if place is None else measured_lines[place]
 
 
 def _row(name: str, which: str, line: RoundLine) -> Accuracy:

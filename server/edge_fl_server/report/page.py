@@ -13,6 +13,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure as MatplotlibFigure
 
+from edge_fl.console import tables
+from edge_fl.console.tables import Table
 from edge_fl.errors import RunError
 from edge_fl.files import atomic
 from edge_fl_server.report import facts, formatting, plots, style
@@ -88,40 +90,28 @@ def html(content: RunReport) -> str:
 
 def markdown(content: RunReport) -> str:
     """The report as Markdown: accuracies, totals, sent data, settings."""
-    lines = [
+    numbers = ["round", "line", *facts.FIELDS]
+    rows = [
+        [row.metric, row.which, str(row.round), row.figures[0].lines, *map(_show, row.figures)]
+        for row in content.accuracy
+    ]
+    totals = [
+        f"- {name.replace('_', ' ')}: {TOTALS[name](one.value)}" for name, one in content.totals.items()
+    ]
+    worst = ", ".join(f"{name} {_show(content.devices[name])}" for name in content.worst)
+    sent = [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
+    blocks = [
         f"# {content.run}",
-        "",
         f"{content.method} on {content.dataset}, {content.state}. Source {content.source}: {SOURCES[content.source]}.",
-        "",
-    ]
-    lines += [
-        "| metric | of | round | line | " + " | ".join(facts.FIELDS) + " |",
-        "|" + " --- |" * 2 + " ---: |" * 7,
-    ]
-    for row in content.accuracy:
-        cells = " | ".join(_show(figure) for figure in row.figures)
-        lines.append(f"| {row.metric} | {row.which} | {row.round} | {row.figures[0].lines} | {cells} |")
-    lines += [
-        "",
-        *(
-            f"- {name.replace('_', ' ')}: {TOTALS[name](figure.value)}"
-            for name, figure in content.totals.items()
-        ),
-    ]
-    if content.worst:
-        worst = ", ".join(f"{name} {_show(content.devices[name])}" for name in content.worst)
-        lines += ["", f"Worst devices by {content.devices_by}, %: {worst}"]
-    lines += ["", "Sent by devices:", ""]
-    lines += [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
-    lines += [
-        "",
+        tables.markdown(Table(["metric", "of", *numbers], rows, numeric=numbers)),
+        "\n".join(totals),
+        worst and f"Worst devices by {content.devices_by}, %: {worst}",
+        "Sent by devices:",
+        "\n".join(sent),
         f"Parts that stay on the client: {content.kept}",
-        "",
-        "| setting | value |",
-        "| --- | --- |",
+        tables.markdown(Table(["setting", "value"], list(content.settings.items()))),
     ]
-    lines += [f"| {name} | {value} |" for name, value in content.settings.items()]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
 
 def json(content: RunReport) -> str:

@@ -15,9 +15,7 @@ A running process holds a lock on the round metrics, so that a run whose process
 
 from __future__ import annotations
 
-import csv
 import fcntl
-import io
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +30,7 @@ from msgspec import Struct
 
 from edge_fl import config
 from edge_fl.config import Recipe, Source
+from edge_fl.console.tables import csv_text
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.files import atomic
 from edge_fl.metrics import Summary
@@ -189,12 +188,7 @@ class Results:
 
     def write_devices(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replace devices.csv; its columns are the rows' keys in order of first appearance."""
-        text = io.StringIO()
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        self._write("devices.csv", text.getvalue())
+        self._write("devices.csv", csv_text(rows))
 
     def finish(self, state: Outcome, reason: str = "") -> None:
         """Write how the run ended and release the lock."""
@@ -255,7 +249,12 @@ class Results:
         if not path.is_file():
             return {}
         found = _decoded(path, dict[str, str | dict[str, int | float | None]])
-        return {name: _summary(values, path) for name, values in found.items() if isinstance(values, dict)}
+        with _reading(path):
+            return {
+                name: msgspec.convert(round_metrics.with_nan(values), Summary)
+                for name, values in found.items()
+                if isinstance(values, dict)
+            }
 
     def _write(self, name: str, content: bytes | str) -> None:
         with _reporting(self.path):
@@ -295,18 +294,15 @@ def _json(value: object) -> bytes:
 
 
 def _decoded(path: Path, kind: Any) -> Any:
-    try:
+    with _reading(path):
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected a file written by a run") from error
 
 
-def _summary(values: Mapping[str, float | None], path: Path) -> Summary:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        return msgspec.convert(
-            {name: float("nan") if v is None else v for name, v in values.items()}, Summary
-        )
-    except msgspec.ValidationError as error:
+        yield
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); expected a file written by a run") from error
 
 

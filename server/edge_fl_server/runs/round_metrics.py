@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from edge_fl import metrics
 from edge_fl.metrics import Summary
 
 FILE = "round_metrics.jsonl"
+VALIDATION = (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION)
 
 
 class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +69,7 @@ def decode(text: bytes, number: int) -> RoundLine | None:
     try:
         record = json.loads(text)
         for name in ("metrics", "clients"):
-            record[name] = {key: _with_nan(values) for key, values in record.get(name, {}).items()}
+            record[name] = {key: with_nan(values) for key, values in record.get(name, {}).items()}
         return msgspec.convert({**record, "line": number}, RoundLine)
     except (ValueError, TypeError, AttributeError):  # msgspec.ValidationError is a ValueError
         return None
@@ -78,5 +81,13 @@ def latest(found: Sequence[RoundLine]) -> list[RoundLine]:
     return [by_round[key] for key in sorted(by_round)]
 
 
-def _with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: float("nan") if value is None else value for name, value in values.items()}
+def best_by_validation(rounds: Sequence[Mapping[str, Summary]]) -> int | None:
+    """The index of the round with the highest mean validation accuracy; None without validation data."""
+    return metrics.best_round(
+        [next((found[name].mean for name in VALIDATION if name in found), nan) for found in rounds]
+    )
+
+
+def with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values read from JSON, where NaN is null."""
+    return {name: nan if value is None else value for name, value in values.items()}

@@ -20,22 +20,6 @@ from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.devices.roster import Device
 
-COLUMNS = {
-    "device": "device",
-    "tier": "tier",
-    "head": "head",
-    "samples": "samples",
-    "before": "before",
-    "after": "after",
-    "release": "release",
-    "bytes_down": "bytes down",
-    "bytes_up": "bytes up",
-    "seconds": "seconds",
-    "machine": "machine",
-    "epsilon": "epsilon",
-}
-"""Fields of a row and their column headings."""
-
 
 class Row(Struct, frozen=True):
     """One line of devices.csv. `samples` are training samples; accuracies are None if not measured.
@@ -55,6 +39,10 @@ class Row(Struct, frozen=True):
     seconds: float
     machine: str
     epsilon: float | None
+
+
+COLUMNS = {field: field.replace("_", " ") for field in Row.__struct_fields__}
+"""Fields of a row and their column headings."""
 
 
 @dataclass
@@ -117,13 +105,9 @@ class RunTotals:
 
     def summaries(self, devices: Mapping[str, Device]) -> dict[str, Summary]:
         """Each metric over all clients; with devices, also over each tier, prefixed with the tier's name."""
+        found = self.measured()
         with self._lock:
-            found = {
-                name: dict(account.metrics)
-                for name, account in sorted(self._accounts.items())
-                if account.metrics
-            }
-            tiers = {name: _tier(self._accounts[name], devices.get(name)) for name in found}
+            tiers = {name: _tier(account, devices.get(name)) for name, account in self._accounts.items()}
         summaries = summarise_reports(list(found.values()))
         for prefix, members in (("head", {Tier.HEAD.value}), ("full", {Tier.FULL.value, "simulated"})):
             of_tier = summarise_reports([report for name, report in found.items() if tiers[name] in members])

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from edge_fl.errors import ConfigError, RunError, nearest
 from edge_fl_server.runs.round_metrics import RoundMetrics
@@ -54,19 +54,18 @@ def scalars(record: RoundMetrics) -> dict[str, float]:
 
 def find(names: Sequence[str]) -> dict[str, Opener]:
     """Import and return the trackers of these names. Raises ConfigError for an unknown name or a missing package."""
-    return {name: _find(name) for name in names}
-
-
-def _find(name: str) -> Opener:
-    if name not in TRACKERS:
-        raise ConfigError(f"--track {name}: unknown tracker{nearest(name, TRACKERS)}")
-    extra, load = TRACKERS[name]
-    try:
-        return load()
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--track {name}: {error.name} is not installed; needs pip install 'edge-fl[{extra}]'"
-        ) from error
+    openers = {}
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"--track {name}: unknown tracker{nearest(name, TRACKERS)}")
+        extra, load = TRACKERS[name]
+        try:
+            openers[name] = load()
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"--track {name}: {error.name} is not installed; needs pip install 'edge-fl[{extra}]'"
+            ) from error
+    return openers
 
 
 class Tracking:
@@ -150,11 +149,5 @@ def _mlflow() -> Opener:
     return MLflow
 
 
-class Kind(NamedTuple):
-    """The extra that brings a tracker's package, and what imports it."""
-
-    extra: str
-    load: Callable[[], Opener]
-
-
-TRACKERS = {"tensorboard": Kind("track", _tensorboard), "mlflow": Kind("mlflow", _mlflow)}
+TRACKERS = {"tensorboard": ("track", _tensorboard), "mlflow": ("mlflow", _mlflow)}
+"""Name -> the extra that brings the tracker's package, and the function that imports it."""
