@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sqlalchemy import Connection, func, select
 
 from edge_fl_server.registry import Database
+from edge_fl_server.registry.devices import STANDING
 from edge_fl_server.registry.tables import (
     devices,
     rejection_counts,
@@ -74,13 +75,8 @@ def _devices(connection: Connection, fleet: str) -> Iterable[Metric]:
     tier = func.coalesce(devices.c.capability["tier"].as_string(), "unknown")
     by_status = _counts(connection, devices, fleet, devices.c.status, tier)
     yield _family(GaugeMetricFamily, "devices", "Devices by status.", fleet, ("status", "tier"), by_status)
-    blocked = [
-        (why, connection.execute(select(func.count()).where(devices.c.fleet == fleet, which)).scalar_one())
-        for why, which in (
-            ("quarantined", ~devices.c.revoked & (devices.c.quarantine != "")),
-            ("revoked", devices.c.revoked),
-        )
-    ]
+    by_standing = dict(_counts(connection, devices, fleet, STANDING))
+    blocked = [(why, by_standing.get(why, 0)) for why in ("quarantined", "revoked")]
     help = "Devices whose reports are rejected."
     yield _family(GaugeMetricFamily, "devices_blocked", help, fleet, ("why",), blocked)
     mine = devices.c.fleet == fleet

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, case, select, update
 
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
@@ -24,6 +24,8 @@ KEPT_COLUMNS = (
 )
 """Columns that a message of the device does not change."""
 UNKNOWN = DeviceRecord("", "").status
+STANDING = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
+"""Why the reports of a device do not count, "" if they do."""
 ANY_SEQUENCE = range(2**63)
 MAX_SCORE = 1e6
 
@@ -74,11 +76,8 @@ def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
 def blocked(db: Database, fleet: str) -> dict[str, str]:
     """Devices whose reports do not count -> "quarantined" or "revoked"."""
     with db.reading() as connection:
-        standing = (devices.c.quarantine != "") | devices.c.revoked
-        rows = connection.execute(
-            select(devices.c.device, devices.c.revoked).where(devices.c.fleet == fleet, standing)
-        )
-        return {row.device: "revoked" if row.revoked else "quarantined" for row in rows}
+        standing = select(devices.c.device, STANDING).where(devices.c.fleet == fleet, STANDING != "")
+        return dict(connection.execute(standing).all())
 
 
 def quarantine(db: Database, fleet: str, device: str, why: str) -> None:

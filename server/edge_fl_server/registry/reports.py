@@ -15,42 +15,21 @@ KEPT_REJECTIONS = 200
 
 
 def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> ReportRecord:
-    """Convert a report to its record."""
-    return ReportRecord(
-        fleet=fleet,
-        device=device,
-        id=report.id,
-        run=run,
-        round=round,
-        kind=report.kind,
-        samples=report.samples,
-        metrics=dict(report.metrics),
-        before=report.metrics.get(metrics.PERSONAL_BEFORE),
-        after=report.metrics.get(metrics.PERSONAL_AFTER),
-        release=report.release,
-        head=report.head,
-        seconds=report.seconds,
-        bytes_down=report.bytes_down,
-        bytes_up=report.bytes_up,
-        error=report.error,
-    )
+    """Convert a report to its record, which has the report's fields of the same name."""
+    added = {
+        "fleet": fleet,
+        "device": device,
+        "run": run,
+        "round": round,
+        "before": report.metrics.get(metrics.PERSONAL_BEFORE),
+        "after": report.metrics.get(metrics.PERSONAL_AFTER),
+    }
+    return msgspec.convert(msgspec.to_builtins(report) | added, ReportRecord)
 
 
 def report_of(record: ReportRecord) -> Report:
     """Convert a record back to a report; boot, blob and extractor are not stored."""
-    return Report(
-        id=record.id,
-        kind=record.kind,  # type: ignore[arg-type]
-        boot="none",
-        samples=record.samples,
-        metrics=record.metrics,
-        release=record.release,
-        head=record.head,
-        seconds=record.seconds,
-        bytes_down=record.bytes_down,
-        bytes_up=record.bytes_up,
-        error=record.error,
-    )
+    return msgspec.convert(msgspec.to_builtins(record) | {"boot": "none"}, Report)
 
 
 def accept(db: Database, record: ReportRecord) -> bool:
@@ -111,11 +90,7 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
         return why
 
 
-def rejections_of(
-    db: Database, fleet: str, *, device: str = "", run: str = "", newest: int = 1000
-) -> list[Rejection]:
-    """Rejected reports, newest first."""
-    query = select(rejections).where(rejections.c.fleet == fleet)
-    query = query.where(rejections.c.device == device) if device else query
-    query = query.where(rejections.c.run == run) if run else query
-    return db.find(query.order_by(rejections.c.number.desc()).limit(newest), Rejection)
+def rejections_of(db: Database, fleet: str, *, device: str = "") -> list[Rejection]:
+    """The kept rejected reports of a fleet or of one device, newest first."""
+    query = select(rejections).where(rejections.c.fleet == fleet).order_by(rejections.c.number.desc())
+    return db.find(query.where(rejections.c.device == device) if device else query, Rejection)

@@ -177,7 +177,7 @@ def test_rejected_reports_put_a_device_in_quarantine(db):
         "",
     ]
     assert devices.blocked(db, "main") == {"d1": "quarantined"}
-    found = reports.rejections_of(db, "main", device="d1", run="r1")
+    found = reports.rejections_of(db, "main", device="d1")
     assert [one.number for one in found] == [4, 3, 2, 1]
     assert found[0].detail == "extractor.weight: NaN"
 

@@ -11,7 +11,7 @@ from edge_fl_server.dashboard.pages import charts
 from edge_fl_server.dashboard.pages.charts import Chart, Curve
 from edge_fl_server.dashboard.pages.parts import Column, empty, facts, heading, outlier, word
 from edge_fl_server.dashboard.queries import device
-from edge_fl_server.dashboard.queries.device import DevicePage, capability
+from edge_fl_server.dashboard.queries.device import DevicePage
 from edge_fl_server.report.formatting import clock, escape, number, positive, seconds, share, since, size
 
 DESCRIPTION = {
@@ -78,7 +78,7 @@ def absent(id: str) -> str:
 
 def summary(page: DevicePage) -> str:
     """The device's main figures."""
-    able = capability(page.record)
+    able = page.record.capability or {}
     newest = next((report for report in page.reports if report.after is not None), None)
     return facts(
         {
@@ -97,7 +97,7 @@ def summary(page: DevicePage) -> str:
 
 def description(page: DevicePage) -> str:
     """The hardware and software of the device, and its notes."""
-    able = capability(page.record)
+    able = page.record.capability or {}
     values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
     shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
     shown |= {
@@ -130,7 +130,7 @@ def cold_start(page: DevicePage) -> Chart | None:
 
 def spread(page: DevicePage) -> Chart | None:
     """Samples by class."""
-    return charts.columns(capability(page.record).get("samples_per_class", ()))
+    return charts.columns((page.record.capability or {}).get("samples_per_class", ()))
 
 
 def build(board: Board, address: Address) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from sqlalchemy import select
 
@@ -40,8 +39,3 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
 def _of(table: Any, fleet: str, device: str, order: str = "") -> Any:
     query = select(table).where(table.c.fleet == fleet, table.c.device == device)
     return query.order_by(table.c[order].desc()).limit(NEWEST) if order else query
-
-
-def capability(record: DeviceRecord) -> dict[str, Any]:
-    """The fields of the device's `Capability`; empty before it sent one."""
-    return msgspec.to_builtins(record.capability) if record.capability else {}

@@ -14,10 +14,10 @@ from sqlalchemy import ColumnElement, and_, case, func, or_, select
 
 from edge_fl.metrics import EPSILON
 from edge_fl_server.registry import Database
+from edge_fl_server.registry.devices import STANDING
 from edge_fl_server.registry.tables import devices, reports, runs
 
 PER_PAGE = 50
-STANDING = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
 
 
 class FleetQuery(Struct, frozen=True):

@@ -26,11 +26,11 @@ class Event(Struct, frozen=True):
     text: str
 
 
-def newest(db: Database, fleet: str, level: str = "", *, limit: int = NEWEST) -> tuple[Event, ...]:
+def newest(db: Database, fleet: str, level: str = "") -> tuple[Event, ...]:
     """The newest events of a fleet, of one level or all."""
-    parts = [part.limit(limit).subquery() for part in _parts(fleet)]
+    parts = [part.limit(NEWEST).subquery() for part in _parts(fleet)]
     events = union_all(*(select(part) for part in parts)).subquery()
-    query = select(events).order_by(events.c.at.desc()).limit(limit)
+    query = select(events).order_by(events.c.at.desc()).limit(NEWEST)
     if level in LEVELS:
         query = query.where(events.c.level == level)
     return tuple(db.find(query, Event))

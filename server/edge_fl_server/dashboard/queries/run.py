@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Table, case, func, select
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary
 from edge_fl_server.registry import Database, runs
 from edge_fl_server.registry.records import RoundRecord, RunRecord
-from edge_fl_server.registry.tables import rejections, reports, requests
+from edge_fl_server.registry.tables import rejections, requests
 from edge_fl_server.runs import round_metrics
 
 NEWEST_RUNS = 100
@@ -36,7 +36,11 @@ class RoundRow(Struct, frozen=True):
     summaries: Mapping[str, Summary] = {}
     dropped: dict[str, int] = {}
     rejected: dict[str, int] = {}
-    bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes transferred in both directions."""
+        return self.record.bytes_down + self.record.bytes_up
 
     def mean(self, *names: str) -> float | None:
         """The mean of the first of these metrics that was measured."""
@@ -76,14 +80,12 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
     summaries = {line.round: line.metrics for line in lines if not line.final}
     dropped = _by_round(db, record.run, requests, DROPPED)
     rejected = _by_round(db, record.run, rejections, rejections.c.reason)
-    sent = _bytes(db, record.run)
     rows = tuple(
         RoundRow(
             one,
             summaries.get(one.round, {}),
             dropped.get(one.round, {}),
             rejected.get(one.round, {}),
-            one.bytes_down + one.bytes_up or sent.get(one.round, 0),
         )
         for one in runs.rounds_of(db, record.run)
     )
@@ -102,13 +104,6 @@ def _by_round(db: Database, run: str, table: Table, reason: ColumnElement[str]) 
             if name:
                 counts.setdefault(round, {})[name] = count
     return counts
-
-
-def _bytes(db: Database, run: str) -> dict[int, int]:
-    total = func.sum(reports.c.bytes_down + reports.c.bytes_up)
-    query = select(reports.c.round, total).where(reports.c.run == run).group_by(reports.c.round)
-    with db.reading() as connection:
-        return {round: int(sent or 0) for round, sent in connection.execute(query)}
 
 
 def _current(db: Database, run: str) -> dict[str, int]:
