@@ -44,12 +44,10 @@ def list_releases(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the kept releases, newest first, with the state of the last roll-out of each."""
-    import msgspec
-
     from edge_fl_server.release.rollout import commands
 
     with _commands(home, fleet, database) as releases:
-        show_table([msgspec.to_builtins(row) for row in releases.rows()], commands.COLUMNS, format)
+        show_table(releases.rows(), commands.COLUMNS, format)
 
 
 def rollout(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge_fl.capability import Tier
 from edge_fl.console.progress import Progress
 from edge_fl.errors import DeadlineError, StoppedError
 from edge_fl.files import atomic
@@ -22,6 +23,7 @@ from edge_fl.learn.aggregation.screening import Screen
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
+from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
@@ -31,7 +33,6 @@ from edge_fl_server.release import quantise, website
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
-from edge_fl_server.release.rollout.unsupported import rest_head_devices
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.training import study as studies
@@ -41,6 +42,7 @@ from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 8  # devices named in one message
+NO_EXTRACTOR = "no_extractor"
 
 
 class Deployment(RunHooks):
@@ -198,13 +200,15 @@ class Deployment(RunHooks):
             )
 
     def _make_rollout(self, home: Path) -> RolloutCoordinator | None:
-        """None for a method without an extractor to release; head-only devices get a rest assignment."""
+        """None for a method without an extractor to release: head-only devices rest then."""
         recipe, server, method = self._setup.recipe, self._server, self._setup.method
         if not method.exports:
             self._progress.print(
                 f"{method.title} shares no extractor: head-only devices receive nothing from this run"
             )
-            rest_head_devices(server, self._results.id, method.title)
+            server.roster.on_change(lambda before, now: self._rest(now))
+            for device in server.roster.table.values():
+                self._rest(device)
             return None
         repository = Repository(home / recipe.broker.fleet)
         if recipe.release.website:
@@ -218,6 +222,19 @@ class Deployment(RunHooks):
         return RolloutCoordinator(
             server, repository, options, on_report=self._totals.note, torch_device=self._setup.device
         )
+
+    def _rest(self, device: Device) -> None:
+        """Assign "rest" to a head-only device that is ready; its state repeats the reason."""
+        if device.tier is not Tier.HEAD or not device.ready:
+            return
+        assignments, run_id = self._server.assignments, self._results.id
+        current = assignments.current(device.id)
+        if current is None or current.why != NO_EXTRACTOR:
+            title = self._setup.method.title
+            text = "%s: head-only, not supported: %s shares no extractor"
+            log.warning(text, device.id, title, extra={"device": device.id})
+            rest_id = f"{run_id}-unsupported"
+            assignments.assign(device.id, "rest", run_id=run_id, id=rest_id, why=NO_EXTRACTOR)
 
     def _make_devices(self) -> MqttFleet:
         cohort, validation = self._setup.recipe.cohort, self._setup.recipe.validation

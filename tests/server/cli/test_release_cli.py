@@ -145,7 +145,7 @@ def test_impossible_commands_are_errors(releases) -> None:
 def test_an_abort_also_reaches_devices_that_connect_later(releases, stage, tmp_path) -> None:
     releases.roll_out(2, STAGED)()
     assert releases.carry_out(releases.steer("aborted"), lambda line: None, 20).state == "aborted"
-    assert releases.rows()[0].reason == "by hand" or releases.rows()[1].reason == "by hand"
+    assert "by hand" in [row["reason"] for row in releases.rows()]
     late = stage.head("late", tmp_path)
     assert releases.carry_out(releases.roll_out(1, AT_ONCE), lambda line: None, 20).state == "completed"
     assert late.served == [1]

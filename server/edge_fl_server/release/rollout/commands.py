@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from msgspec import Struct
-
 from edge_fl.config import RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import ConnectError, DeadlineError, InputError
@@ -44,20 +42,7 @@ COLUMNS = {
     "stage": "stage",
     "reason": "why",
 }
-"""A row's fields and their table headings."""
-
-
-class Row(Struct, frozen=True):
-    """A row of `release list`: a kept release and the state of its last roll-out."""
-
-    release: int
-    method: str
-    run_id: str
-    round: int
-    kib: int
-    state: str
-    stage: str
-    reason: str
+"""Fields of a row of `release list`, and their headings."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +62,23 @@ class ReleaseCommands:
             raise InputError(f"{folder}: no releases in it; expected --home of a server that released")
         return Repository(folder)
 
-    def rows(self) -> list[Row]:
-        """The kept releases, newest first."""
+    def rows(self) -> list[dict[str, object]]:
+        """The kept releases, newest first, each with the state of its last roll-out."""
         records = rollouts.listed(self.db, self.fleet)
         rows = []
         for manifest in reversed(self.repository.releases()):
             record = next((record for record in records if record.release == manifest.release), None)
             rows.append(
-                Row(
-                    release=manifest.release,
-                    method=manifest.method,
-                    run_id=manifest.run_id,
-                    round=manifest.round,
-                    kib=-(-manifest.extractor.bytes // 1024),
-                    state=record.state if record else "",
-                    stage=f"{record.stage + 1} of {len(record.shares)}" if record else "",
-                    reason=record.reason if record else "",
-                )
+                {
+                    "release": manifest.release,
+                    "method": manifest.method,
+                    "run_id": manifest.run_id,
+                    "round": manifest.round,
+                    "kib": -(-manifest.extractor.bytes // 1024),
+                    "state": record.state if record else "",
+                    "stage": f"{record.stage + 1} of {len(record.shares)}" if record else "",
+                    "reason": record.reason if record else "",
+                }
             )
         return rows
 

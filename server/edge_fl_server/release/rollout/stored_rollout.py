@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import msgspec
 
@@ -43,13 +43,11 @@ class StoredRollout:
     assignments to go back.
     """
 
-    def __init__(
-        self, db: Database, fleet: str, *, resume: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._db, self._fleet, self._clock = db, fleet, clock
+    def __init__(self, db: Database, fleet: str, *, resume: bool = False) -> None:
+        self._db, self._fleet = db, fleet
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
-        self._stage_began_s = clock()
+        self._stage_began_s = time.monotonic()
         self._stored: tuple[RolloutState, int] = ("running", 0)
         self._resumed = False  # assignments have to be published again
         self.stages: Stages | None = None
@@ -103,9 +101,9 @@ class StoredRollout:
             if self.stages is None:
                 return False
             before = self._stored
-            self.stages = advanced(self.stages, present, self._clock() - self._stage_began_s)
+            self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s)
             if self.stages.stage != before[1]:
-                self._stage_began_s = self._clock()
+                self._stage_began_s = time.monotonic()
             if (now := (self.stages.state, self.stages.stage)) != before:
                 if self.stages.state == "paused":
                     rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
@@ -146,7 +144,7 @@ class StoredRollout:
     def _set(self, stages: Stages, assignment: str, stored: RolloutState = "running") -> None:
         """`stored` is the state in the registry: reports from before a restart may have aborted the roll-out, which `advance` stores."""
         self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
-        self._stage_began_s = self._clock()
+        self._stage_began_s = time.monotonic()
 
     def _newest(self) -> RolloutRecord | None:
         return next(iter(rollouts.listed(self._db, self._fleet)), None)
