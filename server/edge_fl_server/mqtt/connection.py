@@ -21,12 +21,12 @@ from functools import partial
 from msgspec import Struct
 
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
-from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, decode, encode
+from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
 from edge_fl_server.mqtt.rate_limit import OnExcess, RateLimit
-from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect, is_alive, read_retained
+from edge_fl_server.mqtt.reader import LIMITS, MAX_EPOCH, LeaseLimits, ServerConnect, is_alive, server_state
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,6 @@ class Received:
 
 
 Handler = Callable[[Received], None]
-
-
-MAX_EPOCH = 2**30  # sequence numbers (`edge_fl_server.mqtt.journal`) of later epochs do not fit the registry
 
 
 class ServerConnection:
@@ -114,7 +111,7 @@ class ServerConnection:
 
     def open(self) -> None:
         """Connect and take the lease. Raises ConnectError without a broker, or if another server is online."""
-        state = self._read_state()
+        state = server_state(self._connect, self.topics, self._limits)
         replaces = self._takeover or (state and state.yields and not self._yields)
         if state and state.online and not replaces:
             if is_alive(self._connect, self.topics, state.boot, self._limits):
@@ -200,18 +197,6 @@ class ServerConnection:
     def _state(self, *, online: bool) -> Packet:
         state = ServerState(online, self.boot, self.epoch, return_s=self._return_s, yields=self._yields)
         return Packet(self.topics.server_state(), encode(state), retain=True)
-
-    def _read_state(self) -> ServerState | None:
-        topic = self.topics.server_state()
-        payload = read_retained(self._connect, [topic], self._limits).get(topic)
-        try:
-            state = decode(payload, ServerState) if payload else None
-            if state and state.epoch >= MAX_EPOCH:
-                raise ProtocolError(f"epoch {state.epoch}, expected less than {MAX_EPOCH}")
-            return state
-        except ProtocolError as error:
-            log.warning("retained srv/state: %s", error)
-            return None
 
     def _deliver(self, event: Event) -> None:
         """Queue an event, on the transport's thread; a full queue makes the broker wait."""

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from msgspec.structs import replace
@@ -62,9 +61,7 @@ class Journal:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join(10.0)
         self._write_pending()

@@ -20,6 +20,8 @@ from edge_fl.wire.transport import Connected, Disconnected, Event, Listener, Pac
 
 log = logging.getLogger(__name__)
 
+MAX_EPOCH = 2**30  # sequence numbers (`edge_fl_server.mqtt.journal`) of later epochs do not fit the registry
+
 
 @dataclass(frozen=True)
 class LeaseLimits:
@@ -90,17 +92,26 @@ def read_retained(
     return payloads
 
 
+def server_state(connect: ServerConnect, topics: Topics, limits: LeaseLimits) -> ServerState | None:
+    """The retained state of the last server; None if there is none or it is invalid. Raises ConnectError."""
+    topic = topics.server_state()
+    payload = read_retained(connect, [topic], limits).get(topic)
+    try:
+        state = decode(payload, ServerState) if payload else None
+        if state and state.epoch >= MAX_EPOCH:
+            raise ProtocolError(f"epoch {state.epoch}, expected less than {MAX_EPOCH}")
+        return state
+    except ProtocolError as error:
+        log.warning("retained srv/state: %s", error)
+        return None
+
+
 def online_server(connect: ServerConnect, topics: Topics, limits: LeaseLimits = LIMITS) -> str:
     """The boot id of the server that is online; "" if none is. Raises ConnectError.
 
     A retained "online" remains where a server and its broker ended without notice: only a beat counts.
     """
-    topic = topics.server_state()
-    payload = read_retained(connect, [topic], limits).get(topic)
-    try:
-        state = decode(payload, ServerState) if payload else None
-    except ProtocolError:
-        return ""
+    state = server_state(connect, topics, limits)
     return state.boot if state and state.online and is_alive(connect, topics, state.boot, limits) else ""
 
 

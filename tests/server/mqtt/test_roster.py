@@ -81,7 +81,7 @@ def test_devices_that_connected_before_the_server_get_a_rebirth_command(bench):
     second = ServerConnection(bench.connect, "main", takeover=True, limits=reader.LeaseLimits(settle_s=0.05))
     received = []
     early._take = lambda packet: received.append(packet)
-    roster = Roster(second)
+    roster = Roster(second, Journal())
     second.open()
     roster.wait_for(full=1, deadline_s=5)
     command = bench.topics.command("d1")

@@ -88,9 +88,8 @@ def of_tier(devices: Iterable[Device], tier: Tier) -> list[DeviceId]:
 class Roster:
     """The devices of one fleet; created before the connection opens."""
 
-    def __init__(self, connection: ServerConnection, journal: Journal | None = None) -> None:
-        self._connection = connection
-        self._journal = journal or Journal(fleet=connection.topics.fleet)
+    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
+        self._connection, self._journal = connection, journal
         self._devices: dict[DeviceId, Device] = {}
         self._change = threading.Condition()  # holds a re-entrant lock
         self._listeners: list[ChangeListener] = []
@@ -185,17 +184,8 @@ class Roster:
 
 def _record(fleet: str, device: Device) -> DeviceRecord:
     state = device.state or DeviceState("init", "none")
-    capability = msgspec.to_builtins(device.capability) if device.capability else None
-    return DeviceRecord(
-        fleet=fleet,
-        device=device.id,
-        status=state.status,
-        activity=state.activity,
-        release=state.release,
-        why=state.why,
-        boot=state.boot,
-        capability=capability,
-    )
+    added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(device.capability)}
+    return msgspec.convert(msgspec.to_builtins(state) | added, DeviceRecord)
 
 
 def _description(device: Device) -> str:

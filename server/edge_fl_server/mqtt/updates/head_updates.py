@@ -51,7 +51,7 @@ class HeadUpdates:
     def open(self, id: str, manifest: Manifest, method: Method) -> None:
         """Take head updates with the report `id` on this release from now on, and no longer those on earlier ones."""
         validator = Validator(
-            expected_head_update(manifest, method), partial(_check_statistics, manifest), self._samples
+            expected_head_update(manifest, method), partial(_check_statistics, manifest), self._roster.samples
         )
         with self._lock:
             self._round_request = RoundRequest(
@@ -100,9 +100,6 @@ class HeadUpdates:
         if response.counts and response.parts:
             parts = to_device(response.parts, self._torch_device)
             self._waiting[response.device] = Update(response.device, response.report.samples, parts)
-
-    def _samples(self, device: str) -> int:
-        return self._roster.samples(device)
 
 
 def expected_head_update(manifest: Manifest, method: Method) -> Expected:

@@ -33,9 +33,8 @@ class Inbox:
     An accepted report is in the journal before it is acknowledged.
     """
 
-    def __init__(self, connection: ServerConnection, journal: Journal | None = None) -> None:
-        self._connection = connection
-        self.journal = journal or Journal(fleet=connection.topics.fleet)
+    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
+        self._connection, self.journal = connection, journal
         self._open: dict[str, RoundRequest] = {}
         self._lock = threading.Lock()
         self._on_head: HeadHandler = lambda device, report: None  # the device sends it again
