@@ -6,7 +6,6 @@ Opset and IR version are low, so that older runtimes can load the graph.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.seeds import seed_for
 from edge_fl.wire import blob, tensors
-from edge_fl_server.release.onnx_session import Session
+from edge_fl_server.release.onnx_session import Session, quiet
 
 OPSET = 18
 IR_VERSION = 10
@@ -185,23 +184,17 @@ def _canary(payload: bytes, spec: MethodSpec, number: int) -> Canary:
 
 
 def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:
-    quiet = logging.getLogger("torch.onnx")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.onnx.export(
-                graph,
-                (batch,),
-                dynamo=True,
-                input_names=["image"],
-                output_names=["features"],
-                dynamic_shapes=({0: torch.export.Dim("n")},),
-                opset_version=OPSET,
-                verbose=False,
-            )
-    finally:
-        quiet.setLevel(level)
+    with quiet("torch.onnx"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph,
+            (batch,),
+            dynamo=True,
+            input_names=["image"],
+            output_names=["features"],
+            dynamic_shapes=({0: torch.export.Dim("n")},),
+            opset_version=OPSET,
+            verbose=False,
+        )
     assert program is not None
     return program.model_proto

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnxruntime
@@ -12,6 +15,18 @@ from edge_fl.release.manifest import scale
 
 BATCH = 64
 TRIES = 5
+
+
+@contextmanager
+def quiet(logger: str | None = None) -> Iterator[None]:
+    """Silence the warnings of a logger, by default of the root logger, to which the tools of ONNX write."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 class Session:

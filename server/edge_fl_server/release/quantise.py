@@ -8,10 +8,8 @@ than fp32 on convolutions.
 
 from __future__ import annotations
 
-import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import scale
 from edge_fl.seeds import generator
 from edge_fl_server.release.export import QuantisedExtractor, Quantiser
-from edge_fl_server.release.onnx_session import Session
+from edge_fl_server.release.onnx_session import Session, quiet
 
 INPUT = "image"
 BATCH = 16
@@ -71,7 +69,7 @@ class _Images(CalibrationDataReader):
 
 def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
     """The int8 version of an ONNX extractor, calibrated on images [N, C, H, W]. Raises ArtefactError."""
-    with tempfile.TemporaryDirectory(prefix="edge-fl-int8-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="edge-fl-int8-") as folder, quiet():
         original, prepared, quantised = (
             Path(folder, name) for name in ("fp32.onnx", "prepared.onnx", "int8.onnx")
         )
@@ -174,15 +172,3 @@ def _accuracy(
 ) -> float:
     head = heads.fit("nearest", z[0], train.y, classes, unit_norm=unit_norm)
     return float((head.predict(z[1]) == held_out.y).mean())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the tools' messages on the root logger."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        root.setLevel(level)

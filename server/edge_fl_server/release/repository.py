@@ -13,10 +13,9 @@ higher metadata version; devices reject lower versions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,21 +35,10 @@ KEPT_RELEASES = 3
 MAX_METADATA_BYTES = 256 * 1024  # one message on the wire
 ORDER = (Targets.type, Snapshot.type, Timestamp.type)
 
+LIFETIME_DAYS = {Root.type: 365, Targets.type: 30, Snapshot.type: 7, Timestamp.type: 7}
+"""How long each role's metadata is valid; `refresh` signs again when a third of that is left."""
+
 File = tuple[str, bytes]
-
-
-@dataclass(frozen=True)
-class Lifetimes:
-    """How long each role's metadata is valid; `refresh` signs again when a third of that is left."""
-
-    root_days: float = 365
-    targets_days: float = 30
-    snapshot_days: float = 7
-    timestamp_days: float = 7
-
-    def of(self, role: str) -> timedelta:
-        """The lifetime of one role's metadata."""
-        return timedelta(days=getattr(self, f"{role}_days"))
 
 
 class KeyRow(Struct, frozen=True):
@@ -78,13 +66,13 @@ class Repository(tuf.repository.Repository):
         self,
         folder: Path,
         *,
-        lifetimes: Lifetimes = Lifetimes(),
+        lifetime_days: Mapping[str, int] = LIFETIME_DAYS,
         clock: Callable[[], datetime] = now,
         elsewhere: Sequence[Path] = (),
     ) -> None:
         self.folder = folder
         self._metadata = folder / "metadata"
-        self._lifetimes = lifetimes
+        self._lifetimes = {role: timedelta(days=days) for role, days in lifetime_days.items()}
         self._clock = clock
         self._current: dict[str, Metadata[Any]] = {}
         self._written: list[File] = []
@@ -224,7 +212,7 @@ class Repository(tuf.repository.Repository):
         """Number, sign and write a role's new metadata (called by python-tuf)."""
         signed = md.signed
         signed.version = self._next_version(role)
-        signed.expires = self._clock() + self._lifetimes.of(role)
+        signed.expires = self._clock() + self._lifetimes[role]
         if role == Timestamp.type:
             signed.snapshot_meta = self.snapshot_info  # python-tuf keeps an equal version without hash
         md.signatures.clear()
@@ -319,7 +307,7 @@ class Repository(tuf.repository.Repository):
         return 1 + max((int(name.partition(".")[0]) for name in names), default=0)
 
     def _near_expiry(self, role: str) -> bool:
-        return self._current[role].signed.expires - self._clock() < self._lifetimes.of(role) / 3
+        return self._current[role].signed.expires - self._clock() < self._lifetimes[role] / 3
 
     def _validly_signed(self, role: str) -> bool:
         metadata = self._current[role]

@@ -11,7 +11,7 @@ from edge_fl.files import atomic
 from edge_fl.wire.blob import describe
 from edge_fl.wire.topics import TUF_FILE
 from edge_fl_devices.install.trust import Trust
-from edge_fl_server.release.repository import Lifetimes, Repository, now, superseded
+from edge_fl_server.release.repository import LIFETIME_DAYS, Repository, now, superseded
 
 
 @pytest.fixture
@@ -146,9 +146,9 @@ def test_metadata_is_signed_again_when_a_third_of_its_life_is_left(tmp_path, day
 
 
 def test_a_timestamp_alone_can_be_renewed(tmp_path):
-    Repository(tmp_path, lifetimes=Lifetimes(timestamp_days=1))
+    Repository(tmp_path, lifetime_days=LIFETIME_DAYS | {"timestamp": 1})
     later = Repository(
-        tmp_path, lifetimes=Lifetimes(timestamp_days=1), clock=lambda: now() + timedelta(hours=20)
+        tmp_path, lifetime_days=LIFETIME_DAYS | {"timestamp": 1}, clock=lambda: now() + timedelta(hours=20)
     )
     assert names(later.refresh()) == ["timestamp.json"]
 
