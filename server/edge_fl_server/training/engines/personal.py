@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
@@ -50,14 +50,6 @@ class PersonalParts:
         return [
             client for client in clients if not update_codec.budget_exhausted(self._method, self.get(client))
         ]
-
-    def items(self, clients: Iterable[ClientId]) -> Iterator[tuple[ClientId, Parts]]:
-        """(client, parts) one after the other: all of them may not fit into memory."""
-        return ((client, self.get(client)) for client in clients)
-
-    def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
-        for client, own in states:
-            self.put(client, own)
 
     @staticmethod
     def _path(folder: Path, client: ClientId) -> Path:

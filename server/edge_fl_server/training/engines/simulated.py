@@ -45,7 +45,9 @@ class SimulatedFleet(Fleet):
         return self.personal.trainable(self._ids)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self.personal.items(self._ids)
+        """(client, parts) one after the other: all of them may not fit into memory."""
+        return ((client, self.personal.get(client)) for client in self._ids)
 
     def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
-        self.personal.restore(states)
+        for client, own in states:
+            self.personal.put(client, own)
