@@ -59,6 +59,8 @@ def compare(
     """
     data = Data(images, labels, test, clients)
     base = recipe_of(recipe, "", data, partition, model, {"rounds": rounds}, settings)
+    for method in methods:
+        grid.parse_method(method)
     if jobs > 1:
         require_importable(base.model.name, f"jobs = {jobs}")
     with TemporaryDirectory(prefix="edge-fl-") as temporary:

@@ -18,6 +18,7 @@ from edge_fl.data.samples import Array, Dataset, Indices, Samples
 from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError
 from edge_fl.seeds import generator
+from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.study import Study
 
@@ -41,8 +42,9 @@ class Data:
         return studies.of_dataset(recipe, dataset, self._rows(dataset, recipe))
 
     def saved(self, recipe: Recipe, folder: Path) -> Recipe:
-        """The recipe with the data in files: arrays and their clients are written to `folder`. Raises DataError."""
+        """The recipe, checked, with the data in files: arrays and their clients are written to `folder`. Raises InputError."""
         study = self.study(recipe)
+        setups.of_study(study)
         changes: dict[str, Any] = {}
         name = study.dataset.name
         if not isinstance(self.images, str):
