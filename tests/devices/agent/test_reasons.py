@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from edge_fl.wire.messages import Assignment, Capability, DeviceState
+from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import effects, events
 from edge_fl_devices.agent.state import wake_at
 from tests.devices.agent.agents import Agent
@@ -42,6 +43,18 @@ def test_over_budget_no_wake_up_is_scheduled_for_pending_work() -> None:
     assert wake_at(device.state) < math.inf
     device.on(events.BudgetChanged("budget: bytes"))
     assert wake_at(device.state) == math.inf
+
+
+def test_drift_is_published_with_the_capability_once_the_device_is_connected() -> None:
+    device = Agent().up()
+    found = device.on(events.Drifted(0.8))
+    published = [effect.message for effect in found if isinstance(effect, effects.Publish)]
+    assert [message.drift for message in published if isinstance(message, Capability)] == [0.8]
+    assert device.state.reason == "drift"
+    device.on(Disconnected("gone"))
+    assert device.on(events.Drifted(0.9)) == ()
+    device.on(Connected(session_present=True))
+    assert device.state.capability in [e.message for e in device.last if isinstance(e, effects.Publish)]
 
 
 def test_data_that_could_not_be_counted_is_an_alert_until_they_are() -> None:
