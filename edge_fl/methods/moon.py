@@ -35,7 +35,7 @@ class MOON(Method):
     )
     temperature: float = hyper(0.5, "τ", low=1e-3, source="[P]")
     moon_proj: int = hyper(
-        0, "width of a 2-layer projection before the head; 0: none", low=0, source="256 [P]"
+        256, "width of a 2-layer projection before the head; 0: none, as in PFLlib", low=0, source="[P]"
     )
 
     title: ClassVar = "MOON"
@@ -52,9 +52,6 @@ class MOON(Method):
         "history": history(trained=0.0),
     }
     exports: ClassVar = ("extractor", "projection")
-    deviations: ClassVar = (
-        "no projection by default; the published network has a 2-layer one of width 256 (moon_proj)"
-    )
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

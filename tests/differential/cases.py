@@ -52,7 +52,7 @@ CASES = (
     ),
     Case(
         "MOON",
-        Setting("moon", {"mu": 1.0, "temperature": 0.5}),
+        Setting("moon", {"mu": 1.0, "temperature": 0.5, "moon_proj": 0}),
         Theirs("servermoon:MOON", {"mu": 1.0, "tau": 0.5}),
     ),
     Case("Fed-RoD", Setting("fed-rod"), Theirs("serverrod:FedROD")),

@@ -53,6 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedkd": {"options": {"rounds": 100, "detach_weight": False}},
     "fedprox+ft": {"options": {"ft_lr": 0.01, "ft_steps": 0}},
     "fedrir": {"options": {"kld_weight": 0.1, "id_weight": 1.0}},
+    "moon": {"options": {"moon_proj": 0}},
     "pfedme": {"options": {"inner_lr": 0.09}},
     "repper": {"options": {"head": "logistic", "augment": "supcon"}},
 }

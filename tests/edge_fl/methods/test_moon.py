@@ -34,7 +34,7 @@ def test_equal_references_have_no_slope() -> None:
 
 
 def test_the_first_participation_is_fedavgs_whenever_it_comes() -> None:
-    method, plain = toy.method("moon"), toy.method("fedavg")
+    method, plain = toy.method("moon", moon_proj=0), toy.method("fedavg")
     shared = toy.federate(
         plain, rounds=2
     ).shared  # c0 comes in a later round, when w is no longer where it began
@@ -47,7 +47,8 @@ def test_the_first_participation_is_fedavgs_whenever_it_comes() -> None:
 
 def test_later_ones_are_not_and_remember_the_model_that_was_trained() -> None:
     run = toy.federate(toy.method("moon"))
-    assert tree.same(run.own["c0"]["previous_extractor"], run.updates[1]["c0"].parts["extractor"])
+    for name in ("extractor", "projection"):
+        assert tree.same(run.own["c0"][f"previous_{name}"], run.updates[1]["c0"].parts[name])
     assert not tree.same(
         run.shared["extractor"], toy.federate(toy.method("moon", mu=0.0)).shared["extractor"]
     )
@@ -55,7 +56,7 @@ def test_later_ones_are_not_and_remember_the_model_that_was_trained() -> None:
 
 def test_its_pull_is_towards_the_global_features() -> None:
     """With nothing but the contrast, features come nearer to the global ones and leave the previous ones."""
-    strong, weak = (toy.method("moon", toy.flat_net(), mu=mu, epochs=3) for mu in (200.0, 0.01))
+    strong, weak = (toy.method("moon", toy.flat_net(), mu=mu, epochs=3, moon_proj=0) for mu in (200.0, 0.01))
     other = toy.federate(toy.method("fedavg", toy.flat_net(seed=1))).shared
     found = []
     for method in (strong, weak):
@@ -70,6 +71,10 @@ def test_its_pull_is_towards_the_global_features() -> None:
 
 
 def test_with_a_projection_the_head_reads_it_and_the_export_has_it() -> None:
+    assert steps.start(toy.method("moon"))["head"]["weight"].shape == (
+        toy.CLASSES,
+        256,
+    )  # the published network
     method = toy.method("moon", moon_proj=5)
     run = toy.federate(method, rounds=1)
     assert run.shared["head"]["weight"].shape == (toy.CLASSES, 5)
