@@ -22,7 +22,8 @@ PROTOTYPES = "prototypes"  # the part of class means, {"mean": [C, d], "count": 
 class Update:
     """One client's update of one round: its parts, its number of training samples, and its metrics.
 
-    A late update began `staleness` rounds ago from `start`, an older broadcast (`edge_fl.learn.aggregation.staleness`).
+    A late update began `staleness` rounds ago from `start`, an older broadcast (`edge_fl.learn.aggregation.staleness`). `seconds` is the
+    processor time of its training, without evaluation; 0: not measured.
     """
 
     client: str
@@ -31,6 +32,7 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
     start: Parts | None = None
     staleness: int = 0
+    seconds: float = 0.0
 
 
 class Mean:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from time import thread_time
 
 import torch
 from torch import Tensor
@@ -55,13 +56,15 @@ class Client:
     def train(self, method: Method, round: int, down: Parts, own: Parts) -> tuple[Update, Parts]:
         """Run one local update -> (the update to send, the new personal parts)."""
         data = self.training_batches(method, round)
+        started = thread_time()
         with computing_in(self.precision):
             up, own = steps.trained(method, down, own, data)
+        seconds = thread_time() - started
         measured = self.evaluate_update(method, round, down, up, own)
         with computing_in(self.precision):
             up, own = steps.sent(method, "train", down, up, own, data, self.noise)
         measured |= update_codec.epsilon_spent(method, own)
-        return Update(self.id, len(self.data.train), up, measured), own
+        return Update(self.id, len(self.data.train), up, measured, seconds=seconds), own
 
     def evaluate_update(
         self, method: Method, round: int, down: Parts, up: Parts, own: Parts
@@ -76,11 +79,13 @@ class Client:
         """Final personalisation, with the accuracies before it (if the method can predict by then) and after it."""
         before = self.evaluate(method, down, own) if method.predicts_early else {}
         own = steps.newcomer(method, self.id, down, own, self.batches(round))
+        started = thread_time()
         with computing_in(self.precision):
             up, own = steps.personalise(method, down, own, self.batches(round), self.noise)
+        seconds = thread_time() - started
         after = self.evaluate(method, down, own, personalised=True)
         measured = {**before, **after, **update_codec.epsilon_spent(method, own)}
-        return Update(self.id, len(self.data.train), up, measured), own
+        return Update(self.id, len(self.data.train), up, measured, seconds=seconds), own
 
     def evaluate(
         self, method: Method, down: Parts, own: Parts, *, personalised: bool = False

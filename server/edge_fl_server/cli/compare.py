@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from edge_fl_server.cli.options import (
     ClientsOption,
     DataDirOption,
     EpochsOption,
+    HeadsOption,
     ModelOption,
     RecipeOption,
     RoundsOption,
@@ -43,6 +45,7 @@ def compare(
     clients: ClientsOption = None,
     split: SplitOption = "",
     model: ModelOption = "",
+    heads: HeadsOption = None,
     rounds: RoundsOption = None,
     epochs: EpochsOption = None,
     data_dir: DataDirOption = "",
@@ -50,6 +53,19 @@ def compare(
     settings: SetOption = None,
     target: Annotated[
         float | None, typer.Option(min=0, max=1, help="Mean accuracy up to which bytes are counted.")
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Choose each method's learning rate and hyper-parameters on validation data."
+        ),
+    ] = False,
+    tune_trials: Annotated[
+        int | None, typer.Option(min=2, max=100, help="Configurations to try per method with --tune; 6.")
+    ] = None,
+    tune_values: Annotated[
+        list[str] | None,
+        typer.Option(help="Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable."),
     ] = None,
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Compare with the paper's figures too.")
@@ -68,7 +84,7 @@ def compare(
     from edge_fl import config
     from edge_fl.methods import names
     from edge_fl_server import recipes
-    from edge_fl_server.compare import comparison, grid, paper, summary, tables
+    from edge_fl_server.compare import comparison, grid, paper, summary, tables, tuned, tuning
     from edge_fl_server.recipes.changes import scaled
 
     if split and clients:
@@ -76,10 +92,14 @@ def compare(
     if against_paper and (not recipe or dataset or partitions):
         raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
     base = recipes.find(recipe) if recipe else config.Recipe(name="compare")
+    if not tune and (tune_trials or tune_values):
+        raise InputError("--tune-trials, --tune-values: only with --tune")
+    grids = tuning.parse_grids(tune_values or [])
     given = {
         "data.clients": clients,
         "data.split": split,
         "model.name": model,
+        "heads": heads,
         "rounds": rounds,
         "method.epochs": epochs,
         "data.data_dir": data_dir,
@@ -98,15 +118,31 @@ def compare(
     )
     folder = out or RUNS / f"compare-{(recipe and Path(recipe).stem) or dataset or base.data.dataset}"
 
+    run = partial(comparison.run, folder=folder, jobs=jobs, retry=retry)
+    trials, reported = [], cells
     try:
-        results = comparison.run(cells, folder, jobs, retry=retry)
+        if tune:
+            comparison.check(tuning.variants(cells, grids))
+            trials = tuning.search(cells, run, tune_trials or tuning.TRIALS, grids)
+            reported = tuning.tuned(cells, trials)
+        results = run([*cells, *reported])
     except KeyboardInterrupt:
         print_status(f"interrupted; finished cells are in {folder}, and the same command resumes")
         raise
-    rows = summary.rows(cells, results, target)
-    shown = tables.tables(rows, cells, target)
-    comparison.save(folder, "table", shown, [tables.record(row) for row in rows])
-    comparison.save_rows(folder, rows, cells, results)
+    rows = summary.rows(reported, results, target)
+    tuned_rows = tuned.rows(trials, cells, reported, results)
+    shown = tuned.tables(tuned_rows, rows, cells, target) if tune else tables.tables(rows, cells, target)
+    records = [tables.record(row) for row in rows]
+    if tune:
+        records = [
+            {**tables.record(row), **tuned.record(tuned_row)}
+            for row, tuned_row in zip(rows, tuned_rows, strict=True)
+        ]
+    comparison.save(folder, "table", shown, records)
+    comparison.save_rows(
+        folder, rows, [*cells, *(cell for cell in reported if cell not in cells)], results, tuned_rows
+    )
+    comparison.save_curves(folder, reported, results)
     if against_paper:
         paper_table = paper.against(recipe, cells, results)
         comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
@@ -114,12 +150,13 @@ def compare(
     if plots:
         from edge_fl_server.report import run_plots
 
-        files = run_plots.of_comparison(cells, results, folder)
+        files = run_plots.of_comparison(reported, results, folder)
         print_status(f"plots: {len(files)} files in {folder / 'plots'}")
     print((folder / "table.json").read_text() if format is Format.JSON else comparison.text(shown))
     print_status(f"results: {folder}")
-    failed = [cell for cell in cells if cell.key in results and results[cell.key].failure]
+    every = {cell.key: cell for cell in [*cells, *reported]}
+    failed = [cell for key, cell in every.items() if key in results and results[key].failure]
     if failed:
         raise RunError(
-            f"{len(failed)} of {len(cells)} cells failed ({failed[0]}: {results[failed[0].key].failure}); the others are in {folder}"
+            f"{len(failed)} of {len(every)} cells failed ({failed[0]}: {results[failed[0].key].failure}); the others are in {folder}"
         )

@@ -7,8 +7,10 @@ FOLDER/cells/<key>.npz     features of test images, for plots
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -21,21 +23,27 @@ from edge_fl.data import datasets, npz
 from edge_fl.data.samples import Dataset
 from edge_fl.errors import EdgeFLError, InputError, RunError
 from edge_fl.files import atomic
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl_server.compare import inputs
 from edge_fl_server.compare.grid import Cell
-from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.orchestrate import setup as setups
+from edge_fl_server.orchestrate.execute import execute, simulated_fleet
 from edge_fl_server.orchestrate.setup import torch_device
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.features import Probe, probe
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.fleet import Downs, Fleet, Step, WrappedFleet
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 from edge_fl_server.training.study import Study
 
 
 class Point(Struct, frozen=True, forbid_unknown_fields=True):
-    """One round: duration, tensor bytes and size of the cohort, means over clients of the metrics evaluated."""
+    """One round: duration, tensor bytes and size of the cohort, means over clients of the metrics evaluated.
+
+    `device_seconds` is the mean processor time of a client's local update, without evaluation; 0: not measured.
+    """
 
     round: int
     seconds: float
@@ -43,6 +51,7 @@ class Point(Struct, frozen=True, forbid_unknown_fields=True):
     bytes_up: int
     clients: int
     means: dict[str, float] = {}
+    device_seconds: float = 0.0
 
 
 class CellResult(Struct, frozen=True):
@@ -50,7 +59,8 @@ class CellResult(Struct, frozen=True):
 
     `last` is over all clients after the last round and the final personalisation, `participants` over those that took part in any round,
     `best` over all clients after `best_round`, the best by validation (0: none). `clients` holds the metrics by client. `inputs` is what
-    the numbers depend on apart from the recipe (`edge_fl_server.compare.inputs`), `engine` the engine that ran.
+    the numbers depend on apart from the recipe (`edge_fl_server.compare.inputs`), `engine` the engine that ran. `final_seconds` is the
+    mean processor time of a client's final personalisation.
     """
 
     key: str
@@ -62,6 +72,7 @@ class CellResult(Struct, frozen=True):
     failure: str = ""
     seconds: float = 0.0
     curve: list[Point] = []
+    final_seconds: float = 0.0
     last: dict[str, Summary] = {}
     participants: dict[str, Summary] = {}
     best_round: int = 0
@@ -132,8 +143,10 @@ def read_probe(key: str, folder: Path) -> Probe | None:
 
 
 def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellResult:
-    recorder = _CellRecorder(blank.key, folder, study, torch_device(study.recipe.device))
-    outcome = simulate(study, recorder, watch)
+    setup = setups.of_study(study)
+    fleet = _TimedFleet(simulated_fleet(setup))
+    recorder = _CellRecorder(blank.key, folder, study, fleet)
+    outcome = execute(setup, fleet, recorder, watch)
     if outcome.exhausted:  # a cell with fewer rounds than the others is not comparable
         raise outcome.exhausted
     reports, best = outcome.reports(), outcome.best_by_validation()
@@ -141,6 +154,7 @@ def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellRes
         blank,
         engine=recorder.engine,
         curve=recorder.curve,
+        final_seconds=fleet.mean_seconds(),
         last=outcome.last(),
         participants=summarise_reports(
             [report for id, report in reports.items() if id in recorder.participants]
@@ -151,11 +165,32 @@ def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellRes
     )
 
 
+class _TimedFleet(WrappedFleet):
+    """A fleet that records the processor time of its clients' last step, evaluation apart."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self._seconds: list[float] = []
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        if step == "evaluate":
+            yield from self._fleet.each(step, round, method, downs)
+            return
+        self._seconds = []
+        for update in self._fleet.each(step, round, method, downs):
+            self._seconds.append(update.seconds)
+            yield update
+
+    def mean_seconds(self) -> float:
+        """Mean over the clients of the last step; 0 if not measured."""
+        return fmean(self._seconds) if self._seconds else 0.0
+
+
 class _CellRecorder(RunHooks):
     """Record the learning curve and participants of a cell, and features of test images at its end."""
 
-    def __init__(self, key: str, folder: Path, study: Study, device: str) -> None:
-        self._key, self._folder, self._study, self._device = key, folder, study, device
+    def __init__(self, key: str, folder: Path, study: Study, timed: _TimedFleet) -> None:
+        self._key, self._folder, self._study, self._timed = key, folder, study, timed
         self.engine = ""
         self.curve: list[Point] = []
         self.participants: set[str] = set()
@@ -171,13 +206,15 @@ class _CellRecorder(RunHooks):
                 bytes_up=result.bytes_up,
                 clients=len(result.responded),
                 means={name: value.mean for name, value in summaries.items()},
+                device_seconds=self._timed.mean_seconds(),
             )
         )
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         self.engine = fleet.engine
         personal, data = fleet.personal_state(), self._study.data()
-        features = probe(result.method, result.shared, personal, data, self._device)
+        device = torch_device(self._study.recipe.device)
+        features = probe(result.method, result.shared, personal, data, device)
         _write_probe(features, self._key, self._folder)
 
 

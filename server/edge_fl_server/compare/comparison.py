@@ -2,6 +2,7 @@
 
 FOLDER/cells/                                one file per cell, see `cell`
 FOLDER/table.txt, .md, .tex, .csv, .json
+FOLDER/curves.csv                            accuracy, bytes and processor time after each round of each cell
 FOLDER/paper.txt, .md, .tex, .csv            comparison with the paper's figures, on request
 """
 
@@ -22,12 +23,13 @@ from edge_fl.data import partition
 from edge_fl.errors import RunError
 from edge_fl.files import atomic
 from edge_fl_server.compare import cell as cells_of
-from edge_fl_server.compare import inputs
+from edge_fl_server.compare import curves, inputs
 from edge_fl_server.compare import jobs as pool
 from edge_fl_server.compare.cell import CellResult
 from edge_fl_server.compare.grid import Cell
 from edge_fl_server.compare.progress import Progress
 from edge_fl_server.compare.summary import Row
+from edge_fl_server.compare.tuned import TunedRow
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.runs.provenance import commit
 
@@ -38,7 +40,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     Raises InputError before anything runs if any cell has no data, no valid method or no model.
     """
     unique = {cell.key: cell for cell in cells}
-    found = _prepare(list(unique.values()))
+    found = check(list(unique.values()))
     stored = {key: result for key, cell in unique.items() if (result := cells_of.read(cell, folder))}
     changes = {key: inputs.changes(result.inputs, found[key]) for key, result in stored.items()}
     results = {
@@ -57,7 +59,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     return results
 
 
-def _prepare(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
+def check(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     """Load every dataset, draw every split, build every method -> the inputs of each cell. Raises InputError."""
     found, built, gaps = {}, set(), set()
     for cell in cells:
@@ -87,7 +89,11 @@ def save(folder: Path, name: str, tables: Sequence[Table], records: Sequence[Map
 
 
 def save_rows(
-    folder: Path, rows: Sequence[Row], cells: Sequence[Cell], results: Mapping[str, CellResult]
+    folder: Path,
+    rows: Sequence[Row],
+    cells: Sequence[Cell],
+    results: Mapping[str, CellResult],
+    tuning: Sequence[TunedRow] = (),
 ) -> Path:
     """Write table.json: every number of every row, and every cell's full recipe, commit, engine and inputs."""
     runs = [
@@ -102,8 +108,16 @@ def save_rows(
         for cell in cells
         if (result := results.get(cell.key))
     ]
-    tree = {"rows": rows, "cells": runs}
+    tree = {"rows": rows, "cells": runs, **({"tuning": tuning} if tuning else {})}
     return _write(folder / "table.json", msgspec.json.format(msgspec.json.encode(tree)).decode())
+
+
+def save_curves(folder: Path, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Path:
+    """Write curves.csv: a line per round of each cell, and a last one for the final personalisation."""
+    lines = [
+        line for cell in cells if (result := results.get(cell.key)) for line in curves.lines(cell, result)
+    ]
+    return _write(folder / "curves.csv", renderers.csv_text(lines))
 
 
 def records(table: Table) -> list[dict[str, object]]:

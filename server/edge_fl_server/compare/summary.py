@@ -15,6 +15,7 @@ from msgspec import Struct
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl_server.compare.cell import CellResult, Point
+from edge_fl_server.compare.curves import cumulative
 from edge_fl_server.compare.grid import Cell, blocks
 
 METRICS = (
@@ -29,6 +30,10 @@ METRICS = (
 STATISTICS = ("weighted_mean", "std", "bottom_decile")
 BYTES_DOWN, BYTES_UP = "bytes_down_per_round", "bytes_up_per_round"
 UNTIL_BYTES, UNTIL_ROUNDS = "bytes_until_target", "rounds_until_target"
+BYTES, UNTIL_BYTES_EACH = "bytes.per_client", f"{UNTIL_BYTES}.per_client"
+DEVICE_SECONDS, UNTIL_SECONDS = "device_seconds", "device_seconds_until_target"
+"""Of a client that takes part in every round; processor time of its local updates and, in all, of its final personalisation."""
+
 SECONDS, BEST_ROUND = "seconds", "best_round"
 
 
@@ -67,7 +72,7 @@ def rows(cells: Sequence[Cell], results: Mapping[str, CellResult], target: float
 def numbers(result: CellResult, target: float | None = None) -> dict[str, float]:
     """All numbers of one cell by name."""
     found: dict[str, float] = {}
-    for name in METRICS:
+    for name in (*METRICS, *filter(metrics.head_of, result.last)):
         if summary := result.last.get(name):
             found |= dict(_statistics(name, summary))
         if summary := result.participants.get(name):
@@ -129,27 +134,32 @@ def _traffic(result: CellResult, target: float | None) -> dict[str, float]:
     curve = result.curve
     if not curve:
         return {}
+    costs = cumulative(result)
     found: dict[str, float] = {
         BYTES_DOWN: sum(point.bytes_down for point in curve) / len(curve),
         BYTES_UP: sum(point.bytes_up for point in curve) / len(curve),
+        BYTES: costs[-1].bytes_down + costs[-1].bytes_up,
     }
-    if target is not None and (rounds := _until(result, target)):
-        sent = [point.bytes_down + point.bytes_up for point in curve[:rounds]]
-        per_client = [total / max(point.clients, 1) for total, point in zip(sent, curve, strict=False)]
-        found |= {UNTIL_ROUNDS: rounds, UNTIL_BYTES: sum(sent), f"{UNTIL_BYTES}.per_client": sum(per_client)}
+    if costs[-1].device_seconds:
+        found[DEVICE_SECONDS] = costs[-1].device_seconds
+    place = None if target is None else _until(result, target)
+    if place is not None:
+        rounds = min(place + 1, len(curve))
+        found[UNTIL_ROUNDS] = rounds
+        found[UNTIL_BYTES] = sum(point.bytes_down + point.bytes_up for point in curve[:rounds])
+        found[UNTIL_BYTES_EACH] = costs[place].bytes_down + costs[place].bytes_up
+        if costs[-1].device_seconds:
+            found[UNTIL_SECONDS] = costs[place].device_seconds
     return found
 
 
-def _until(result: CellResult, target: float) -> int:
-    """The first round whose models reach the target on average over clients; 0: none.
-
-    A target reached only by the final personalisation takes all rounds.
-    """
-    for position, point in enumerate(result.curve):
+def _until(result: CellResult, target: float) -> int | None:
+    """The place in `cumulative` of the first models that reach the target on average over clients; None: no models do."""
+    for place, point in enumerate(result.curve):
         if _reached(point, target):
-            return position + 1
+            return place
     after = result.last.get(metrics.PERSONAL_AFTER)
-    return len(result.curve) if after and after.mean >= target else 0
+    return len(result.curve) if after and after.mean >= target else None
 
 
 def _reached(point: Point, target: float) -> bool:

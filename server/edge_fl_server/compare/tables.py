@@ -9,7 +9,17 @@ from edge_fl import metrics
 from edge_fl.config import MethodConfig, Recipe
 from edge_fl.console.tables import Table
 from edge_fl_server.compare.grid import Cell, blocks, partition_label
-from edge_fl_server.compare.summary import BYTES_DOWN, BYTES_UP, SECONDS, UNTIL_BYTES, MeanStd, Row
+from edge_fl_server.compare.summary import (
+    BYTES_DOWN,
+    BYTES_UP,
+    DEVICE_SECONDS,
+    SECONDS,
+    UNTIL_BYTES,
+    UNTIL_ROUNDS,
+    UNTIL_SECONDS,
+    MeanStd,
+    Row,
+)
 
 MEGABYTE = 1e6
 Write = Callable[[MeanStd, int], str]
@@ -58,7 +68,10 @@ COLUMNS = (
     Column("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the lowest 10 % of the clients"),
     Column("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
     Column("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
-    Column("MB to target", UNTIL_BYTES, megabytes, "both, over all rounds until the mean accuracy reaches the target"),
+    Column("device s", DEVICE_SECONDS, plain, "processor time of a client in all: local updates and final personalisation"),
+    Column("rounds to target", UNTIL_ROUNDS, plain, "rounds until the mean accuracy reaches the target"),
+    Column("MB to target", UNTIL_BYTES, megabytes, "MB down and up of these rounds"),
+    Column("device s to target", UNTIL_SECONDS, plain, "processor time of a client until then"),
     Column("epsilon", metrics.EPSILON, plain, "epsilon spent, mean over clients"),
     Column("seconds", SECONDS, plain, "duration of the whole run on one thread"),
 )  # fmt: skip
@@ -103,8 +116,18 @@ def conditions(recipe: Recipe) -> str:
     ]))  # fmt: skip
 
 
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """All columns, with one for each head of the recipe."""
+    numbers = dict.fromkeys(number for row in rows for number in row.numbers)
+    found = {metrics.head_of(number): number for number in numbers}
+    return [
+        *COLUMNS,
+        *(Column(f"head {kind}", number, percent, "") for kind, number in found.items() if kind),
+    ]
+
+
 def _table(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
-    shown = [column for column in COLUMNS if _is_shown(column.number, rows)]
+    shown = [column for column in _columns(rows) if _is_shown(column.number, rows)]
     seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
     body = [[row.method, *(_cell(row, column, seeds) for column in shown)] for row in rows]
     failures = [
@@ -124,6 +147,8 @@ def _legend(tables: Sequence[Table], target: float | None) -> Iterator[str]:
     for column in COLUMNS:
         if column.heading in headings:
             yield f"- {column.heading}: {column.meaning} ({column.number})"
+    if any(heading.startswith("head ") for heading in headings):
+        yield f"- head KIND: a head of this kind, fitted by each client on the final extractor ({metrics.of_head('KIND')})"
     if target is not None:
         yield f"- the target is {target:.0%}"
 

@@ -43,6 +43,7 @@ class Done:
 
     samples: int
     metrics: dict[str, float]
+    seconds: float
 
 
 def work(job: Job) -> Done:
@@ -55,7 +56,7 @@ def work(job: Job) -> Done:
     if job.step != "evaluate" and own:
         job.own.write_bytes(tensors.pack(to_arrays(own)))
     job.up.write_bytes(tensors.pack(to_arrays(update.parts)))
-    return Done(update.samples, update.metrics)
+    return Done(update.samples, update.metrics, update.seconds)
 
 
 def collect(job: Job, done: Done, personal: PersonalParts) -> Update:
@@ -69,7 +70,7 @@ def collect(job: Job, done: Done, personal: PersonalParts) -> Update:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     job.up.unlink()
     parts = from_arrays(tensors.unpack(memoryview(mapped)), copy=False)
-    return Update(job.client, done.samples, parts, done.metrics)
+    return Update(job.client, done.samples, parts, done.metrics, seconds=done.seconds)
 
 
 @lru_cache(maxsize=1)
