@@ -44,7 +44,11 @@ Handler = Callable[[Received], None]
 
 
 class ServerConnection:
-    """Register handlers with `on`, `on_malformed` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait."""
+    """Register handlers with `on` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait.
+
+    `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_excess` for every device above the
+    rate limit, once per interval.
+    """
 
     def __init__(
         self,
@@ -67,10 +71,10 @@ class ServerConnection:
         self._patterns = own if workers else (topics.up(),)  # workers receive the reports
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
-        self._on_malformed: list[Callable[[str, str, str], None]] = []
         self._on_connected: list[Callable[[bool], None]] = []
-        self._on_excess: list[OnExcess] = []
-        self._rate_limit = RateLimit(topics, self._report_excess)
+        self.on_malformed: Callable[[str, str, str], None] = lambda sender, kind, error: None
+        self.on_excess: OnExcess = lambda device, dropped, description: None
+        self._rate_limit = RateLimit(topics, lambda *excess: self.on_excess(*excess))
         self._return_s = 1.0
         self._closing = threading.Event()
         self._events: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
@@ -94,14 +98,6 @@ class ServerConnection:
         Its argument is true if the broker does not know the session: then all retained messages may be lost.
         """
         self._on_connected.append(handler)
-
-    def on_malformed(self, handler: Callable[[str, str, str], None]) -> None:
-        """Call `handler` with sender, kind and error of every packet that breaks the protocol."""
-        self._on_malformed.append(handler)
-
-    def on_excess(self, handler: OnExcess) -> None:
-        """Call `handler`, which must not wait, for every device above the rate limit, once per interval."""
-        self._on_excess.append(handler)
 
     def run_in_background(self, name: str, task: Callable[[], None]) -> None:
         """Run a task on the background thread, one after the other; skip it if a task of that name is already queued."""
@@ -203,10 +199,6 @@ class ServerConnection:
         if not isinstance(event, Packet) or self._rate_limit.admits(event):
             self._events.put(event)
 
-    def _report_excess(self, device: str, dropped: int, description: str) -> None:
-        for handler in self._on_excess:
-            handler(device, dropped, description)
-
     def _receive(self) -> None:
         while (event := self._events.get()) is not None:
             try:
@@ -290,8 +282,7 @@ class ServerConnection:
             sender = self.topics.sender(packet.topic)
             self.malformed[" ".join([sender, *kind])[:80]] += 1
             log.warning("%s: %s", one_line(packet.topic), one_line(str(error)))
-            for report in self._on_malformed:
-                report(sender, one_line("".join(kind)[:32]), str(error))
+            self.on_malformed(sender, one_line("".join(kind)[:32]), str(error))
             return
         for handler in self._handlers[address.kind]:
             handler(received)

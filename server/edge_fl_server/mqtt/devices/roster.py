@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -80,11 +80,6 @@ def fold(before: Device, kind: str, message: Struct | bytes | None, now_s: float
     return before
 
 
-def of_tier(devices: Iterable[Device], tier: Tier) -> list[DeviceId]:
-    """The ready devices of one tier, ascending."""
-    return sorted(device.id for device in devices if device.ready and device.tier is tier)
-
-
 class Roster:
     """The devices of one fleet; created before the connection opens."""
 
@@ -120,7 +115,8 @@ class Roster:
         return self._ready(Tier.HEAD)
 
     def _ready(self, tier: Tier) -> list[DeviceId]:
-        return [id for id in of_tier(self.table.values(), tier) if not self._journal.blocked(id)]
+        ready = (id for id, device in self.table.items() if device.ready and device.tier is tier)
+        return sorted(id for id in ready if not self._journal.blocked(id))
 
     def gone_for(self, id: DeviceId) -> float:
         """Seconds since a device left; 0 while it is present."""

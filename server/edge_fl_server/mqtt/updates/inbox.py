@@ -42,8 +42,8 @@ class Inbox:
         self.counts: Counter[str] = Counter()
         connection.on("rpt", self._on_report)
         connection.on("blob", self._on_chunk)
-        connection.on_malformed(self._on_malformed)
-        connection.on_excess(lambda *excess: self.journal.record_excess(*excess))
+        connection.on_malformed = self._on_malformed
+        connection.on_excess = lambda *excess: self.journal.record_excess(*excess)
 
     def open(self, round_request: RoundRequest, terms: Terms) -> None:
         """Take reports on a round request from now on; `terms` are for validation in other processes."""
