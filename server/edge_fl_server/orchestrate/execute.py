@@ -72,7 +72,7 @@ def execute(
     """
     method, recipe = setup.method, setup.recipe
     if resumed:
-        fleet.restore(resumed.states())
+        fleet.restore(iter(resumed.own.items()))
     shared = to_device(resumed.shared if resumed else steps.start(method), setup.device)
     reached = resumed.round if resumed else 0
     evaluated: dict[int, Reports] = dict(resumed.evaluated) if resumed else {}

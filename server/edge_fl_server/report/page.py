@@ -15,8 +15,6 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
-from edge_fl.errors import RunError
-from edge_fl.files import atomic
 from edge_fl_server.report import facts, formatting, plots, style
 from edge_fl_server.report.facts import Figure, Points, RunReport
 from edge_fl_server.report.plots import Curve
@@ -56,13 +54,7 @@ def report(results: Results) -> RunReport:
 
 def write(results: Results) -> Path:
     """Write the run's report.html and return its path. Raises RunError if it cannot be written."""
-    path = results.path / NAME
-    try:
-        atomic.write(path, html(report(results)))
-    except OSError as error:
-        text = f"{path}: cannot be written ({error.strerror})"
-        raise RunError(text, consequence="the run's numbers are unchanged") from error
-    return path
+    return style.write(results.path / NAME, html(report(results)))
 
 
 def html(content: RunReport) -> str:

@@ -79,12 +79,16 @@ def save(picture: Figure, folder: Path, name: str) -> list[Path]:
         held = io.BytesIO()
         with styled():
             picture.savefig(held, format=ending, metadata=metadata)
-        path = folder / f"{name}.{ending}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            atomic.write(path, held.getvalue())
-        except OSError as error:
-            text = f"{path}: cannot be written ({error.strerror})"
-            raise RunError(text, consequence="the numbers are unchanged") from error
-        paths.append(path)
+        paths.append(write(folder / f"{name}.{ending}", held.getvalue()))
     return paths
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    """Write a figure or a report and return its path. Raises RunError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, content)
+    except OSError as error:
+        text = f"{path}: cannot be written ({error.strerror})"
+        raise RunError(text, consequence="the run's numbers are unchanged") from error
+    return path

@@ -11,7 +11,7 @@ the server never has them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Index(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `round`. Resume with `fleet.restore(states())` and `rounds.run(method, fleet, plan, shared, first=round + 1)`.
+    """A run after `round`. Resume with `fleet.restore(iter(own.items()))` and `rounds.run(method, fleet, plan, shared, first=round + 1)`.
 
     `evaluated` holds the metrics of the rounds up to this one, `trained` the clients that took part in any; both come from the results.
     """
@@ -54,10 +54,6 @@ class Checkpoint:
     own: dict[str, Parts] = field(default_factory=dict)
     evaluated: Mapping[int, Reports] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
-
-    def states(self) -> Iterator[tuple[str, Parts]]:
-        """The personal parts by client, as `Fleet.restore` takes them."""
-        return iter(self.own.items())
 
 
 def save(

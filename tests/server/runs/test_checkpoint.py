@@ -94,7 +94,7 @@ def test_resuming_after_any_round_equals_an_undisturbed_run(stage, tmp_path, nam
         saved = checkpoint.load(tmp_path / str(after))
         method = build_method(stage.spec(name))
         fleet = fleet_of(method)
-        fleet.restore(saved.states())
+        fleet.restore(iter(saved.own.items()))
         shared = saved.shared
         for result in rounds.run(method, fleet, saved.plan, shared, first=after + 1):
             shared = result.shared

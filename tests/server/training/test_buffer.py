@@ -80,7 +80,7 @@ def test_a_resumed_run_goes_on_with_those_at_work(stage, tmp_path, name):
     expected = rounds.final_personalisation(method, fleet, result.shared, 5)
     saved = checkpoint.load(tmp_path)
     fleet = delayed(stage, method)
-    fleet.restore(saved.states())
+    fleet.restore(iter(saved.own.items()))
     *_, result = rounds.run(method, fleet, saved.plan, saved.shared, first=4)
     found = rounds.final_personalisation(method, fleet, result.shared, 5)
     assert same(found[0], expected[0])
