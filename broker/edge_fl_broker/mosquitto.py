@@ -12,7 +12,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from edge_fl.errors import ConnectError, DeadlineError
@@ -144,9 +143,7 @@ class Mosquitto:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def restart(self, deadline_s: float = START_S) -> None:

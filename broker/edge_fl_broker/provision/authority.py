@@ -64,8 +64,8 @@ class Authority:
         key: Key,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.home, self.register = home, Register(home)
-        self._ca, self._key, self._clock = ca, key, clock
+        self.home, self.register, self.now = home, Register(home), clock
+        self._ca, self._key = ca, key
 
     @classmethod
     def open(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
@@ -115,10 +115,6 @@ class Authority:
     def rows(self) -> Rows:
         """All certificates ever issued."""
         return self.register.rows()
-
-    def now(self) -> datetime:
-        """The current time by the authority's clock."""
-        return self._clock()
 
     def bake(self, folders: Mapping[str, Path], life: timedelta = LIFE) -> list[Identity]:
         """Issue complete identities, keys included, into the given folders by name.

@@ -56,14 +56,9 @@ def denied(rows: Iterable[Issued], now: datetime) -> list[str]:
     return sorted({row.name for row in rows if row.revoked and row.role != "claim"} - holding)
 
 
-def claims(rows: Iterable[Issued], now: datetime) -> list[str]:
-    """Names of claims that can connect, redeemed or not."""
-    return sorted({row.name for row in rows if row.role == "claim" and row.holds(now)})
-
-
-def workers(rows: Iterable[Issued], now: datetime) -> list[str]:
-    """Names of worker processes of the server."""
-    return sorted({row.name for row in rows if row.role == "worker" and row.holds(now)})
+def holding(rows: Iterable[Issued], role: Role, now: datetime) -> list[str]:
+    """Names of a role that can connect; claims, redeemed or not."""
+    return sorted({row.name for row in rows if row.role == role and row.holds(now)})
 
 
 class Register:

@@ -13,7 +13,7 @@ from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
 from edge_fl_broker.config import Certificates, Settings, is_loopback
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_broker.provision.register import claims, denied, workers
+from edge_fl_broker.provision.register import denied, holding
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ def with_register(settings: Settings, authority: Authority) -> Settings:
     rows, now = authority.rows(), authority.now()
     return replace(
         settings,
-        claims=tuple(claims(rows, now)),
+        claims=tuple(holding(rows, "claim", now)),
         denied=tuple(denied(rows, now)),
-        workers=tuple(workers(rows, now)),
+        workers=tuple(holding(rows, "worker", now)),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from types import TracebackType
 from typing import Self
 
 from edge_fl.errors import EdgeFLError
@@ -43,9 +42,7 @@ class Registrar:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._transport.close()
         self._waiting.put(None)
         self._thread.join()

@@ -16,7 +16,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
 from edge_fl_broker.provision import certificates
 from edge_fl_broker.provision.authority import LIFE, MAX_HOLDING, Authority, RequestRejectedError
-from edge_fl_broker.provision.register import claims, denied
+from edge_fl_broker.provision.register import denied, holding
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -50,7 +50,7 @@ def revoked_serials(authority: Authority) -> set[str]:
 
 def test_a_second_start_finds_what_the_first_one_made(authority: Authority) -> None:
     before = files(authority.home)
-    again = Authority.make(authority.home, authority._clock)
+    again = Authority.make(authority.home, authority.now)
     changed = {name for name, content in files(again.home).items() if before.get(name) != content}
     assert changed <= {"revoked.crl"}
     assert {row.name for row in again.rows()} == {"server", "reader", "operator", "registrar", "broker"}
@@ -98,7 +98,7 @@ def test_a_name_whose_folder_cannot_be_made_is_not_taken(authority: Authority, t
 def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tmp_path: Path) -> None:
     (claim,) = authority.claim({"pi-1": tmp_path / "pi-1"})
     assert claim.role == "claim" and claim.token
-    assert claims(authority.rows(), NOW) == [claim.name]
+    assert holding(authority.rows(), "claim", NOW) == [claim.name]
     key = identity.new_key()
     request = identity.request("pi-1", key)
     for sender, wanted, secret, why in (
@@ -120,7 +120,7 @@ def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tm
     with pytest.raises(RequestRejectedError, match="unknown"):
         authority.answer(claim.name, request, claim.token.secret)
     assert f"{claim.serial:x}" in revoked_serials(authority), "a device's claim ends with it"
-    assert claims(authority.rows(), NOW) == []
+    assert holding(authority.rows(), "claim", NOW) == []
     assert denied(authority.rows(), NOW) == ["pi-1"]
 
 
