@@ -177,7 +177,7 @@ class _ProgressLine:
     def __call__(self, devices: Sequence[Device]) -> None:
         from edge_fl_devices.simulated.fleet_status import fleet_progress
 
-        line, now_s = str(fleet_progress(devices)), time.monotonic()
+        line, now_s = fleet_progress(devices), time.monotonic()
         if is_quiet() or line == self._last:
             return
         if sys.stderr.isatty():

@@ -38,41 +38,19 @@ class DeviceResult:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FleetProgress:
-    """Counts over the fleet at one moment: devices by activity, and reports accepted by the server."""
-
-    devices: int
-    connected: int
-    server_online: bool
-    activities: Counter[str]
-    serving: int
-    alerts: int
-    accepted: int
-
-    def __str__(self) -> str:
-        busy = ", ".join(
-            f"{count} {name}" for name, count in sorted(self.activities.items()) if name != "idle"
-        )
-        server = "server online" if self.server_online else "waiting for the server"
-        alerts = f" · {self.alerts} alerts" if self.alerts else ""
-        return (
-            f"{self.connected}/{self.devices} connected · {server} · {busy or 'idle'} · "
-            f"{self.serving} serving a head · {self.accepted} reports accepted{alerts}"
-        )
-
-
-def fleet_progress(devices: Sequence[Device]) -> FleetProgress:
-    """Count over the devices as they are now."""
+def fleet_progress(devices: Sequence[Device]) -> str:
+    """Describe the fleet in one line: connections, devices by activity, heads, and reports accepted by the server."""
     states = [device.state for device in devices]
-    return FleetProgress(
-        devices=len(devices),
-        connected=sum(state.connected for state in states),
-        server_online=any(state.server_online for state in states),
-        activities=Counter(state.activity for state in states),
-        serving=sum(state.release > 0 for state in states),
-        alerts=sum(bool(state.why) for state in states),
-        accepted=sum(device.acknowledged["accepted"] for device in devices),
+    connected, serving = sum(state.connected for state in states), sum(state.release > 0 for state in states)
+    activities = Counter(state.activity for state in states if state.activity != "idle")
+    busy = ", ".join(f"{count} {name}" for name, count in sorted(activities.items()))
+    online = any(state.server_online for state in states)
+    accepted = sum(device.acknowledged["accepted"] for device in devices)
+    alerts = sum(bool(state.why) for state in states)
+    return (
+        f"{connected}/{len(devices)} connected · {'server online' if online else 'waiting for the server'} · "
+        f"{busy or 'idle'} · {serving} serving a head · {accepted} reports accepted"
+        f"{f' · {alerts} alerts' if alerts else ''}"
     )
 
 

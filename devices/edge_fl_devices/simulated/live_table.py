@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from edge_fl.console.tables import Table, cell_text, rich_table
@@ -36,15 +35,13 @@ class LiveTable:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def __call__(self, devices: Sequence[Device]) -> None:
         shown = max(self._console.height - OTHER_LINES, MIN_ROWS)
         notes = [f"and {len(devices) - shown} more"] if len(devices) > shown else []
-        table = Table(HEADINGS, rows(devices, shown), str(fleet_progress(devices)), notes, NUMERIC)
+        table = Table(HEADINGS, rows(devices, shown), fleet_progress(devices), notes, NUMERIC)
         self._live.update(rich_table(table), refresh=True)
 
 

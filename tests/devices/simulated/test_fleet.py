@@ -27,7 +27,6 @@ from edge_fl_devices.simulated.fleet import run_fleet
 from edge_fl_devices.simulated.fleet_config import FleetConfig, full_devices, names, tier_counts
 from edge_fl_devices.simulated.fleet_status import (
     DeviceResult,
-    FleetProgress,
     device_result,
     fleet_progress,
     unmeasured,
@@ -80,7 +79,7 @@ def broker() -> Iterator[InMemoryBroker]:
 
 def test_a_fleet_trains_installs_fits_reports_and_ends(broker: InMemoryBroker, tmp_path: Path) -> None:
     connect = partial(InMemoryTransport, broker)
-    server, results, lines = ScriptedServer(connect), list[DeviceResult](), list[FleetProgress]()
+    server, results, lines = ScriptedServer(connect), list[DeviceResult](), list[str]()
 
     def show(devices: Sequence[Device]) -> None:
         lines.append(fleet_progress(devices))
@@ -118,11 +117,8 @@ def test_a_fleet_trains_installs_fits_reports_and_ends(broker: InMemoryBroker, t
     heads = [found for found in results if found.tier == "head"]
     assert [found.head for found in heads] == ["logistic", "svm", "mlp", "logistic"]
     assert all(found.release == 1 and found.after is not None and found.after > 0.3 for found in heads)
-    assert (
-        lines[-1].connected == 6
-        and "4 serving a head" in str(lines[-1])
-        and "6 reports accepted" in str(lines[-1])
-    )
+    for words in ("6/6 connected", "4 serving a head", "6 reports accepted"):
+        assert words in lines[-1]
     assert {state.status for state in server.messages("sim-000", "state")} == {
         "init",
         "ready",
