@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import Blob
@@ -225,18 +224,6 @@ class MetadataFetch:
         yield Unsubscribe(self._pattern)
 
 
-class _Version(Struct):
-    version: int
-
-
-class _Signed(Struct):
-    meta: dict[str, _Version]
-
-
-class _Metadata(Struct):
-    signed: _Signed
-
-
 def _complete(files: Mapping[str, bytes]) -> bool:
     """Return whether the snapshot named by the timestamp and the targets named by it are present.
 
@@ -247,8 +234,8 @@ def _complete(files: Mapping[str, bytes]) -> bool:
         if name not in files:
             return False
         try:
-            version = msgspec.json.decode(files[name], type=_Metadata).signed.meta[f"{role}.json"].version
-        except (msgspec.DecodeError, KeyError):
+            version = int(msgspec.json.decode(files[name])["signed"]["meta"][f"{role}.json"]["version"])
+        except (ValueError, LookupError, TypeError):
             return True
         name = f"{version}.{role}.json"
     return name in files
