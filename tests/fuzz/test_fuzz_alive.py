@@ -79,8 +79,6 @@ class Idle(Worker):
     def perform(self, job: Job, material: Any) -> Event:
         return Failed("error")
 
-    def revoke(self) -> None: ...
-
 
 def packets(kinds: dict[str, str]) -> st.SearchStrategy[Packet]:
     """Messages of some kinds on their topics, most of them mutated."""

@@ -47,9 +47,6 @@ class Idle(Worker):
     def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
         raise AssertionError(job)
 
-    def revoke(self) -> None:
-        raise AssertionError
-
 
 def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: Path, tmp_path: Path) -> None:
     broker, runner = InMemoryBroker(), Runner()

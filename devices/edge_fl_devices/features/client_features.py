@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +40,8 @@ class LoadedFeatures:
     fingerprint: str
 
 
-class FeatureLoader(Protocol):
-    """Computes the features of the device's data with the extractors of these releases.
+FeatureLoader = Callable[[Sequence[Installed]], LoadedFeatures]
+"""Computes the features of the device's data with the extractors of these releases.
 
-    Raises DataError when the data do not fit the first release, ArtefactError when an extractor fails.
-    """
-
-    def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures: ...
+Raises DataError when the data do not fit the first release, ArtefactError when an extractor fails.
+"""

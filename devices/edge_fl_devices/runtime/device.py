@@ -280,7 +280,7 @@ class Device:
             case effects.Forget(id):
                 self.worker.store.forget(id)
             case effects.Revoke():
-                self.worker.revoke()
+                self.worker.store.revoke()
             case effects.Stop():
                 pass  # the runner disconnects once all its devices have stopped
 

@@ -21,10 +21,8 @@ class MayFetch:
 DeviceEvent = TransportEvent | events.Event | MayFetch
 
 
-class DeviceConnect(Protocol):
-    """Connects a client to a broker, such as `partial(MqttTransport, endpoint)`."""
-
-    def __call__(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...
+DeviceConnect = Callable[[str, Packet | None, Listener], Transport]
+"""Connects the client of this id, with its will, to a broker, such as `partial(MqttTransport, endpoint)`."""
 
 
 class Scheduler(Protocol):

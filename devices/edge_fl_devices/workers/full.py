@@ -81,9 +81,6 @@ class FullWorker(Worker):
         )
         return self.finish(assignment, report, blob, egress.of_full(method))
 
-    def revoke(self) -> None:
-        """A full device has no personal head."""
-
     def _with_owner_limit(self, method: Method) -> Method:
         """Tighten the method's privacy budget to the owner's. Raises PrivacyError if it sends updates without noise."""
         if not self.epsilon:

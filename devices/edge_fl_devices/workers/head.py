@@ -113,9 +113,6 @@ class HeadWorker(Worker):
                 return self._fit(job)
         return Failed("unsupported_tier", final=True)
 
-    def revoke(self) -> None:
-        self.store.revoke()
-
     # receive a release
 
     def _refresh(self, job: Refresh, files: Mapping[str, bytes]) -> Event:

@@ -25,6 +25,3 @@ class HeadAndFullWorker(Worker):
 
     def perform(self, job: Job, material: Material) -> Event:
         return (self._full if isinstance(job, Train) else self._head).perform(job, material)
-
-    def revoke(self) -> None:
-        self._head.revoke()

@@ -56,10 +56,6 @@ class Worker(ABC):
     def perform(self, job: Job, material: Material) -> Event:
         """Carry out a job. May raise anything."""
 
-    @abstractmethod
-    def revoke(self) -> None:
-        """Delete the personal head."""
-
     def finish(self, assignment: Assignment, report: Report, blob: bytes | None, egress: Egress) -> Finished:
         """Check report and blob against the egress rules and put them into the stored outbox.
 

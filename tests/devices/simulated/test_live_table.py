@@ -22,9 +22,6 @@ class Idle(Worker):
     def perform(self, *work: object) -> None:
         raise AssertionError
 
-    def revoke(self, *work: object) -> None:
-        raise AssertionError
-
 
 def fleet(folder: Path, count: int) -> list[device.Device]:
     can = Capability("head", "test", "3", samples=5, head="svm")
