@@ -23,6 +23,7 @@ from edge_fl import heads
 from edge_fl.capability import version
 from edge_fl.files import atomic
 from edge_fl.wire.endpoint import Endpoint
+from edge_fl_devices.storage import read_json
 from edge_fl_devices.storage.slots import Installed
 
 LIMIT_S, REACH_S = 20.0, 1.0
@@ -64,10 +65,8 @@ def speed(
     """Return the stored speed of this set-up, or measure and store it; torch is timed only if `training`."""
     extractor = installed.manifest.extractor.sha256 if installed else ""
     setup = f"{setup} {extractor} {version('torch') if training else ''}"
-    with suppress(OSError, msgspec.DecodeError):
-        stored = msgspec.json.decode((folder / FILE).read_bytes(), type=StoredSpeed)
-        if stored.setup == setup:
-            return stored.speed
+    if (stored := read_json(folder / FILE, StoredSpeed)) and stored.setup == setup:
+        return stored.speed
     measured = measure(steps(installed, features, training=training))
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

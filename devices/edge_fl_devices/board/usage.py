@@ -12,6 +12,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +22,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from edge_fl import metrics
-from edge_fl.errors import EdgeFLError
 from edge_fl.files import atomic
+from edge_fl_devices.storage import read_json
 
 FILE = "usage.json"
 SAVE_EVERY_S = 600.0  # writes wear out SD cards
@@ -79,10 +80,7 @@ def today() -> str:
 
 def read(folder: Path) -> Usage:
     """Return the stored totals, zero without a file."""
-    try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=Usage)
-    except (OSError, msgspec.DecodeError):
-        return Usage()
+    return read_json(folder / FILE, Usage) or Usage()
 
 
 class Meter:
@@ -117,10 +115,8 @@ class Meter:
         if time.monotonic() < self._save_at_s:
             return self._usage
         self._save_at_s = time.monotonic() + SAVE_EVERY_S
-        try:
+        with suppress(OSError):  # disk full: keep counting in memory
             atomic.write(self._folder / FILE, msgspec.json.encode(self._usage))
-        except (OSError, EdgeFLError):
-            pass  # disk full: keep counting in memory
         return self._usage
 
 

@@ -44,8 +44,9 @@ def load(
         data = ClientData(content.samples, content.validation or empty, content.test)
     if spec.input:
         require_usable(data, content.classes, spec.input, f"{source}: ", "the extractor")
-    counts = sum(part.counts(len(content.classes)) for part in (data.train, data.validation, data.test))
-    return data, DataReport(content.classes, tuple(counts.tolist()), content.skipped, content.hints)
+    counts = [part.counts(len(content.classes)) for part in (data.train, data.validation, data.test)]
+    per_class = tuple(np.sum(counts, axis=0).tolist())
+    return data, DataReport(content.classes, per_class, content.skipped, content.hints)
 
 
 def require_usable(

@@ -12,6 +12,7 @@ from msgspec import Struct
 from edge_fl.files import atomic
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import DataSpec
+from edge_fl_devices.storage import read_json
 
 FILE = "data.json"
 
@@ -29,10 +30,7 @@ class DataRecord(Struct, frozen=True):
 
 def read(folder: Path) -> DataRecord:
     """Return the record; an empty one if there is none."""
-    try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=DataRecord)
-    except (OSError, msgspec.DecodeError):
-        return DataRecord()
+    return read_json(folder / FILE, DataRecord) or DataRecord()
 
 
 def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from edge_fl.files import atomic
+from edge_fl_devices.storage import read_json
 
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5
@@ -69,7 +69,7 @@ def score(fitted: Moments, seen: Moments) -> float:
 
 def remember_fit(folder: Path, fitted: Moments) -> None:
     """Store the moments of a fit; a new fit resets what was seen."""
-    if _read(folder / "drift" / FITTED) == fitted:
+    if read_json(folder / "drift" / FITTED, Moments) == fitted:
         return
     _write(folder / "drift" / FITTED, fitted)
     with suppress(OSError):
@@ -78,21 +78,14 @@ def remember_fit(folder: Path, fitted: Moments) -> None:
 
 def remember_seen(folder: Path, seen: Moments) -> None:
     """Add the moments of predicted images; a power cut may lose them, and an unwritable folder is ignored."""
-    _write(folder / "drift" / SEEN, joined(_read(folder / "drift" / SEEN), seen), flush=False)
+    _write(folder / "drift" / SEEN, joined(read_json(folder / "drift" / SEEN, Moments), seen), flush=False)
 
 
 def measured(folder: Path) -> float:
     """Return the current score, or 0 when it is below THRESHOLD."""
-    fitted, seen = (_read(folder / "drift" / name) for name in (FITTED, SEEN))
+    fitted, seen = (read_json(folder / "drift" / name, Moments) for name in (FITTED, SEEN))
     value = score(fitted, seen) if fitted and seen else 0.0
     return value if value >= THRESHOLD else 0.0
-
-
-def _read(path: Path) -> Any:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Moments)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def _write(path: Path, content: Moments, *, flush: bool = True) -> None:

@@ -26,6 +26,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.release.manifest import Manifest, blobs, decode, encode
 from edge_fl.wire.blob import Blob
+from edge_fl_devices.storage import read_json
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
 
 EXTRACTOR = "extractor.onnx"
@@ -237,10 +238,7 @@ class Slots:
         return self.folder / slot
 
     def _state(self) -> SlotState:
-        try:
-            return msgspec.json.decode((self.folder / "state.json").read_bytes(), type=SlotState)
-        except (OSError, msgspec.DecodeError):
-            return SlotState()
+        return read_json(self.folder / "state.json", SlotState) or SlotState()
 
     def _save(self, state: SlotState) -> None:
         with reporting("state.json"):

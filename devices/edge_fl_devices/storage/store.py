@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
@@ -34,8 +34,8 @@ from edge_fl.files.disk import reporting
 from edge_fl.heads import Head
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.storage import read_json
 
-T = TypeVar("T")
 KEPT_GENERATIONS = 3
 KEPT_RUNS = 4
 PRIVACY_FILE = "privacy.safetensors"
@@ -90,7 +90,7 @@ class Store:
 
     def memory(self) -> Memory:
         """Return the stored memory; an empty one if it is absent or unreadable."""
-        return _decoded(self.folder / "memory.json", Memory) or Memory()
+        return read_json(self.folder / "memory.json", Memory) or Memory()
 
     def remember(self, memory: Memory) -> None:
         self._write("memory.json", msgspec.json.encode(memory))
@@ -100,7 +100,7 @@ class Store:
     def outbox(self) -> list[Parcel]:
         """Return the unacknowledged reports, including those of fits whose process ended before `keep`."""
         files = sorted((self.folder / "outbox").glob("*.json"))
-        parcels = [parcel for file in files if (parcel := _decoded(file, Parcel))]
+        parcels = [parcel for file in files if (parcel := read_json(file, Parcel))]
         memory = self.memory()
         known = {*memory.done, *memory.given_up, *(parcel.report.id for parcel in parcels)}
         return [*parcels, *(stored.parcel for stored in self.heads() if stored.parcel.report.id not in known)]
@@ -191,6 +191,7 @@ class Store:
                 other.unlink(missing_ok=True)
 
     def revoke(self) -> None:
+        """Delete the personal heads."""
         for file in (self.folder / "heads").glob("*.safetensors"):
             file.unlink(missing_ok=True)
 
@@ -211,10 +212,3 @@ class Store:
 
 def _generation(round: int, stage: int) -> str:
     return f"{round:012d}-{stage}"
-
-
-def _decoded(file: Path, kind: type[T]) -> T | None:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
-        return None
