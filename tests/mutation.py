@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from itertools import islice, permutations
@@ -248,9 +249,9 @@ class Covered:
         tests &= self.seconds.keys()
         spent = 0.0
         for test in sorted(tests, key=lambda test: (mutant.path.stem not in test, self.seconds[test], test)):
-            if spent <= limit:
+            if spent == 0.0 or spent + self.seconds[test] <= limit:
+                spent += self.seconds[test]
                 yield test
-            spent += self.seconds[test]
 
 
 def tested(mutant: Mutant, covered: Covered, seconds: float) -> tuple[str, str]:
@@ -274,9 +275,10 @@ def run(arguments: Sequence[str], limit: float | None = None) -> int | None:
     process = multiprocessing.get_context("fork").Process(target=_pytest, args=(arguments,))
     process.start()
     process.join(limit)
-    if (status := process.exitcode) is None:
+    status = process.exitcode
+    with suppress(ProcessLookupError):  # also what the tests started and left
         os.killpg(process.ident or 0, signal.SIGKILL)
-        process.join()
+    process.join()
     return status
 
 
@@ -285,7 +287,9 @@ def _pytest(arguments: Sequence[str]) -> None:
     with OUTPUT.open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[Durations()]))
+    status = pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[Durations()])
+    sys.stdout.flush()
+    os._exit(status)  # sys.exit would wait for pools of processes that are still open
 
 
 class Durations:
