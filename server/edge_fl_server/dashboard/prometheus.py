@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
 
 from edge_fl_server.registry import Database
@@ -27,7 +28,7 @@ OPEN = ("running", "paused")
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
-class FleetCollector:
+class FleetCollector(Collector):
     """Collector of prometheus-client for one fleet of a registry."""
 
     def __init__(self, db: Database, fleet: str) -> None:
@@ -42,9 +43,7 @@ class FleetCollector:
 
 def text(db: Database, fleet: str) -> bytes:
     """The metrics of a fleet in Prometheus' text format. Raises RunError when the registry does not respond."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(FleetCollector(db, fleet))
-    return generate_latest(registry)
+    return generate_latest(FleetCollector(db, fleet))
 
 
 def _family(
