@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from edge_fl import methods, metrics
 from edge_fl.config import Option, parse_value
-from edge_fl.errors import InputError
+from edge_fl.errors import InputError, nearest
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl_server.compare import cell as cells_of
@@ -90,7 +90,13 @@ def search(
 
 
 def variants(cells: Sequence[Cell], grids: Mapping[str, Grid] | None = None) -> list[Cell]:
-    """The cells of the first seed with each value of their grids alone, for checks before anything runs."""
+    """The cells of the first seed with each value of their grids alone, for checks before anything runs.
+
+    Raises InputError for values of a method that is not compared.
+    """
+    compared = {cell.recipe.method.name for cell in cells}
+    if unused := sorted(set(grids or {}) - compared):
+        raise InputError(f"--tune-values: {unused[0]} is not compared{nearest(unused[0], compared)}")
     return [
         configured(cell, {**each.default, key: value}, each.default)
         for cell in of_first_seed(cells)

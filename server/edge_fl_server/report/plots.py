@@ -20,9 +20,9 @@ LARGEST_DOT = 120.0  # points^2
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean accuracy (0..1) by round with its std (zeros for none), and the accuracy after final personalisation if known."""
+    """Mean accuracy (0..1) by round or cost with its std (zeros for none), and the accuracy after final personalisation if known."""
 
-    rounds: Sequence[int]
+    rounds: Sequence[float]
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
     after: float | None = None
@@ -70,6 +70,7 @@ def accuracy(
     what: str,
     *,
     step: str = "round",
+    log: bool = False,
     size: tuple[float, float] | None = None,
     legend: Literal["outside right upper", "outside upper left"] = "outside right upper",
 ) -> Figure:
@@ -90,7 +91,10 @@ def accuracy(
             axes.plot([], [], "D", color="#555555", label="after final personalisation")
         axes.set_xlabel(step)
         axes.set_ylabel(f"{what}, %")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if log:
+            axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         picture.legend(loc=legend)
         return picture
 

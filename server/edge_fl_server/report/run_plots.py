@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import isnan
 from pathlib import Path
@@ -18,6 +18,7 @@ from edge_fl.data import partition
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl_server.compare import cell as cells_of
 from edge_fl_server.compare.cell import CellResult
+from edge_fl_server.compare.curves import FINAL, MEGABYTE, Cost, cumulative
 from edge_fl_server.compare.grid import Cell, blocks
 from edge_fl_server.compare.summary import mean_std
 from edge_fl_server.report import plots, style
@@ -31,6 +32,10 @@ from edge_fl_server.training.features import Probe
 
 CURVES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
 AFTER = metrics.PERSONAL_AFTER
+COSTS: dict[str, tuple[str, Callable[[Cost], float]]] = {
+    "megabytes": ("MB to and from a client", lambda cost: (cost.bytes_down + cost.bytes_up) / MEGABYTE),
+    "device-seconds": ("processor seconds of a client", lambda cost: cost.device_seconds),
+}
 COMMON_IMAGES = 300  # for the CKA similarity of the clients' networks
 
 
@@ -96,6 +101,12 @@ def _of_block(runs: Sequence[tuple[Cell, CellResult]], folder: Path) -> Iterator
     yield "labels", _labels(study)
     if curves := _curves_of_cells(runs):
         yield "accuracy", plots.accuracy(curves, "mean accuracy over clients")
+    for name, (step, cost) in COSTS.items():
+        if against := _against(cost, curves, runs):
+            yield (
+                f"accuracy-by-{name}",
+                plots.accuracy(against, "mean accuracy over clients", step=step, log=True),
+            )
     seen: dict[str, list[Probe]] = {}
     for cell, _ in runs:
         if one := cells_of.read_probe(cell.key, folder):
@@ -159,6 +170,25 @@ def _curves_of_cells(runs: Sequence[tuple[Cell, CellResult]]) -> dict[str, Curve
             rounds, values.mean(axis=0), values.std(axis=0), float(np.mean(after)) if after else None
         )
     return curves
+
+
+def _against(
+    cost: Callable[[Cost], float], curves: Mapping[str, Curve], runs: Sequence[tuple[Cell, CellResult]]
+) -> dict[str, Curve]:
+    """The curves by a cumulative cost, the mean over seeds, up to the final personalisation; without methods that do not have it."""
+    found = {}
+    for label, curve in curves.items():
+        by_round = [
+            dict(zip([*(point.round for point in one.curve), FINAL], map(cost, cumulative(one)), strict=True))
+            for cell, one in runs
+            if cell.label == label
+        ]
+        ends = [*curve.rounds, *([] if curve.after is None else [FINAL])]
+        costs = [float(np.mean([each[end] for each in by_round])) for end in ends]
+        if any(costs):
+            values = np.append(curve.mean, [] if curve.after is None else curve.after)
+            found[label] = Curve(costs, values, np.zeros(len(values)))
+    return found
 
 
 def _predicting(means: Mapping[str, float]) -> float | None:
