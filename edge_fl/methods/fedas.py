@@ -40,6 +40,7 @@ class FedAS(Method):
     title: ClassVar = "FedAS"
     citation: ClassVar = "Yang et al., CVPR 2024"
     family: ClassVar = "shared extractor"
+    stated_weight: ClassVar = ("fisher", "trace")
     grid: ClassVar = {"align_lr": (0.001, 0.01, 0.1), "align_epochs": (1, 5)}
     own: ClassVar = {"head": personal(), "personal_extractor": personal(like="extractor")}
     parts: ClassVar = {"extractor": shared(), "fisher": shared(), **own, "history": history(trained=0.0)}

@@ -14,6 +14,7 @@ were chosen on honest and attacked fleets: docs/robustness.md.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +42,9 @@ LAST_ROUNDS = 5
 MAX_SCORE = 100.0
 SKETCH = 4096
 """Dimensions of the random projection on which cosines are computed; their standard error is 1/sqrt(SKETCH) = 0.016."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Screen:
@@ -92,6 +96,22 @@ class Screen:
                 f"changes opposite to all others (mean alignment {fmean(last):.2f} over {len(last)} rounds)"
             )
         return score
+
+
+def with_bounded_weight(updates: Iterable[Update], place: tuple[str, str], most: float) -> Iterator[Update]:
+    """The updates with their own weight, the scalar at `place` (part, tensor), at most `most` times the cohort's median."""
+    part, key = place
+    cohort = list(updates)
+    stated = {u.client: float(u.parts[part][key]) for u in cohort if part in u.parts}
+    limit = most * median(stated.values()) if stated else 0.0
+    for update in cohort:
+        if (weight := stated.get(update.client, 0.0)) > limit:
+            text = "%s: the weight %.3g that it states itself counts as %.3g (validation.max_weight)"
+            log.warning(text, update.client, weight, limit, extra={"device": update.client})
+            bounded = torch.full_like(update.parts[part][key], limit)
+            parts = {**update.parts, part: {**update.parts[part], key: bounded}}
+            update = replace(update, parts=parts)
+        yield update
 
 
 def relative_sizes(norms: Mapping[str, float]) -> dict[str, float]:

@@ -116,6 +116,9 @@ class Method(ABC):
     receives: ClassVar[tuple[str, ...]] = ()  # shared parts that clients receive; () = all
     fixed_head: ClassVar[bool] = False  # server and clients draw the head from the seed, so it is not sent
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
+    stated_weight: ClassVar[tuple[str, str] | None] = (
+        None  # (part, scalar): the weight that a client states in its update
+    )
     vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap
     measures: ClassVar[tuple[str, ...]] = ()  # names of the metrics that `measure` may return
     usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's; used when a recipe names none

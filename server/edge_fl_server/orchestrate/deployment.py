@@ -19,7 +19,7 @@ from edge_fl.console.progress import Progress
 from edge_fl.errors import DeadlineError, StoppedError
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.aggregation.screening import Screen
+from edge_fl.learn.aggregation.screening import Screen, with_bounded_weight
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
@@ -86,6 +86,9 @@ class Deployment(RunHooks):
         return self._rollout.head_updates.take() if self._rollout and self._use_head_updates else ()
 
     def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        place, most = self._setup.method.stated_weight, self._setup.recipe.validation.max_weight
+        if place and most:
+            updates = with_bounded_weight(updates, place, most)
         return self._screen.round(updates, shared) if self._screen else updates
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:

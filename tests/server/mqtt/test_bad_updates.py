@@ -241,18 +241,21 @@ def test_unrequested_chunks_take_no_memory(bench):
     assert list(updates) == []
 
 
-BAD_STATISTICS = {
-    "fedproto": ("prototypes", lambda part: {**part, "mean": part["mean"][:, :2]}),
-    "fedgh": ("prototypes", lambda part: {**part, "count": part["count"][:2]}),
-    "fedpac": ("spread", lambda part: {**part, "H": part["H"][0]}),
-    "feddbe": ("feature_mean", lambda part: {**part, "mean": part["mean"][:1]}),
-    "fedkd": ("change", lambda part: {name: array for name, array in part.items() if "left" not in name}),
+BAD_STATISTICS = {  # method, part, the reason of its rejection, and how the part is spoilt
+    "rows": ("fedproto", "prototypes", "parts", lambda part: {**part, "mean": part["mean"][:, :2]}),
+    "classes": ("fedgh", "prototypes", "parts", lambda part: {**part, "count": part["count"][:2]}),
+    "counts": ("fedpac", "prototypes", "parts", lambda part: {**part, "count": part["count"] * 1000}),
+    "mean": ("fedcrl", "prototypes", "norm", lambda part: {**part, "mean": part["mean"] + 1e30}),
+    "sum": ("fedcgs", "sums", "norm", lambda part: {**part, "gram": part["gram"] - 1e12}),
+    "spread": ("fedpac", "spread", "parts", lambda part: {**part, "H": part["H"][0]}),
+    "bias": ("feddbe", "feature_mean", "parts", lambda part: {**part, "mean": part["mean"][:1]}),
+    "factors": ("fedkd", "change", "parts", lambda part: {n: t for n, t in part.items() if "left" not in n}),
 }
 
 
-@pytest.mark.parametrize("method", BAD_STATISTICS)
-def test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate(bench, method):
-    part, spoil = BAD_STATISTICS[method]
+@pytest.mark.parametrize("case", BAD_STATISTICS)
+def test_statistics_of_wrong_shape_or_size_do_not_reach_the_aggregate(bench, case):
+    method, part, reason, spoil = BAD_STATISTICS[case]
 
     def tamper(mode, report, payload):
         parts = tensors.unpack(payload)
@@ -263,7 +266,7 @@ def test_statistics_of_the_wrong_shape_do_not_reach_the_aggregate(bench, method)
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec(method))
     assert result.responded == ("d1",)
-    assert [found.reason for found in reports.rejections_of(bench.inbox.journal.db, "main")] == ["parts"]
+    assert [found.reason for found in reports.rejections_of(bench.inbox.journal.db, "main")] == [reason]
 
 
 def test_a_device_is_quarantined_after_enough_bad_updates(bench):

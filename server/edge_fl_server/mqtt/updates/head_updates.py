@@ -14,7 +14,7 @@ from functools import partial
 
 from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.tree import Params, Parts, to_device
+from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.egress import HEAD_NUMBERS
@@ -24,10 +24,9 @@ from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, Ve
 from edge_fl_server.mqtt.updates.validation import (
     STATISTICS,
     Expected,
-    RejectedError,
     Validator,
     expected_of,
-    require_shapes,
+    require_statistic,
 )
 
 STALE = "upload_stale"
@@ -118,14 +117,8 @@ def expected_head_update(manifest: Manifest, method: Method) -> Expected:
 
 
 def _check_statistics(manifest: Manifest, parts: Parts, report: Report) -> None:
-    """Check shapes and sample counts of statistics. Raises RejectedError."""
-    classes, dim = len(manifest.classes), manifest.feature_dim
+    """Check shapes, values and sample counts of statistics. Raises RejectedError."""
+    size = len(manifest.classes), manifest.feature_dim
     for part, kind in manifest.heads.uploads.items():
         if part in parts and kind in STATISTICS:
-            require_shapes(part, parts[part], kind, classes, dim)
-            if (counted := _sample_count(parts[part])) and counted != report.samples:
-                raise RejectedError("parts", f"{part}: {counted:g} samples, the report {report.samples}")
-
-
-def _sample_count(params: Params) -> float:
-    return float(params["count"].sum()) if "count" in params and bool((params["count"] >= 0).all()) else 0.0
+            require_statistic(part, parts[part], kind, size, report.samples)

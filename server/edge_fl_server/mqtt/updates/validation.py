@@ -1,8 +1,8 @@
 """Validation of reports and updates: parts, names, shapes, dtypes, finiteness and sample counts, against the method's declaration.
 
 The shapes of shared parts follow from the method's network, so a tensor of another shape never reaches an aggregate. Statistics
-(prototypes, sums) must have the shapes of their kind. Other parts without a network are aggregated on trial: an update alone must
-aggregate to parts of the right shapes.
+(prototypes, sums) must have the shapes of their kind, plausible values, and counts that sum to the report's samples. Other parts without
+a network are aggregated on trial: an update alone must aggregate to parts of the right shapes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ HEADER_BYTES = 1024 * 1024
 STATISTICS_BYTES = 64 * 1024 * 1024
 MAX_STEPS = 10**6  # training steps of one update, which counters such as num_batches_tracked may grow by
 VARIANCE = "running_var"
+MAX_STATISTIC = (
+    1e6  # largest magnitude of a class mean or spread, and of a sum per sample: features up to 1000
+)
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -170,7 +173,7 @@ def parts_check(method: Method, terms: Terms) -> PartsCheck:
             raise RejectedError("tensors", error.message) from error
         for name, params in parts.items():
             if kind := STATISTIC_KINDS.get(name):
-                require_shapes(name, params, kind, classes, dim)
+                require_statistic(name, params, kind, (classes, dim), report.samples)
             limit = terms.max_growth * (terms.norms.get(name, 0.0) + 1.0)
             if terms.max_growth and name in method.net.parts and (value := norm(params)) > limit:
                 raise RejectedError("norm", f"{name}: norm {value:.3g}, at most {limit:.3g}")
@@ -181,11 +184,22 @@ def parts_check(method: Method, terms: Terms) -> PartsCheck:
     return check
 
 
-def require_shapes(name: str, params: Params, kind: str, classes: int, dim: int) -> None:
-    """Raise RejectedError if a statistic's tensors do not have the shapes of its kind."""
+def require_statistic(name: str, params: Params, kind: str, size: tuple[int, int], samples: int) -> None:
+    """Raise RejectedError for a statistic of C classes and d features (`size`) with other shapes than those of its kind, with values that
+    no correct device computes, or with counts that do not sum to `samples`.
+    """
     shapes = {key: tuple(tensor.shape) for key, tensor in params.items()}
-    if shapes != (expected := STATISTICS[kind](params, classes, dim)):
+    if shapes != (expected := STATISTICS[kind](params, *size)):
         raise RejectedError("parts", f"{name}: {shapes}, expected {dict(expected)}")
+    if "count" in params:
+        counted, least = float(params["count"].sum()), float(params["count"].min())
+        if counted != samples or least < 0:
+            raise RejectedError("parts", f"{name}: {counted:g} samples, the report {samples}")
+    limit = MAX_STATISTIC * (samples if kind == "ridge_sums" else 1)
+    for key, tensor in params.items():
+        largest = float(tensor.abs().max()) if key != "count" and tensor.numel() else 0.0
+        if largest > limit:
+            raise RejectedError("norm", f"{name}.{key}: {largest:.3g}, at most {limit:.3g}")
 
 
 def counter_range(parts: Parts) -> tuple[int, int]:

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.aggregation.screening import DROPPED, MIN_DIRECTIONS, SKETCH, Screen, changes, sketch
+from edge_fl.learn.aggregation.screening import (
+    DROPPED,
+    MIN_DIRECTIONS,
+    SKETCH,
+    Screen,
+    changes,
+    sketch,
+    with_bounded_weight,
+)
 
 SIZE = 3 * SKETCH + 5
 SHARED = {"extractor": {"w": torch.ones(SIZE), "n": torch.tensor(0), "buffer:mean": torch.zeros(2)}}
@@ -125,3 +133,13 @@ def test_a_sketch_preserves_cosines() -> None:
     found = float(torch.nn.functional.cosine_similarity(sketch(first), sketch(second), dim=0))
     assert found == pytest.approx(expected, abs=0.05)
     assert torch.equal(sketch(first[:10])[:10], first[:10])
+
+
+def test_a_weight_that_an_update_states_counts_as_at_most_a_multiple_of_the_median() -> None:
+    stated = {"a": 1.0, "b": 2.0, "c": 1e9, "d": 3.0}
+    sent = [Update(id, 5, {"fisher": {"trace": torch.tensor(w)}}) for id, w in stated.items()]
+    sent.append(Update("head", 5, {}))
+    found = list(with_bounded_weight(sent, ("fisher", "trace"), 3.0))
+    assert [kept is given for kept, given in zip(found, sent, strict=True)] == [True, True, False, True, True]
+    assert float(found[2].parts["fisher"]["trace"]) == 3.0 * 2.5
+    assert float(sent[2].parts["fisher"]["trace"]) == 1e9
