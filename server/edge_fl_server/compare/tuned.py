@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from edge_fl import metrics
+from edge_fl.config import Option
 from edge_fl.console.tables import Table
 from edge_fl_server.compare import paired
 from edge_fl_server.compare.cell import CellResult
@@ -130,10 +131,12 @@ def record(row: TunedRow) -> dict[str, object]:
 
 def values_text(values: Values) -> str:
     """Format as "lr 0.05, tau 0.99"."""
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in values.items()
-    )
+    return ", ".join(f"{name} {value_text(value)}" for name, value in values.items())
+
+
+def value_text(value: Option) -> str:
+    """Format a value: "0.05"."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _results(

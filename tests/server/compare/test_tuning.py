@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.errors import InputError, MethodError
+from edge_fl.methods import METHODS
+from edge_fl.methods.finetuned import FineTuned
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary
 from edge_fl_server.compare import curves, paired, tuned, tuning
 from edge_fl_server.compare.cell import CellResult, Point
@@ -49,6 +52,22 @@ def search(
         }
 
     return tuning.search(cells(TINY, methods, seeds=seeds), run, trials)
+
+
+def test_the_documented_values_are_those_of_the_methods() -> None:
+    page = Path(__file__).parents[3] / "docs" / "research.md"
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \|$",
+        page.read_text().partition("### Values that are tried")[2],
+        re.MULTILINE,
+    )
+    stated = {
+        name: re.findall(r"`(\w+)` ([^;]+)", text) for name, text in rows if name not in ("method", "---")
+    }
+    assert stated == {
+        name: [(key, ", ".join(map(tuned.value_text, values))) for key, values in method.grid.items()]
+        for name, method in {**METHODS, "+ft": FineTuned}.items()
+    }
 
 
 def rates(found: Tuning) -> list[object]:
