@@ -76,7 +76,7 @@ class DualFed(Method):
     head_tier: ClassVar = HeadTier(
         "adapted", "both heads", ("global_head",), {"global_head": "trained_head"}, "global_head", "ensemble"
     )
-    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.01, momentum=0.5)
+    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.05, momentum=0.5)
     deviations: ClassVar = (
         "probabilities are summed (official code: logits); frozen parts run in inference behaviour (code: BatchNorm moves in stage 2);"
         " λ and τ are for small networks (PACS 40 and 0.2, Office-Home 2 and 0.05)"

@@ -74,7 +74,7 @@ class FedRIR(Method):
     batch_norm: ClassVar = BatchNorm.LOCAL_STATS
     head_tier: ClassVar = HeadTier("adapted", "head on the shared extractor alone")
     measures: ClassVar = MEASURES
-    usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
+    usual_optimiser: ClassVar = OptimiserConfig("adam", 0.01)
     deviations: ClassVar = (
         "q is fitted by likelihood (paper: with the bound); a negative bound counts as 0; λ is 0.01 (paper: 1); q's log-variance ends in"
         " tanh, the KL term is an option (both: code); the frozen specific extractor runs in inference mode (code: BatchNorm moves)"
