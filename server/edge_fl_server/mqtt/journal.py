@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -78,10 +78,9 @@ class Journal:
             # Not below those in the registry: an unreadable retained state makes the epoch start anew.
             last = max((known.seen_sequence for known in devices.listed(self.db, self.fleet)), default=0)
             self._first = self._sequence = max(epoch * SEQUENCES_PER_EPOCH, last + 1)
-            waiting = frozenset(self._pending)
             for record in self._pending.values():
                 self._enqueue(record)
-        self._mark_unknown(exclude=waiting)
+        self._mark_unknown(range(self._first))
 
     def blocked(self, device: str) -> str:
         """Why the reports of a device do not count: "quarantined", "revoked", or "" if they do."""
@@ -147,9 +146,9 @@ class Journal:
         self._sequence += 1
         self._pending[record.device] = replace(record, seen_sequence=self._sequence)
 
-    def _mark_unknown(self, sequences: range = devices.ANY_SEQUENCE, exclude: Container[str] = ()) -> None:
+    def _mark_unknown(self, sequences: range) -> None:
         try:
-            devices.mark_unknown(self.db, self.fleet, sequences, exclude)
+            devices.mark_unknown(self.db, self.fleet, sequences)
         except EdgeFLError as error:
             log.warning("%s; the registry still shows the last known states of devices", error)
 

@@ -56,12 +56,13 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
         print_status(setup.study.histogram())
     with ExitStack() as stack:
         server = _connect(request, stack) if request.connect else None
-        results = _results(request, setup, saved)
+        after = (saved.round if saved else 0) if request.resume else None
+        results = _results(request, setup, after)
         logs.set_context(run=results.id)
         if server:
             stack.enter_context(registered(server.journal.db, results))
         with results, Progress() as progress:
-            results.track(request.track, after=_after(request, saved))
+            results.track(request.track, after=after)
             source = f"source {setup.recipe.source}"
             progress.print(
                 f"run {results.path}: {setup.method.title} on {setup.recipe.data.dataset}, {source}"
@@ -199,14 +200,8 @@ def _require_few_classes(setup: RunSetup) -> None:
         )
 
 
-def _results(request: RunRequest, setup: RunSetup, saved: Checkpoint | None) -> Results:
+def _results(request: RunRequest, setup: RunSetup, after: int | None) -> Results:
+    """The folder of a new run, or that of a run that resumes after round `after`."""
     if request.resume:
-        return Results.resume(request.resume, after=_after(request, saved))
+        return Results.resume(request.resume, after=after)
     return Results.create(request.runs, setup.recipe, data_hash=setup.data_hash)
-
-
-def _after(request: RunRequest, saved: Checkpoint | None) -> int | None:
-    """The round after which a resumed run continues; None for a new run."""
-    if not request.resume:
-        return None
-    return saved.round if saved else 0

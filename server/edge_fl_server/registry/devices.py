@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, bindparam, case, select, update
+from sqlalchemy import Connection, case, select, update
 
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
@@ -26,7 +26,6 @@ KEPT_COLUMNS = (
 UNKNOWN = DeviceRecord("", "").status
 STANDING = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
 """Why the reports of a device do not count, "" if they do."""
-ANY_SEQUENCE = range(2**63)
 MAX_SCORE = 1e6
 
 
@@ -41,25 +40,12 @@ def record(db: Database, records: Iterable[DeviceRecord]) -> None:
         db.upsert(connection, devices, rows, *KEPT_COLUMNS)
 
 
-def mark_unknown(
-    db: Database, fleet: str, sequences: range = ANY_SEQUENCE, exclude: Container[str] = ()
-) -> None:
-    """Set present devices to "unknown", because no server receives their messages any more.
-
-    `sequences`: only devices whose last message has a number in this range.
-    """
-    columns = select(devices.c.device, devices.c.seen_sequence)
-    present = columns.where(devices.c.fleet == fleet, devices.c.status.not_in({*GONE, UNKNOWN}))
-    mine = and_(devices.c.fleet == fleet, devices.c.device == bindparam("name"))
+def mark_unknown(db: Database, fleet: str, sequences: range) -> None:
+    """Set present devices whose last message has a number in `sequences` to "unknown": no server receives their messages any more."""
+    present = update(devices).where(devices.c.fleet == fleet, devices.c.status.not_in({*GONE, UNKNOWN}))
+    numbered = devices.c.seen_sequence.between(sequences.start, sequences.stop - 1)
     with db.writing() as connection:
-        names = [
-            row.device
-            for row in connection.execute(present)
-            if row.seen_sequence in sequences and row.device not in exclude
-        ]
-        if names:
-            change = update(devices).where(mine).values(status=UNKNOWN, activity="idle")
-            connection.execute(change, [{"name": name} for name in names])
+        connection.execute(present.where(numbered).values(status=UNKNOWN, activity="idle"))
 
 
 def listed(db: Database, fleet: str) -> list[DeviceRecord]:
