@@ -244,7 +244,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
     try:
         message = msgspec.json.decode(payload, type=kind)
         # msgspec skips unknown fields and keeps the last of two equal keys, so check every key again
-        json.loads(payload.decode(), object_pairs_hook=_unique, parse_int=str, parse_float=str)
+        json.loads(payload.decode(), object_pairs_hook=unique_keys, parse_int=str, parse_float=str)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"{name}: {brief(error)}") from error
     _require_finite(msgspec.to_builtins(message), name, "ignored")
@@ -263,12 +263,12 @@ def _depth(payload: bytes) -> int:
     return deepest
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise ValueError(f"duplicate key {key!r}")
-        seen.add(key)
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object of `json.loads` (`object_pairs_hook`). Raises ValueError for a duplicate key."""
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        raise ValueError("duplicate key")
+    return tree
 
 
 def _require_finite(value: Any, where: str, consequence: str) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from edge_fl.errors import ProtocolError, brief
+from edge_fl.wire.messages import unique_keys
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Mapping[str, Array]]
@@ -161,7 +162,7 @@ def _split(payload: memoryview, limits: TensorLimits) -> tuple[memoryview, memor
 
 def _entries(header: memoryview, limits: TensorLimits) -> dict[str, Entry]:
     try:
-        tree = json.loads(bytes(header), object_pairs_hook=_unique)
+        tree = json.loads(bytes(header), object_pairs_hook=unique_keys)
         entries = msgspec.convert(tree, dict[str, Entry])
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ProtocolError(f"tensors: header: {brief(error)}") from error
@@ -172,13 +173,6 @@ def _entries(header: memoryview, limits: TensorLimits) -> dict[str, Entry]:
         if not separator or not PART.match(part) or (tensor and not TENSOR.match(tensor)):
             raise ProtocolError(f"tensor {name[:80]!r}: expected PART:TENSOR")
     return entries
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    tree = dict(pairs)
-    if len(tree) != len(pairs):
-        raise ValueError("duplicate key")
-    return tree
 
 
 def _view(name: str, entry: Entry, data: memoryview, limits: TensorLimits) -> Array:

@@ -107,9 +107,9 @@ class MqttTransport(Transport):
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
         self._client.on_message = self._on_message
-        self._client.on_publish = self._on_publish
-        self._client.on_subscribe = self._on_subscribe
-        self._client.on_unsubscribe = self._on_subscribe
+        self._client.on_publish = lambda _, __, id, reason, ___: self._acknowledged(id, reason)
+        self._client.on_subscribe = lambda _, __, id, reasons, ___: self._acknowledged(id, reasons[0])
+        self._client.on_unsubscribe = self._client.on_subscribe
         self._client.on_socket_close = lambda *_: self._unwatch()
         self._loop.call(self._queue_attempt)
 
@@ -364,16 +364,6 @@ class MqttTransport(Transport):
         properties = client.publish_properties(packet)
         info = self._client.publish(packet.topic, packet.payload, packet.qos, packet.retain, properties)
         return info.mid if packet.qos else None
-
-    def _on_publish(
-        self, _: Client, __: Any, message_id: int, reason: ReasonCode, properties: ReceivedProperties
-    ) -> None:
-        self._acknowledged(message_id, reason)
-
-    def _on_subscribe(
-        self, _: Client, __: Any, message_id: int, reasons: list[ReasonCode], properties: ReceivedProperties
-    ) -> None:
-        self._acknowledged(message_id, reasons[0])
 
     def _acknowledged(self, message_id: int, reason: ReasonCode) -> None:
         if item := self._outgoing.acknowledged(message_id):
