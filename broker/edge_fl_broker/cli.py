@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,6 @@ from edge_fl_broker.provision import cli as provision
 
 if TYPE_CHECKING:
     from edge_fl_broker.config import Settings
-    from edge_fl_broker.mosquitto import Mosquitto
     from edge_fl_broker.provision.authority import Authority
 
 Host = Annotated[str, typer.Option(help="Address to listen on; without TLS loopback only.")]
@@ -81,6 +80,7 @@ def up(
     from edge_fl_broker.find import find
     from edge_fl_broker.mosquitto import Mosquitto, replace_process
     from edge_fl_broker.provision.register_sync import RegisterSync
+    from edge_fl_broker.provision.registrar import Registrar
     from edge_fl_broker.supervisor import Supervisor
 
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
@@ -102,7 +102,9 @@ def up(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    with broker, _registrar(broker, authority):
+    at = broker.endpoint
+    registrar = Registrar(authority, at.host, at.port, fleet) if authority else nullcontext()
+    with broker, registrar:
         version = ".".join(map(str, program.version))
         security = (
             f"TLS, clients enrolled in {home}" if authority else _SECURITY[settings.certificates is None]
@@ -201,15 +203,6 @@ def _silent(log: logging.Logger) -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-def _registrar(broker: Mosquitto, authority: Authority | None) -> AbstractContextManager[object]:
-    """The registrar that answers certificate requests, if there is a CA."""
-    from edge_fl_broker.provision.registrar import Registrar
-
-    if authority is None:
-        return nullcontext()
-    return Registrar(authority, broker.endpoint.host, broker.endpoint.port, broker.settings.fleet)
 
 
 def _settings(
