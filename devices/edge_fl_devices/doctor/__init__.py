@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from edge_fl.errors import EdgeFLError
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.doctor import device_checks
-from edge_fl_devices.doctor.check_result import CheckResult
+from edge_fl_devices.doctor.device_checks import CheckResult
 from edge_fl_devices.doctor.network_checks import network
 
 __all__ = ["CHECKS", "CheckResult", "run_checks"]

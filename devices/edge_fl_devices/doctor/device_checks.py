@@ -7,18 +7,19 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from edge_fl import capability
 from edge_fl.errors import InputError
 from edge_fl.wire import identity
 from edge_fl_devices.child import feature_children
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.doctor.check_result import CheckResult, graded, result
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.install import canary
+from edge_fl_devices.install.trust import last_seen
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
@@ -37,6 +38,28 @@ for name in sys.argv[1:]:
         print(name, type(error).__name__, error)
 """
 SET_CLOCK = "set the clock: sudo timedatectl set-ntp true, and wait for time-sync.target"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One checked item, its state, what was found, and, unless the state is ok, what to do about it."""
+
+    check: str
+    state: Literal["ok", "warning", "failed", "skipped"]
+    found: str
+    remedy: str = ""
+
+
+def result(check: str, passed: bool, found: str, remedy: str) -> CheckResult:
+    """Return "ok" or "failed"."""
+    return CheckResult(check, "ok", found) if passed else CheckResult(check, "failed", found, remedy)
+
+
+def graded(check: str, value: int, least: int, enough: int, found: str, remedy: str) -> CheckResult:
+    """Return "ok" from `enough` on, "failed" below `least`, and "warning" in between."""
+    if value >= enough:
+        return CheckResult(check, "ok", found)
+    return CheckResult(check, "failed" if value < least else "warning", found, remedy)
 
 
 def machine(config: DeviceConfig) -> Iterator[CheckResult]:
@@ -81,10 +104,7 @@ def room(config: DeviceConfig) -> Iterator[CheckResult]:
 
 def clock(config: DeviceConfig) -> Iterator[CheckResult]:
     """Compare the clock with the last date seen on the device and with the validity of its certificate."""
-    now, seen = datetime.now(UTC), datetime.fromtimestamp(0, UTC)
-    with suppress(OSError, ValueError):
-        text = (Path(config.folder) / "tuf" / "last_seen.txt").read_text()
-        seen = datetime.fromisoformat(text).astimezone(UTC)
+    now, seen = datetime.now(UTC), last_seen(Path(config.folder) / "tuf")
     behind = f", but {seen:%Y-%m-%d} was seen already" if now < seen else ""
     yield result("clock", now >= seen, f"{now:%Y-%m-%d %H:%M} UTC{behind}", SET_CLOCK)
     if who := identity.certificate_in(config.broker.identity):

@@ -14,8 +14,7 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.doctor.check_result import CheckResult
-from edge_fl_devices.doctor.device_checks import is_running
+from edge_fl_devices.doctor.device_checks import CheckResult, is_running
 
 WAIT_S = 10.0
 

@@ -47,6 +47,7 @@ LIMITS = UpdaterConfig(
     targets_max_length=256 * 1024,
 )
 FIRST_ROOT = "1.root.json"
+SEEN_FILE = "last_seen.txt"
 ROLES = ("root", "timestamp", "snapshot", "targets")
 
 REASONS: tuple[tuple[type[Exception], str, str], ...] = (
@@ -65,6 +66,14 @@ REASONS: tuple[tuple[type[Exception], str, str], ...] = (
     (DownloadError, "missing", "could not be fetched"),
 )
 """Exceptions of python-tuf with the failure word and an explanation; the first match applies."""
+
+
+def last_seen(folder: Path) -> datetime:
+    """Return the latest time of a successful refresh; 1970 if there is none."""
+    try:
+        return datetime.fromisoformat((folder / SEEN_FILE).read_text()).astimezone(UTC)
+    except (OSError, ValueError):
+        return datetime.fromtimestamp(0, UTC)
 
 
 def wall_clock() -> datetime:
@@ -125,11 +134,7 @@ class Trust:
 
     def _require_not_expired(self) -> None:
         """Check all trusted metadata against the latest time seen, then store the time. Raises ExpiredMetadataError."""
-        path = self._folder / "last_seen.txt"
-        try:
-            seen = datetime.fromisoformat(path.read_text()).astimezone(UTC)
-        except (OSError, ValueError):
-            seen = datetime.fromtimestamp(0, UTC)
+        seen = last_seen(self._folder)
         reference = max(self._clock(), seen)
         for role in ROLES:
             if self._trusted(role).is_expired(reference):
@@ -137,7 +142,7 @@ class Trust:
                     f"{role}.json had expired by {reference:%Y-%m-%d}, the latest time seen"
                 )
         if reference > seen:
-            atomic.write(path, reference.isoformat())
+            atomic.write(self._folder / SEEN_FILE, reference.isoformat())
 
     def _trusted(self, role: str) -> Any:
         return Metadata[Any].from_file(str(self._metadata / f"{role}.json")).signed

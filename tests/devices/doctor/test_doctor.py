@@ -13,7 +13,7 @@ from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.config import DeviceBroker, DeviceConfig
 from edge_fl_devices.doctor import CHECKS, CheckResult, device_checks, run_checks
-from edge_fl_devices.doctor.check_result import graded
+from edge_fl_devices.doctor.device_checks import graded
 from edge_fl_devices.doctor.network_checks import network
 from edge_fl_devices.storage.store import Store
 from tests.devices import graphs
