@@ -112,6 +112,14 @@ def require_heads(kinds: Iterable[str], where: str) -> None:
         raise ConfigError(f"{where}: {error.message}; {AUTO!r} chooses among them") from error
 
 
+def read_root(path: Path) -> bytes:
+    """Read the root of trust for releases. Raises ConfigError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; expected the root of signed releases") from error
+
+
 def from_options(
     file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
 ) -> DeviceConfig:

@@ -74,7 +74,7 @@ def flash(
     keys = read_identity(identity, device) if identity and not insecure else {}
     broker = connection(host or None, port or (TLS_PORT if keys else PORT), fleet)
     tree: dict[str, object] = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
-    trusted = _read(root) if root else b""
+    trusted = settings.read_root(root) if root else b""
     config = with_pi_paths(settings.convert(tree, "flash"), identified=bool(keys), root=bool(trusted))
     if not host:
         raise ConfigError("flash: --host is missing; expected the broker's address, as reachable from the Pi")
@@ -130,10 +130,3 @@ def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Targe
     if unknown := [version for version in pythons if version not in PYTHONS.values()]:
         raise ConfigError(f"--python {unknown[0]}: expected {' or '.join(PYTHONS.values())}")
     return OutFolder(out, pythons)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; expected a release root") from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -20,20 +19,15 @@ from edge_fl_devices.install.fetch import Sink
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class MirrorLimits:
-    """Time-outs: `idle_s` without data, `total_s` for one file."""
-
-    idle_s: float = 20.0
-    total_s: float = 3600.0
+IDLE_S = 20.0  # without data
+TOTAL_S = 3600.0  # for one file
 
 
 class Mirror:
     """A web server, by the address of the exported folder (`https://host/releases`)."""
 
-    def __init__(self, address: str, limits: MirrorLimits = MirrorLimits()) -> None:
-        self._address, self._limits = address.rstrip("/"), limits
+    def __init__(self, address: str) -> None:
+        self._address = address.rstrip("/")
 
     def fetch(self, path: str, blob: Blob, sink: Sink) -> int:
         """Fetch the missing chunks of the blob at `path`, as far as the server has them; return the bytes transferred.
@@ -56,7 +50,7 @@ class Mirror:
 
     def _chunks(self, address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int, bytes]]:
         """Yield the chunks `first` to `last`, or from 0 if the server supports no ranges. Raises HTTPError, OSError."""
-        until_s = time.monotonic() + self._limits.total_s
+        until_s = time.monotonic() + TOTAL_S
         stop = min(blob.bytes, (last + 1) * blob.chunk_bytes)
         response = urllib3.request(
             "GET",
@@ -64,7 +58,7 @@ class Mirror:
             headers={"Range": f"bytes={first * blob.chunk_bytes}-{stop - 1}", "Accept-Encoding": "identity"},
             preload_content=False,
             decode_content=False,
-            timeout=self._limits.idle_s,
+            timeout=IDLE_S,
             retries=urllib3.Retry(connect=1, read=0, redirect=3),
         )
         try:
@@ -76,6 +70,6 @@ class Mirror:
                     raise HTTPError(f"ended within chunk {index} of {len(blob.chunks)}")
                 yield index, chunk
                 if time.monotonic() > until_s:
-                    raise HTTPError(f"not complete after {self._limits.total_s:g} s")
+                    raise HTTPError(f"not complete after {TOTAL_S:g} s")
         finally:
             response.close()

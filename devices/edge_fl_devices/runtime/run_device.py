@@ -17,7 +17,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
-from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.config import DeviceConfig, read_root
 from edge_fl_devices.data.load import loader as data_loader
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
@@ -147,20 +147,11 @@ def _make_head_worker(
         budget_s=config.head_budget_s,
         share=config.uploads,
         guard=config.guard,
-        root=_read_root(Path(config.root)) if config.root else None,
+        root=read_root(Path(config.root)) if config.root else None,
         check=check,
         precision=PrecisionLimits(config.precision, capabilities.total_memory_mb(), config.latency_ms),
         mirror=Mirror(config.mirror) if config.mirror else None,
     )
-
-
-def _read_root(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); expected the root of signed releases"
-        ) from error
 
 
 def _wait_connected(agent: Device, show: Callable[[str], None]) -> None:

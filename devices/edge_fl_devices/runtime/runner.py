@@ -31,16 +31,9 @@ MAX_FETCHES = 32  # at a time; each has up to a megabyte of chunks in flight
 class Runner:
     """Drives devices until stopped. `run` blocks; `add`, `stop` and `deliver` may be called from any thread."""
 
-    def __init__(
-        self,
-        *,
-        workers: int = 1,
-        clock: Callable[[], float] = time.monotonic,
-        notifier: Notifier | None = None,
-    ) -> None:
+    def __init__(self, *, workers: int = 1, notifier: Notifier | None = None) -> None:
         self.devices: list[Device] = []
         self._joining = threading.RLock()  # a broker may answer before `Device.connect` has returned
-        self._clock = clock
         self._notifier = notifier or Notifier({})
         self._inbox: queue.SimpleQueue[tuple[Device, DeviceEvent] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Device]] = []
@@ -83,7 +76,7 @@ class Runner:
         self._grant_fetches()
 
     def now_s(self) -> float:
-        return self._clock()
+        return time.monotonic()
 
     def stop(self) -> None:
         """End `run`; all devices disconnect cleanly."""
@@ -93,10 +86,10 @@ class Runner:
         self, deadline_s: float = math.inf, done: Callable[[], bool] = lambda: False, every_s: float = 0.25
     ) -> None:
         """Run until `stop`, the deadline, or `done()`, called every `every_s`; then disconnect all devices cleanly."""
-        ends_s, check_s = self._clock() + deadline_s, self._clock()
+        ends_s, check_s = time.monotonic() + deadline_s, time.monotonic()
         self._notifier.ready()
         try:
-            while (now_s := self._clock()) < ends_s:
+            while (now_s := time.monotonic()) < ends_s:
                 if now_s >= check_s:
                     if done():
                         break
@@ -105,7 +98,7 @@ class Runner:
                 self._tick_due()
                 next_s = self._timers[0][0] if self._timers else math.inf
                 try:
-                    item = self._inbox.get(timeout=max(0.0, min(next_s, check_s, ends_s) - self._clock()))
+                    item = self._inbox.get(timeout=max(0.0, min(next_s, check_s, ends_s) - time.monotonic()))
                 except queue.Empty:
                     continue
                 if item is None:
@@ -123,7 +116,7 @@ class Runner:
             log.exception("%s: %s could not be handled; continuing", device.name, type(event).__name__)
         wake_s = device.wake_s
         if wake_s < math.inf:
-            wake_s = max(wake_s, self._clock() + MIN_SLEEP_S)
+            wake_s = max(wake_s, time.monotonic() + MIN_SLEEP_S)
         if wake_s != device.planned_s:
             device.planned_s = wake_s
             if wake_s < math.inf:
@@ -142,7 +135,7 @@ class Runner:
 
     def _tick_due(self) -> None:
         """Tick every device that is due; skip timers that have been replaced."""
-        while self._timers and self._timers[0][0] <= self._clock():
+        while self._timers and self._timers[0][0] <= time.monotonic():
             wake_s, _, device = heapq.heappop(self._timers)
             if wake_s == device.planned_s:
                 device.planned_s = math.inf
@@ -151,7 +144,7 @@ class Runner:
     def _disconnect_all(self) -> None:
         for device in self.devices:
             device.handle(events.StopRequested())
-        until_s = self._clock() + DISCONNECT_S
+        until_s = time.monotonic() + DISCONNECT_S
         for device in self.devices:
-            device.disconnect(max(0.0, until_s - self._clock()))
+            device.disconnect(max(0.0, until_s - time.monotonic()))
         self._pool.shutdown(wait=True, cancel_futures=True)
