@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from edge_fl.learn import tree
@@ -56,3 +57,39 @@ def test_both_heads_logits_add_up_and_the_global_model_is_the_generic_head() -> 
     special = run.method.net.head(own["personal_head"], z)
     assert steps.predict(run.method, down, own, x).allclose(generic + special)
     assert steps.predict_global(run.method, down, x).allclose(generic)
+
+
+def test_the_hypernetwork_generates_each_clients_head_from_its_class_frequencies() -> None:
+    run = toy.federate(toy.method("fed-rod", hypernetwork=16))
+    parts = {"extractor", "head", "hypernetwork"}
+    assert all(u.parts.keys() == parts for updates in run.updates for u in updates.values())
+    x, own = run.images("c0"), run.own["c0"]
+    counts = toy.batches("c0").counts
+    assert own.keys() == {"frequencies"}
+    assert torch.allclose(own["frequencies"]["share"], counts / counts.sum())
+    down = steps.broadcast(run.method, run.shared, "c0")
+    first, last = ((down["hypernetwork"][f"{i}.weight"], down["hypernetwork"][f"{i}.bias"]) for i in (0, 2))
+    hidden = (own["frequencies"]["share"] @ first[0].T + first[1]).relu()
+    head = (hidden @ last[0].T + last[1]).reshape(toy.CLASSES, -1)
+    z = run.method.features(down, x)
+    expected = run.method.classify(down, x) + z @ head[:, :-1].T + head[:, -1]
+    assert steps.predict(run.method, down, own, x).allclose(expected, atol=1e-5)
+    other = steps.predict(run.method, down, run.own["c1"], x)
+    assert not other.allclose(expected, atol=1e-3)
+
+
+def test_the_hypernetwork_does_not_change_extractor_and_generic_head() -> None:
+    linear, generated = toy.method("fed-rod"), toy.method("fed-rod", hypernetwork=8)
+    ups = [sent(m, steps.start_own(m, "c0"), toy.batches()) for m in (linear, generated)]
+    for name in ("extractor", "head"):
+        assert all(torch.allclose(t, ups[1][name][key], atol=1e-6) for key, t in ups[0][name].items())
+    assert not tree.same(ups[1]["hypernetwork"], steps.start(generated)["hypernetwork"])
+
+
+def test_a_client_that_never_trained_gets_a_head_from_its_frequencies() -> None:
+    method = toy.method("fed-rod", hypernetwork=8)
+    down, own = steps.start(method), steps.start_own(method, "c2")
+    assert float(own["frequencies"]["share"].sum()) == 0.0
+    up, own = steps.personalise(method, down, own, toy.batches("c2"))
+    assert up == {}
+    assert float(own["frequencies"]["share"].max()) == pytest.approx(1.0)  # one class
