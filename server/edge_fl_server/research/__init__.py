@@ -10,8 +10,13 @@ The functions do what `edge-fl simulate` and `edge-fl compare` do, with the same
 
 from __future__ import annotations
 
-from edge_fl_server.research.comparison import Comparison, compare
-from edge_fl_server.research.result import Result
-from edge_fl_server.research.single import run
+from edge_fl.console import extras
+
+try:
+    from edge_fl_server.research.comparison import Comparison, compare
+    from edge_fl_server.research.result import Result
+    from edge_fl_server.research.single import run
+except ModuleNotFoundError as error:
+    raise ImportError(f"edge_fl_server.research {extras.hint(error) or error}") from error
 
 __all__ = ["Comparison", "Result", "compare", "run"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +38,12 @@ class Data:
     clients: Clients = None
 
     def study(self, recipe: Recipe) -> Study:
-        """Load or check the data, and split them over the clients. Raises DataError."""
+        """Load or check the data, and split them over the clients. Raises DataError; warns of classes that cannot be learned."""
         dataset = self._dataset(recipe.data)
-        return studies.of_dataset(recipe, dataset, self._rows(dataset, recipe))
+        study = studies.of_dataset(recipe, dataset, self._rows(dataset, recipe))
+        for line in partition.gaps(dataset, study.split):
+            warnings.warn(line, stacklevel=3)
+        return study
 
     def saved(self, recipe: Recipe, folder: Path) -> Recipe:
         """The recipe, checked, with the data in files: arrays and their clients are written to `folder`. Raises InputError."""

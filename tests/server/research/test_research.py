@@ -203,3 +203,8 @@ def test_a_split_of_another_dataset_is_rejected() -> None:
     split = partition.Split(9, ("a",), (np.arange(8),), (empty,), (np.array([8]),))
     with pytest.raises(EdgeFLError, match="a split of 9 samples for 120"):
         small(clients=split)
+
+
+def test_gapped_labels_give_a_warning() -> None:
+    with pytest.warns(UserWarning, match="arrays: no samples of 1 of 4 classes: 0"):
+        small("fedrep", IMAGES, LABELS + 1, rounds=0)

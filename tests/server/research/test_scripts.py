@@ -83,3 +83,16 @@ def test_the_stored_notebook_is_small_and_was_executed_in_order() -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert NOTEBOOK.stat().st_size < 20_000
+
+
+def test_without_torch_the_import_names_the_extra(folder: Path) -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+try:
+    import edge_fl_server.research
+except ImportError as error:
+    print(error)
+"""
+    line = "edge_fl_server.research needs pip install 'edge-fl[server]' (torch is not installed)"
+    assert python(folder, "-c", code).splitlines() == [line]
