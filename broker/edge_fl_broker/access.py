@@ -6,6 +6,8 @@ two temporary devices.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from edge_fl.errors import ConnectError, DeadlineError
@@ -43,65 +45,57 @@ def check_access(
     ]
 
 
-def _published(
-    operator_probe: Probe, device_probe: Probe, topics: Topics, device: str, other: str
-) -> set[str]:
-    """Families of topics on which the device's publications reach others."""
+def _published(operator: Probe, device: Probe, topics: Topics, name: str, other: str) -> set[str]:
+    """Families of topics on which the publications of the device `name` reach others."""
     tried = {
-        "own up": topics.log(device),
+        "own up": topics.log(name),
         "another's up": topics.log(other),
-        "own dn": topics.command(device),
+        "own dn": topics.command(name),
         "another's dn": topics.command(other),
         "tuf": topics.tuf("999999999.root.json"),
         "art": topics.chunk("0" * 64, 0),
         "round": topics.round("check"),
         "another's claim": topics.enrol_response(other),
     }
-    last = topics.request(device)
-    for topic in (*tried.values(), last):
-        operator_probe.client.subscribe(topic)
-    _settle(operator_probe, topics.assignment(device))
-    for topic in (*tried.values(), last):
-        device_probe.client.publish(Packet(topic, b"", expiry_s=5))
-    arrived = _topics_until(operator_probe, last)
-    return {family for family, topic in tried.items() if topic in arrived}
+    last = topics.request(name)
+    return _arriving(device, operator, tried, last, tried.values(), topics.assignment(name))
 
 
-def _received(
-    operator_probe: Probe, device_probe: Probe, topics: Topics, device: str, other: str
-) -> set[str]:
-    """Families of topics that the device receives when it subscribes to everything."""
+def _received(operator: Probe, device: Probe, topics: Topics, name: str, other: str) -> set[str]:
+    """Families of topics that the device `name` receives when it subscribes to everything."""
     tried = {
         "another's dn": topics.command(other),
         "another's up": topics.log(other),
         "tuf": topics.tuf("999999999.root.json"),
-        "own dn": topics.command(device),
+        "own dn": topics.command(name),
     }
-    last = topics.ack(device)
-    for pattern in ("#", f"{topics.root}/#", *tried.values(), last):
-        device_probe.client.subscribe(pattern)
-    _settle(device_probe, topics.state(device))
+    patterns = ("#", f"{topics.root}/#", *tried.values())
+    return _arriving(operator, device, tried, topics.ack(name), patterns, topics.state(name))
+
+
+def _arriving(
+    sender: Probe,
+    listener: Probe,
+    tried: Mapping[str, str],
+    last: str,
+    patterns: Iterable[str],
+    listeners_topic: str,
+) -> set[str]:
+    """Families of `tried` that reach the listener, which subscribes to `patterns`; the permitted topic `last` ends the test.
+
+    Brokers process packets in order: once a publication to `listeners_topic` is acknowledged, the subscriptions are active.
+    """
+    for pattern in (*patterns, last):
+        listener.client.subscribe(pattern)
+    listener.client.publish(Packet(listeners_topic, b"", expiry_s=1))
+    listener.client.drain(listener.deadline_s)
     for topic in (*tried.values(), last):
-        operator_probe.client.publish(Packet(topic, b"", expiry_s=5))
-    arrived = _topics_until(device_probe, last)
+        sender.client.publish(Packet(topic, b"", expiry_s=5))
+    arrived: set[str] = set()
+    with suppress(DeadlineError):
+        while (packet := listener.packet()).topic != last:
+            arrived.add(packet.topic)
     return {family for family, topic in tried.items() if topic in arrived}
-
-
-def _settle(probe: Probe, topic: str) -> None:
-    """Wait until subscriptions are active: brokers process packets in order, so an acknowledged publication follows them."""
-    probe.client.publish(Packet(topic, b"", expiry_s=1))
-    probe.client.drain(probe.deadline_s)
-
-
-def _topics_until(probe: Probe, last: str) -> set[str]:
-    """Topics of the packets that arrive before the one published last."""
-    topics: set[str] = set()
-    try:
-        while (packet := probe.packet()).topic != last:
-            topics.add(packet.topic)
-    except DeadlineError:
-        topics.add("timeout")
-    return topics
 
 
 def _result(what: str, found: set[str], needed: set[str]) -> CheckResult:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_fl.cli import cache_folder
 from edge_fl.errors import ConnectError
 
 FOLDERS = (
@@ -61,7 +62,7 @@ def find(cache: Path | None = None) -> Program:
     for path in _installed():
         if version := _version(path, {}):
             return Program(path, version)
-    return unpack(cache or _cache_folder())
+    return unpack(cache or cache_folder())
 
 
 def unpack(cache: Path) -> Program:
@@ -178,7 +179,3 @@ def _run(
 def _error_text(error: Exception) -> str:
     lines = (getattr(error, "stderr", "") or "").strip().splitlines()
     return lines[-1] if lines else str(error)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edge-fl"

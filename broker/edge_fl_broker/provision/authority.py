@@ -34,7 +34,6 @@ from edge_fl_broker.provision.register import Issued, Register, Rows, denied
 LIFE = timedelta(days=365 * 5)
 CLAIM_LIFE = timedelta(days=30)
 MAX_HOLDING = 8  # valid certificates per name, so that a device that requests endlessly gets no more
-HOME = Path("runs/identities")
 FOLDERS = {
     "server": "server",
     "reader": "server/reader",
