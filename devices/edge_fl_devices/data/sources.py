@@ -129,24 +129,17 @@ def archive(location: str, spec: DataSpec) -> SourceData:
     if Path(location).exists() and (reason := unusable(Path(location))):
         raise DataError(f"{location}: {reason}; expected an .npz")
     content = npz.read(Path(location))
-
-    def keys(part: str) -> tuple[str, str]:
-        return f"x{part}", f"y{part}"
-
-    def has(part: str) -> bool:
-        return content.keys() >= {*keys(part)}
-
-    train = "" if has("") else "_train"
-    if not has(train):
+    train = "" if {"x", "y"} <= content.keys() else "_train"
+    parts = [part for part in (train, "_validation", "_test") if {f"x{part}", f"y{part}"} <= content.keys()]
+    if train not in parts:
         raise DataError(
             f"{location}: holds {', '.join(content) or 'nothing'}; expected x and y, or x_train and y_train"
         )
-    parts = [train, *filter(has, ("_validation", "_test"))]
-    classes = spec.classes or _names([content[keys(part)[1]] for part in parts], location)
-    samples = {}
-    for part in parts:
-        x, y = keys(part)
-        samples[part] = arrays.samples(content[x], content[y], classes, f"{location} ({x})")
+    classes = spec.classes or _names([content[f"y{part}"] for part in parts], location)
+    samples = {
+        part: arrays.samples(content[f"x{part}"], content[f"y{part}"], classes, f"{location} (x{part})")
+        for part in parts
+    }
     if not all(len(samples[part]) for part in (train, "_test") if part in samples):
         raise DataError(f"{location}: no samples to train or to test on")
     if len({part.shape for part in samples.values()}) > 1:
