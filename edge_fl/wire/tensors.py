@@ -76,7 +76,7 @@ def pack(parts: Arrays, limits: TensorLimits = LIMITS) -> bytes:
             )
         if (dtype := array.dtype.newbyteorder("<")) not in DTYPES.values():
             raise ProtocolError(
-                f"tensor {name!r}: dtype {array.dtype}, expected one of {_known()}",
+                f"tensor {name!r}: dtype {array.dtype}, expected one of {', '.join(map(str, DTYPES.values()))}",
                 consequence="nothing was sent",
             )
         _check_shape(name, array.shape, limits)
@@ -199,7 +199,3 @@ def _check_shape(name: str, shape: tuple[int, ...] | list[int], limits: TensorLi
 
 def _kind(entry: tuple[str, tuple[int, ...]] | None) -> str:
     return f"{entry[0]} {list(entry[1])}" if entry else "nothing"
-
-
-def _known() -> str:
-    return ", ".join(dtype.name for dtype in DTYPES.values())

@@ -142,10 +142,5 @@ def deliver_event(event: Event, deliver: Listener, client_id: str) -> None:
     try:
         deliver(event)
     except Exception:
-        log.exception(
-            "%s: the listener failed on %s; continuing with the next event", client_id, _brief(event)
-        )
-
-
-def _brief(event: Event) -> str:
-    return f"{len(event.payload)} bytes on {event.topic}" if isinstance(event, Packet) else repr(event)
+        what = f"{len(event.payload)} bytes on {event.topic}" if isinstance(event, Packet) else repr(event)
+        log.exception("%s: the listener failed on %s; continuing with the next event", client_id, what)
