@@ -23,7 +23,7 @@ from edge_fl.data import partition
 from edge_fl.errors import RunError
 from edge_fl.files import atomic
 from edge_fl_server.compare import cell as cells_of
-from edge_fl_server.compare import curves, inputs
+from edge_fl_server.compare import inputs, summary
 from edge_fl_server.compare import jobs as pool
 from edge_fl_server.compare.cell import CellResult
 from edge_fl_server.compare.grid import Cell
@@ -115,7 +115,7 @@ def save_rows(
 def save_curves(folder: Path, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Path:
     """Write curves.csv: a line per round of each cell, and a last one for the final personalisation."""
     lines = [
-        line for cell in cells if (result := results.get(cell.key)) for line in curves.lines(cell, result)
+        line for cell in cells if (result := results.get(cell.key)) for line in summary.curve(cell, result)
     ]
     return _write(folder / "curves.csv", renderers.csv_text(lines))
 

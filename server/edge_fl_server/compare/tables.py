@@ -13,6 +13,7 @@ from edge_fl_server.compare.summary import (
     BYTES_DOWN,
     BYTES_UP,
     DEVICE_SECONDS,
+    MEGABYTE,
     SECONDS,
     UNTIL_BYTES,
     UNTIL_ROUNDS,
@@ -21,7 +22,6 @@ from edge_fl_server.compare.summary import (
     Row,
 )
 
-MEGABYTE = 1e6
 Write = Callable[[MeanStd, int], str]
 
 

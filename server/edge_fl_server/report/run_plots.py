@@ -18,9 +18,8 @@ from edge_fl.data import partition
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl_server.compare import cell as cells_of
 from edge_fl_server.compare.cell import CellResult
-from edge_fl_server.compare.curves import FINAL, MEGABYTE, Cost, cumulative
 from edge_fl_server.compare.grid import Cell, blocks
-from edge_fl_server.compare.summary import mean_std
+from edge_fl_server.compare.summary import FINAL, MEGABYTE, Cost, cumulative, mean_std
 from edge_fl_server.report import plots, style
 from edge_fl_server.report.plots import Curve, Points
 from edge_fl_server.runs import trained

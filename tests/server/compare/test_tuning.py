@@ -16,7 +16,7 @@ from edge_fl.errors import InputError, MethodError
 from edge_fl.methods import METHODS
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary
-from edge_fl_server.compare import curves, paired, tuned, tuning
+from edge_fl_server.compare import paired, summary, tuned, tuning
 from edge_fl_server.compare.cell import CellResult, Point
 from edge_fl_server.compare.grid import Cell, cells
 from edge_fl_server.compare.tuning import Tuning
@@ -197,9 +197,9 @@ def test_costs_are_cumulative_and_of_one_client() -> None:
     (cell, *_) = cells(TINY, [])
     curve = [Point(n, 9.0, 20, 10, 2, {PERSONAL_AFTER: 0.5}, device_seconds=0.25) for n in (1, 2)]
     result = CellResult(cell.key, cell.label, cell.recipe, curve=curve, final_seconds=1.5)
-    costs = [(cost.bytes_down, cost.bytes_up, cost.device_seconds) for cost in curves.cumulative(result)]
+    costs = [(cost.bytes_down, cost.bytes_up, cost.device_seconds) for cost in summary.cumulative(result)]
     assert costs == [(10, 5, 0.25), (20, 10, 0.5), (20, 10, 2.0)]
-    assert [line["round"] for line in curves.lines(cell, result)] == [1, 2, "final"]
+    assert [line["round"] for line in summary.curve(cell, result)] == [1, 2, "final"]
 
 
 def test_a_tuned_comparison_is_saved_and_a_second_call_runs_nothing(
