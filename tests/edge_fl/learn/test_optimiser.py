@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge_fl.learn.optimiser import Adam, Optimiser, Sgd
+from edge_fl.config import OptimiserConfig
+from edge_fl.learn.optimiser import Adam, Optimiser, Sgd, optimiser
 
 Torchs = Callable[[list[Tensor]], torch.optim.Optimizer]
 PAIRS: dict[str, tuple[Optimiser, Torchs]] = {
@@ -44,6 +45,14 @@ def test_clipping_leaves_a_tiny_gradient_as_it_is() -> None:
     w = {("a",): torch.zeros(1)}
     moved, _ = Sgd(1.0, max_norm=0.5).step(w, {("a",): torch.tensor([5e-7])}, {})
     assert moved[("a",)].item() == pytest.approx(-5e-7)
+
+
+def test_a_recipe_s_settings_reach_the_optimiser() -> None:
+    steps = [[50, 0.2]]
+    sgd = optimiser(OptimiserConfig("sgd", 0.1, momentum=0.9, weight_decay=0.01, lr_steps=steps))
+    assert sgd == Sgd(lr=0.1, momentum=0.9, weight_decay=0.01, lr_steps=((50, 0.2),), max_norm=0.0)
+    adam = optimiser(OptimiserConfig("adam", 0.1, weight_decay=0.01, lr_steps=steps))
+    assert adam == Adam(lr=0.1, weight_decay=0.01, lr_steps=((50, 0.2),), max_norm=0.0)
 
 
 def test_the_learning_rate_follows_its_steps() -> None:

@@ -246,6 +246,28 @@ def test_predictions_are_numbers_before_within_and_after_training(name: str) -> 
     )
 
 
+WITH_GLOBAL_MODEL = (
+    *(
+        "ditto",
+        "dualfed",
+        "fed-rod",
+        "fedala",
+        "fedavg",
+        "fedavg+ft",
+        "fedbabu",
+        "fedcgs",
+        "fedcrc",
+        "feddbe",
+    ),
+    *("fedetf", "fedkd", "fedprox", "fedprox+ft", "lp-ft", "moon", "per-fedavg", "pfedme", "spherefed"),
+)
+
+
+@every_method
+def test_a_global_accuracy_is_measured_where_all_clients_share_a_whole_model(name: str) -> None:
+    assert toy.method(name).has_global == (name in WITH_GLOBAL_MODEL)
+
+
 @every_method
 def test_what_a_client_owns_keeps_its_structure(name: str) -> None:
     method, run = toy.method(name), ran(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -56,6 +58,15 @@ def test_a_class_without_samples_has_no_say() -> None:
     run = toy.federate(toy.method("fedcgs"), rounds=1, cohort=lambda number: [toy.SINGLE])
     assert tree.first_not_finite(run.shared) is None
     assert run.method.predict(run.shared, run.images("c0")).argmax(1).unique().tolist() == [7]
+
+
+def test_a_single_sample_in_all_gives_a_finite_head() -> None:
+    method = toy.method("fedcgs")
+    shared, data = steps.start(method), toy.batches()
+    one = replace(data, x=data.x[:1], y=data.y[:1])
+    up, _ = steps.local_update(method, steps.broadcast(method, shared, "c0"), {}, one)
+    new = steps.aggregate(method, shared, [Update("c0", 1, up)])
+    assert tree.first_not_finite(new) is None and not tree.same(new["head"], shared["head"])
 
 
 def test_the_final_training_equals_a_plain_loop() -> None:

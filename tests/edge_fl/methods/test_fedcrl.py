@@ -65,6 +65,18 @@ def test_misfit_is_the_mean_over_the_samples_of_the_last_training() -> None:
     assert torch.isclose(new["history"]["misfit"], prototype_contrast(z.x, z.y, down["prototypes"], 0.1))
 
 
+def test_misfit_of_one_sample_with_a_prototype_is_known() -> None:
+    down, own = after_a_round(fedcrl())
+    data = toy.batches(toy.PAIR)
+    assert data.y[0] != data.y[1]
+    only = (torch.arange(10) == data.y[0]).float()
+    down = {**down, "prototypes": {**down["prototypes"], "count": only}}
+    _, new = fedcrl(optimiser=Sgd(0.0), gamma=0.0).local_update(down, own, data)
+    z = data.features(fedcrl().net.extractor, own["personal_extractor"])
+    assert torch.isclose(new["history"]["misfit"], prototype_contrast(z.x, z.y, down["prototypes"], 0.1))
+    assert new["history"]["misfit"] >= 0
+
+
 @pytest.mark.parametrize(("probe", "follows"), [("train", True), ("eval", False)])
 def test_the_stored_loss_sets_the_mixing_weight_unless_it_is_measured_anew(probe: str, follows: bool) -> None:
     method = fedcrl(reg_probe=probe)

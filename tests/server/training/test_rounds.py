@@ -54,6 +54,14 @@ def test_a_run_ends_after_the_last_attempt_with_the_model_of_the_round_before(st
     assert fleet.attempts == attempts
 
 
+@pytest.mark.parametrize(("name", "selected"), [("fedavg", 1), ("local", 3)])
+def test_a_share_of_the_clients_takes_part_unless_the_method_trains_everyone(stage, name, selected):
+    method = build_method(stage.spec(name))
+    plan = Plan(2, seed=1, cohort=CohortConfig(participation=0.34))
+    results = list(rounds.run(method, Recovering(stage, method, 0), plan))
+    assert [len(result.selected) for result in results] == [selected] * 2
+
+
 def test_after_a_change_on_the_server_every_client_is_evaluated_again(stage):
     """SphereFed's server computes a new head from the sums of all clients."""
     method = build_method(stage.spec("spherefed"))

@@ -69,6 +69,13 @@ def test_clipping_bounds_what_one_client_moves():
     assert clip(near, far, 5.0).parts["extractor"] is near.parts["extractor"]
 
 
+@pytest.mark.parametrize("centre", ["median", "trimmed", "geometric"])
+def test_the_centre_of_one_update_is_that_update(centre):
+    alone = update("c0", 1.5, -2.0)
+    (found,) = robust([alone], SHARED, Robust(centre))
+    assert found.parts["extractor"]["w"].tolist() == [1.5, -2.0]
+
+
 def test_without_a_choice_nothing_is_touched():
     updates = [update("a", 1.0, 2.0), update("b", 3.0, 4.0)]
     assert list(robust(updates, SHARED, Robust())) == updates

@@ -83,9 +83,11 @@ def test_an_implausible_change_is_dropped_by_name(factor: float, clients: int) -
     assert screen.scores["liar"] > 1
 
 
-def test_two_updates_cannot_be_compared() -> None:
-    sent = [update("a", 0.01 * COMMON), update("b", 100 * COMMON)]
-    assert list(Screen(3.0).round(sent, SHARED)) == sent
+@pytest.mark.parametrize(("clients", "limited"), [(2, False), (3, True)])
+def test_sizes_are_compared_from_three_updates_on(clients: int, limited: bool) -> None:
+    sent = [update(f"c{i}", 0.01 * COMMON) for i in range(clients - 1)] + [update("big", 0.02 * COMMON)]
+    kept = list(Screen(1.2).round(sent, SHARED))
+    assert kept[:-1] == sent[:-1] and (kept[-1] is not sent[-1]) == limited
 
 
 def test_a_flipped_sign_is_dropped_until_some_rounds_after_it_ends() -> None:
