@@ -32,7 +32,7 @@ def writing(path: Path, *, flush: bool = True, private: bool = False) -> Iterato
                 os.fsync(file.fileno())
         os.replace(part, path)
         if flush:
-            _flush_folder(path.parent)
+            flush_to_disk(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -45,10 +45,9 @@ def link(source: Path, path: Path) -> None:
             os.link(source, part)
         except OSError:  # FAT has no links
             shutil.copyfile(source, part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        flush_to_disk(part)
         os.replace(part, path)
-        _flush_folder(path.parent)
+        flush_to_disk(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
@@ -64,8 +63,9 @@ def _part(path: Path) -> Path:
     return path.with_name(f".{path.name[:60]}.{secrets.token_hex(4)}.part")
 
 
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush_to_disk(path: Path) -> None:
+    """Flush a file or the entries of a folder to disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

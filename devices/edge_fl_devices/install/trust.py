@@ -11,7 +11,6 @@ successful refresh, so a clock that ran ahead may expire metadata early but neve
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,11 +149,7 @@ class Trust:
     def _flush(self) -> None:
         """Flush the files that python-tuf replaced; rollback protection must survive a power cut."""
         for path in (*(self._metadata / f"{role}.json" for role in ROLES), self._metadata):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            atomic.flush_to_disk(path)
 
 
 class _Fetcher(FetcherInterface):

@@ -60,13 +60,7 @@ class Chunks:
                         raise
 
     def assemble(self, blob: Blob, path: Path) -> None:
-        """Move the complete blob to `path`, atomically. Raises ArtefactError ("incomplete", "chunk_hash", ...)."""
-        if missing := self.missing(blob):
-            raise ArtefactError(
-                f"{path.name}: {len(missing)} of {len(blob.chunks)} chunks missing, the first is {missing[0]}",
-                "incomplete",
-                consequence="not installed",
-            )
+        """Move the complete blob to `path`, atomically. Raises ArtefactError ("chunk_hash", ...)."""
         with reporting(path.name), self._path(blob).open("rb") as file, ThreadPoolExecutor(1) as pool:
             flushed = pool.submit(os.fsync, file.fileno())  # in parallel with the hash
             if (actual := hashlib.file_digest(file, "sha256").hexdigest()) != blob.sha256:
