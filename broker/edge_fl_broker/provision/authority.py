@@ -180,20 +180,19 @@ class Authority:
     def broker(self, hosts: Sequence[str] = ()) -> Identity:
         """The broker's identity, reissued when it lacks one of these hosts or is about to expire."""
         folder = self.home / "broker"
-        required = tuple(dict.fromkeys((*broker_hosts(), *hosts)))
+        required, current = {*broker_hosts(), *hosts}, None
         if folder.exists():
             current = identity.read(folder)
             certificate = x509.load_pem_x509_certificate((folder / CERT_FILE).read_bytes())
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             covered = {str(name.value) for name in names}
-            if set(required) <= covered and self.now() < current.renew_at:
+            if required <= covered and self.now() < current.renew_at:
                 return current
-            certificate, key = self._pair("broker", LIFE, tuple(sorted(covered | set(required))))
-            self._enter(certificate)
-            return identity.replace(folder, certificates.pem(certificate), key)
-        certificate, key = self._pair("broker", LIFE, required)
+            required |= covered
+        certificate, key = self._pair("broker", LIFE, sorted(required))
         self._enter(certificate)
-        return identity.write(folder, self.ca, certificates.pem(certificate), key)
+        pem = certificates.pem(certificate)
+        return identity.replace(folder, pem, key) if current else identity.write(folder, self.ca, pem, key)
 
     def rotate(self, folder: Path, life: timedelta = LIFE) -> Identity:
         """Replace the identity in `folder`; the old certificate stays valid, so that copies of it still work."""
