@@ -79,7 +79,7 @@ class DualFed(Method):
     usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.05, momentum=0.5)
     deviations: ClassVar = (
         "probabilities are summed (official code: logits); frozen parts run in inference behaviour (code: BatchNorm moves in stage 2);"
-        " λ and τ are for small networks (PACS 40 and 0.2, Office-Home 2 and 0.05)"
+        " λ, τ and the usual rate are for small networks (PACS 40 and 0.2, Office-Home 2 and 0.05; rate 0.01)"
     )
 
     def __post_init__(self) -> None:

@@ -59,7 +59,8 @@ class FedCRC(Method):
         start="global_head",
     )
     deviations: ClassVar = (
-        "personal heads start equal to the global one; the frozen extractor runs in inference behaviour"
+        "personal heads start equal to the global one; the frozen extractor runs in inference behaviour; means run over the"
+        " participating clients (paper: all); the personal head is fitted once more at the end"
     )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

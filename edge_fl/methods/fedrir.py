@@ -76,8 +76,8 @@ class FedRIR(Method):
     measures: ClassVar = MEASURES
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.01)
     deviations: ClassVar = (
-        "q is fitted by likelihood (paper: with the bound); a negative bound counts as 0; λ is 0.01 (paper: 1); q's log-variance ends in"
-        " tanh, the KL term is an option (both: code); the frozen specific extractor runs in inference mode (code: BatchNorm moves)"
+        "q is fitted by likelihood (paper: with the bound), a negative bound counts as 0; λ and the usual rate are 0.01 (paper: 1, 5e-4);"
+        " q's log-variance ends in tanh, KL is an option (both: code); the frozen specific extractor infers (code: its BatchNorm moves)"
     )
 
     def init_own(self, client: str) -> Parts:

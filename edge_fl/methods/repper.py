@@ -61,7 +61,7 @@ class RepPer(Method):
     head_tier: ClassVar = HeadTier("native", "SVM, logistic regression or MLP on unit-length features")
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.001, weight_decay=1e-4)
     deviations: ClassVar = (
-        "mean over anchors (Eq. 4 sums); the paper names no augmentation;"
+        "mean over anchors (Eq. 4 sums); the paper names no augmentation; the rate decays only where the recipe says so;"
         " the MLP head trains for at least 300 steps (paper: 10 epochs)"
     )
 
