@@ -33,6 +33,7 @@ def test_a_report_is_sent_again_until_it_is_acknowledged() -> None:
         before_s = device.now_s
         assert only(effects.Send, device.sleep_until_woken()).parcel.report.id == "rel-3"
         pauses.append(device.now_s - before_s)
+    assert device.state.outbox[0].sent == 4
     assert all(7.5 <= pause <= 12.5 for pause in pauses) and len(set(pauses)) == 3
     device.receive(Ack("rel-3", "duplicate"))
     assert wake_at(device.state) == float("inf")
