@@ -151,6 +151,26 @@ def test_a_device_that_sends_outliers_changes_nothing_and_is_quarantined_by_name
     assert not grown
 
 
+def test_a_weight_that_a_device_states_itself_is_bounded_by_the_cohorts(stage, run_request, caplog):
+    def heavy(mode, report, payload):
+        if mode != "train":
+            return [(report, payload)]
+        parts = tensors.unpack(payload)
+        parts["fisher"] = {"trace": parts["fisher"]["trace"] * 1e9}
+        payload = tensors.pack(parts)
+        return [(replace(report, blob=describe(payload, 1024)), payload)]
+
+    for id in ("d1", "d2", "d3"):
+        stage.device(id)
+    stage.device("liar", tamper=heavy)
+    method = replace(run_request.recipe.method, name="fedas")
+    cohort = replace(run_request.recipe.cohort, min_devices=4)
+    with caplog.at_level("WARNING"):
+        finished(with_recipe(run_request, rounds=1, method=method, cohort=cohort))
+    bounded = [r for r in caplog.records if "max_weight" in r.getMessage()]
+    assert [record.device for record in bounded] == ["liar"]
+
+
 def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
     run_request = with_recipe(run_request, rounds=1, release=ReleaseConfig(heads=1, wait_s=20.0))
