@@ -32,9 +32,8 @@ from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.slots import Installed
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.head import HeadWorker
-from edge_fl_devices.workers.head_and_full import HeadAndFullWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter
-from edge_fl_devices.workers.worker import MakeWorker, Worker
+from edge_fl_devices.workers.worker import MakeWorker
 
 CONNECT_S = 15.0
 
@@ -61,8 +60,8 @@ def run_device(
         worker = _make_head_worker(config, capability, store, loader, children)
         if capability.tier == "full":
             load_data = lru_cache(1)(data_loader(config))  # a full device trains on its images repeatedly
-            full = full_worker()(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
-            worker = HeadAndFullWorker(full, worker)
+            make = full_worker()
+            worker.full = make(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
         topics = Topics(config.broker.fleet)
         agent = device.start(config.id, topics, capability, worker, data_problem=data_problem)
         progress.print(
@@ -130,7 +129,7 @@ def measure(
 
 def _make_head_worker(
     config: DeviceConfig, capability: Capability, store: Store, loader: ChildFeatureLoader, children: Children
-) -> Worker:
+) -> HeadWorker:
     def check(installed: Installed) -> None:
         """Run the canary, while a child for the features starts in parallel."""
         children.start()

@@ -24,7 +24,7 @@ from edge_fl.wire.blob import Assembly, Blob, describe, digest
 from edge_fl.wire.egress import of_head
 from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.assignments import parcel_for
-from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh
+from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh, Train
 from edge_fl_devices.agent.events import Event, Failed, Installed, Refreshed
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader
@@ -65,7 +65,8 @@ class HeadWorker(Worker):
 
     kind, balanced, budget_s: which head to fit. share: whether head updates may be sent. guard: a new model is served only if it is
     not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
-    root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary.
+    root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: the worker that trains, of a
+    full device, which installs releases and fits heads only while it is demoted to head-only.
     """
 
     _: KW_ONLY
@@ -82,6 +83,7 @@ class HeadWorker(Worker):
     clock: Callable[[], datetime] = wall_clock
     precision: PrecisionLimits = PRECISION_LIMITS
     mirror: Mirror | None = None
+    full: Worker | None = None
     _slots: Slots = field(init=False)
     _trust: Trust = field(init=False)
 
@@ -111,6 +113,8 @@ class HeadWorker(Worker):
                 return Installed(job.manifest.release)
             case Fit():
                 return self._fit(job)
+            case Train() if self.full:
+                return self.full.perform(job, material)
         return Failed("unsupported_tier", final=True)
 
     # receive a release

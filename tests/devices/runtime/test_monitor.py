@@ -20,7 +20,7 @@ from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.monitor import DeviceMonitor
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head_and_full import HeadAndFullWorker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.worker import Worker
 from tests.devices.agent.agents import TOPICS
 from tests.devices.images import X, picture
@@ -43,7 +43,7 @@ class Board:
 
     def __post_init__(self) -> None:
         can = Capability(self.tier, "test", "3", notes=["full: torch"])  # type: ignore[arg-type]
-        worker = HeadAndFullWorker.__new__(HeadAndFullWorker)
+        worker = HeadWorker.__new__(HeadWorker)
         Worker.__init__(worker, "pi-01", Store(self.home))
         self.device = Device(AgentState("pi-01", "boot", TOPICS, can), worker)
         config = DeviceConfig(

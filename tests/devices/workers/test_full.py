@@ -31,11 +31,15 @@ from edge_fl.metrics import EPSILON
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Capability, Round
 from edge_fl.wire.tensors import pack, unpack
-from edge_fl_devices.agent.effects import Train
+from edge_fl_devices.agent.effects import Fit, Train
 from edge_fl_devices.agent.events import Failed, Finished
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.full import FullWorker
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_devices.workers.worker import attempt
 from tests.devices.scripted import TOPICS, ScriptedServer, running
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -278,3 +282,19 @@ def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(tmp_pat
         )
     assert Store(tmp_path).outbox() == []
     broker.close()
+
+
+def test_a_full_device_trains_and_fits_heads_and_a_head_only_one_does_not_train(tmp_path: Path) -> None:
+    loader = LocalFeatureLoader(lambda classes, input: DATA, tmp_path)
+    store, runtime = Store(tmp_path), Runtime("1.20", 21)
+    head = HeadWorker("pi-01", store, loader=loader, fitter=fit_here, runtime=runtime, kind="nearest")
+    spec = spec_for("fedavg")
+    down = pack(tree.to_arrays(steps.broadcast(build_method(spec), steps.start(build_method(spec)), "pi-01")))
+    job = Train(assign("train", 1, down), spec, "boot-1", 0)
+    assert head.perform(job, down) == Failed("unsupported_tier", final=True)
+    head.full = worker(tmp_path)
+    assert isinstance(head.perform(job, down), Finished)
+    fitted = head.perform(Fit(assign("serve", 1, down), "boot-1", 0), None)
+    assert (
+        isinstance(fitted, Failed) and fitted.reason == "incomplete"
+    )  # its own job: no release is installed
