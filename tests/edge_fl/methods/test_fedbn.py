@@ -83,6 +83,19 @@ def test_the_export_has_averaged_batchnorm() -> None:
     assert export.export(run.method, run.shared).difference < 1e-4
 
 
+@pytest.mark.parametrize(("images", "passes"), [(20, 30), (64, 30), (130, 30), (700, 33)])
+def test_statistics_settle_in_thirty_batches_or_in_one_pass_over_more(images: int, passes: int) -> None:
+    """Batches of 64, whole passes; 700 images are 11 batches, so three passes."""
+    method = toy.method("fedbn")
+    own, down = steps.start_own(method, "c0"), steps.broadcast(method, steps.start(method), "c0")
+    x = torch.randint(
+        0, 256, (images, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    settled = norm.estimated(method, down, own, x)["extractor.norm"]
+    counted = {int(t) for name, t in settled.items() if name.endswith("num_batches_tracked")}
+    assert counted == {passes}
+
+
 @pytest.mark.parametrize("name", ["fedbn", "dualfed"])
 def test_a_client_that_never_trained_predicts_with_statistics_of_its_own_images(name: str) -> None:
     run = toy.federate(toy.method(name), rounds=2, cohort=lambda number: ["c0", "c1"])

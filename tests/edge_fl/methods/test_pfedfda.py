@@ -72,6 +72,16 @@ def test_a_round_equals_a_plain_loop() -> None:
     assert torch.allclose(new["head"]["bias"], head(*adapted)[1], atol=1e-2)
 
 
+def test_a_class_with_at_most_two_samples_takes_the_global_mean() -> None:
+    method = toy.method("pfedfda")
+    y = torch.tensor([0, 0, 1, 1, 1, 2])
+    z = torch.randn(6, 12, generator=torch.Generator().manual_seed(3)).double()
+    known = {"mean": torch.full((10, 12), 7.0), "covariance": torch.eye(12)}
+    mean = method._estimate(z, y, known)["mean"]  # type: ignore[attr-defined]
+    assert torch.allclose(mean[1], z[2:5].mean(0))
+    assert (mean[[0, *range(2, 10)]] == 7.0).all()
+
+
 def error(method: object, data: Batches, known: Params, beta: tuple[float, float]) -> float:
     """The cross-validation error, by hand: the samples of each class alternate between two folds."""
     seen, fold = [0] * 10, []

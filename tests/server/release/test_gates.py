@@ -139,6 +139,14 @@ def test_the_reason_of_an_abort_names_the_gate_and_what_it_saw(outcomes: list[Ou
     assert objection(outcomes) == reason
 
 
+def test_the_ratio_starts_at_one_and_each_report_multiplies_it() -> None:
+    fine, failed = Outcome("", 200, 4, 4, 1.0), Outcome("enospc")
+    once = gates.updated(gates.START, fine, GATES)
+    assert once == {name: pytest.approx(gate(fine, GATES)) for name, gate in gates.GATES.items()}
+    twice = gates.updated(once, failed, GATES)
+    assert twice["failures"] == pytest.approx(once["failures"] + math.log(6))
+
+
 def test_no_single_device_can_end_a_roll_out() -> None:
     for harmed in (Outcome("enospc"), Outcome("", 50, 10, 0), Outcome("", 0, 0, 0, 100.0)):
         assert not objection([harmed, *[Outcome("", 100, 2, 2, 1.0)] * 50])

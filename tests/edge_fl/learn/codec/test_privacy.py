@@ -71,3 +71,5 @@ def test_epsilon_beyond_the_library_is_a_bound_and_without_updates_zero() -> Non
     below, above = (privacy.epsilon(mu**2, 1e-5) for mu in (27.0, 28.0))
     assert below < 500 < above < 600
     assert privacy.epsilon(1e6, 1e-5) > above
+    near = [privacy.epsilon((27.6 + step / 100) ** 2, 1e-5) for step in range(21)]  # across the library's end
+    assert near == sorted(near) and 497 < near[0] < 500 < near[-1] < 521

@@ -1,0 +1,54 @@
+"""Limits of one update, at their ends: norms and the shapes of what is aggregated."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
+from edge_fl.learn.tree import Params
+from edge_fl.methods.contract import steps
+from edge_fl.wire.messages import Report
+from edge_fl_server.mqtt.updates.validation import (
+    RejectedError,
+    Terms,
+    parts_check,
+)
+from tests.edge_fl.methods import toy
+
+SPEC = MethodSpec(ModelConfig(), toy.INPUT, ["a", "b"], MethodConfig(), 0)
+REPORT = Report("r", "update", "boot", 5)
+
+
+def head(norm: float) -> Params:
+    """A head of this L2 norm, its weights all equal."""
+    params = toy.net().head.init()
+    elements = sum(t.numel() for t in params.values())
+    return {name: torch.full_like(t, norm / math.sqrt(elements)) for name, t in params.items()}
+
+
+@pytest.mark.parametrize(
+    ("growth", "norm", "passes"), [(2.0, 7.9, True), (2.0, 8.1, False), (3.0, 8.1, True), (0.0, 1e9, True)]
+)
+def test_a_part_may_grow_to_a_multiple_of_one_plus_its_norm(growth: float, norm: float, passes: bool) -> None:
+    check = parts_check(toy.method("fedavg"), Terms(SPEC, {"head": 3.0}, growth))
+    if passes:
+        check({"head": head(norm)}, REPORT)
+    else:
+        with pytest.raises(RejectedError, match=r"norm: head: norm 8\.1, at most 8"):
+            check({"head": head(norm)}, REPORT)
+
+
+@pytest.mark.parametrize("name", ["feddbe", "fedas", "fedetf"])
+def test_statistics_that_would_change_the_shape_of_the_aggregate_are_rejected(name: str) -> None:
+    method = toy.method(name)
+    check = parts_check(method, Terms(SPEC, {}, 0.0))
+    down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
+    up, _ = steps.local_update(method, down, own, toy.batches())
+    check(up, REPORT)
+    (part,) = up.keys() & {"feature_mean", "fisher", "scale"}
+    key, tensor = next(iter(up[part].items()))
+    with pytest.raises(RejectedError, match="parts"):
+        check({**up, part: {**up[part], key: torch.stack([tensor, tensor])}}, REPORT)
