@@ -139,7 +139,7 @@ def config(
     print(render(settings, program))
     if settings.certificates:
         print(f"# ---- {settings.access_path}\n")
-        print(render_access(fleet, settings.claims, settings.denied, settings.workers), end="")
+        print(render_access(settings), end="")
 
 
 def check(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,28 +104,26 @@ def render(settings: Settings, program: Program) -> str:
     )
 
 
-def render_access(
-    fleet: str, claims: Iterable[str] = (), denied: Iterable[str] = (), workers: Iterable[str] = ()
-) -> str:
-    """Render the access list of one fleet, with its open claims, workers and denied names.
+def render_access(settings: Settings) -> str:
+    """Render the access list of the fleet, with its open claims, workers and denied names.
 
     mosquitto warns about patterns without %u, which are intended. Patterns also apply to claims, so claims are denied other topics by name;
     a denied name loses all topics, which also silences a session from before the revocation.
     """
-    rules = list(access_rules(fleet))
+    rules = list(access_rules(settings.fleet))
 
     def user(name: str, role: str) -> list[str]:
         return [f"user {name}", *(f"topic {right} {topic}" for who, right, topic in rules if who == role), ""]
 
-    lines = [f"# fleet {fleet}: derived from the topics"]
+    lines = [f"# fleet {settings.fleet}: derived from the topics"]
     for role in RESERVED:
         if any(who == role for who, _, _ in rules):
             lines += user(role, role)
-    for claim in claims:
+    for claim in settings.claims:
         lines += user(claim, "claim")
-    for worker in workers:
+    for worker in settings.workers:
         lines += user(worker, "worker")
-    for name in denied:
+    for name in settings.denied:
         lines += [f"user {name}", "topic deny #", ""]
     lines += [f"pattern {right} {pattern}" for who, right, pattern in rules if who == "device"]
     return "\n".join(lines) + "\n"

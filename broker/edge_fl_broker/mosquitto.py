@@ -198,9 +198,8 @@ def write_files(settings: Settings, program: Program, consequence: str = "no bro
     try:
         settings.folder.mkdir(parents=True, exist_ok=True)
         atomic.write(settings.config_path, render(settings, program))
-        access = render_access(settings.fleet, settings.claims, settings.denied, settings.workers)
         # mosquitto warns about a file that others can read
-        atomic.write(settings.access_path, access, private=True)
+        atomic.write(settings.access_path, render_access(settings), private=True)
     except OSError as error:
         raise ConnectError(
             f"{settings.folder}: {error.strerror}; expected a writable folder", consequence

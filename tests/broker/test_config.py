@@ -120,7 +120,7 @@ def sections(text: str) -> dict[str, set[str]]:
 
 def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
     root = Topics("mill").root
-    found = sections(render_access("mill", claims=["claim-1"], denied=["pi-9"]))
+    found = sections(render_access(Settings(Path(), fleet="mill", claims=("claim-1",), denied=("pi-9",))))
     everybody = {
         f"pattern {right} {topic}" for role, right, topic in access_rules("mill") if role == "device"
     }
