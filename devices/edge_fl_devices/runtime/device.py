@@ -36,8 +36,6 @@ from edge_fl_devices.workers.worker import Worker, attempt
 
 log = logging.getLogger(__name__)
 
-RECEIVED_KINDS = frozenset({"server_state", "round", "assignment", "cmd", "ack", "echo"})
-
 
 @dataclass(eq=False, slots=True)
 class Device:
@@ -167,7 +165,7 @@ class Device:
                 self._receive_chunk(address, packet.payload)
             elif address.kind == "tuf":
                 self._receive_metadata(address.path[0], packet.payload)
-            elif address.kind in RECEIVED_KINDS:
+            elif address.kind in MESSAGES:
                 message = _decoded(address.kind, packet.payload) if packet.payload else None
                 if isinstance(message, Ack):
                     self.acknowledged[message.status] += 1
