@@ -52,7 +52,7 @@ def compare(
 ) -> Comparison:
     """Run methods with several seeds on the same clients, always with Local, FedAvg and FedAvg+FT, as `edge-fl compare` does.
 
-    The arguments are those of `run`. `jobs` runs are computed at a time. A `folder` stores each run as soon as it is finished; a second
+    Data, model and settings are given as to `run`. `jobs` runs are computed at a time. A `folder` stores each run as soon as it is finished; a second
     call runs only what is missing or changed.
 
     Raises InputError, before anything starts, for data or settings that do not fit; RunError if a run fails.
