@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, Engine, Select, Table, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, event, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -93,8 +93,7 @@ class Database:
     def find(self, query: Select[Any], kind: type[T]) -> list[T]:
         """The rows of a query as values."""
         with self.reading() as connection:
-            rows = connection.execute(query).mappings()
-            return [msgspec.convert({str(name): value for name, value in row.items()}, kind) for row in rows]
+            return [value(row, kind) for row in connection.execute(query).mappings()]
 
     def close(self) -> None:
         self._engine.dispose()
@@ -102,6 +101,11 @@ class Database:
     def _insert(self, table: Table) -> Any:
         # INSERT with conflict clauses differs by dialect.
         return _INSERT[self._engine.dialect.name](table)
+
+
+def value(row: RowMapping, kind: type[T]) -> T:
+    """A row as a value; columns that are none of its fields are left out."""
+    return msgspec.convert({str(name): content for name, content in row.items()}, kind)
 
 
 def now() -> str:

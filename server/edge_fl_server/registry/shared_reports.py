@@ -15,7 +15,7 @@ from msgspec import Struct
 from sqlalchemy import delete, select, update
 
 from edge_fl.wire.messages import Mode, Report
-from edge_fl_server.registry.database import Database
+from edge_fl_server.registry.database import Database, value
 from edge_fl_server.registry.tables import report_chunks, round_requests, shared_reports
 
 RELEASE_PREFIX = "rel-"  # of the ids of reports on a release, which belong to no round request
@@ -86,17 +86,8 @@ def get_request(db: Database, fleet: str, id: str) -> SharedRequest | None:
 
 def add_report(db: Database, fleet: str, device: str, run: str, round: int, report: Report) -> None:
     """Store a received report; a second one with the same id changes nothing."""
-    row = {
-        "fleet": fleet,
-        "device": device,
-        "id": report.id,
-        "run": run,
-        "round": round,
-        "report": msgspec.to_builtins(report),
-        "state": "open",
-        "reason": "",
-        "payload": None,
-    }
+    row = msgspec.to_builtins(SharedReport(0, device, report.id, run, round, report)) | {"fleet": fleet}
+    del row["number"]
     with db.writing() as connection:
         db.insert_new(connection, shared_reports, row)
 
@@ -120,39 +111,31 @@ def validate_report(
     this_report = (reports.fleet == fleet) & (reports.device == device) & (reports.id == id)
     its_chunks = (chunks.fleet == fleet) & (chunks.device == device) & (chunks.id == id)
     with db.writing() as connection:
-        row = connection.execute(
+        found = connection.execute(
             select(shared_reports).where(this_report, reports.state == "open").with_for_update()
-        ).first()
-        if row is None:
+        ).mappings()
+        if (row := found.first()) is None:
             return None
+        shared = value(row, SharedReport)
         rows = connection.execute(select(chunks.index, chunks.payload).where(its_chunks)).all()
         payloads = {int(index): bytes(payload) for index, payload in rows}
-        if (result := validate(msgspec.convert(row.report, Report), payloads)) is None:
+        if (result := validate(shared.report, payloads)) is None:
             return None
         state, reason = result
         payload = b"".join(payloads[index] for index in sorted(payloads)) if state != "rejected" else None
         changes = {"state": state, "reason": reason, "payload": payload}
         connection.execute(update(shared_reports).where(this_report).values(**changes))
         connection.execute(delete(report_chunks).where(its_chunks))
-        return msgspec.structs.replace(_report(row), **changes)
+        return msgspec.structs.replace(shared, **changes)
 
 
 def validated(db: Database, fleet: str) -> list[SharedReport]:
     """Validated (or passed) reports that were not removed yet, in order of arrival."""
     query = select(shared_reports).where(shared_reports.c.fleet == fleet, shared_reports.c.state != "open")
-    with db.reading() as connection:
-        return [_report(row) for row in connection.execute(query.order_by(shared_reports.c.number))]
+    return db.find(query.order_by(shared_reports.c.number), SharedReport)
 
 
 def remove(db: Database, number: int) -> None:
     """Delete a report that the coordinator has taken."""
     with db.writing() as connection:
         connection.execute(delete(shared_reports).where(shared_reports.c.number == number))
-
-
-def _report(row: Any) -> SharedReport:
-    fields = {name: value for name, value in row._mapping.items() if name != "fleet"}
-    fields["report"] = msgspec.convert(fields["report"], Report)
-    if fields["payload"] is not None:
-        fields["payload"] = bytes(fields["payload"])  # PostgreSQL returns a memoryview
-    return SharedReport(**fields)
