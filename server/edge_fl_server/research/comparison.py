@@ -52,8 +52,8 @@ def compare(
 ) -> Comparison:
     """Run methods with several seeds on the same clients, always with Local, FedAvg and FedAvg+FT, as `edge-fl compare` does.
 
-    Data, model and settings are given as to `run`. `jobs` runs are computed at a time. A `folder` stores each run as soon as it is finished; a second
-    call runs only what is missing or changed.
+    Data, model and settings are given as to `run`. `jobs` runs are computed at a time. A `folder` stores each run as soon as it is
+    finished; a second call runs only what is missing or changed.
 
     Raises InputError, before anything starts, for data or settings that do not fit; RunError if a run fails.
     """
