@@ -25,7 +25,7 @@ from edge_fl_server.registry.tables import (
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
-Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[SummaryMetricFamily]
 
 
 class FleetCollector(Collector):
@@ -49,18 +49,10 @@ def text(db: Database, fleet: str) -> bytes:
 def _family(
     kind: Kind, name: str, help: str, fleet: str, labels: Sequence[str], rows: Iterable[Any]
 ) -> Metric:
-    """A metric with a sample per row: the values of its labels, then its value."""
+    """A metric with a sample per row: the values of its labels, then its value, or count and sum of a summary."""
     family = kind(f"edge_fl_{name}", help, labels=("fleet", *labels))
-    for *values, value in rows:
-        family.add_metric((fleet, *map(str, values)), value)
-    return family
-
-
-def _summary(name: str, help: str, fleet: str, labels: Sequence[str], rows: Iterable[Any]) -> Metric:
-    """A metric with a count and a sum per row, after the values of its labels."""
-    family = SummaryMetricFamily(f"edge_fl_{name}", help, labels=("fleet", *labels))
-    for *values, count, total in rows:
-        family.add_metric((fleet, *map(str, values)), count_value=count, sum_value=total)
+    for row in rows:
+        family.add_metric((fleet, *map(str, row[: len(labels)])), *row[len(labels) :])
     return family
 
 
@@ -97,7 +89,8 @@ def _runs(connection: Connection, fleet: str) -> Iterable[Metric]:
     mine = runs.c.fleet == fleet
     sums = select(func.count(), func.coalesce(func.sum(rounds.c.seconds), 0.0)).select_from(joined)
     lasted = connection.execute(sums.where(mine)).all()
-    yield _summary("round_duration_seconds", "Duration of rounds.", fleet, (), lasted)
+    help = "Duration of rounds."
+    yield _family(SummaryMetricFamily, "round_duration_seconds", help, fleet, (), lasted)
     newest = select(runs.c.run, rounds.c.round, rounds.c.metrics).select_from(joined).where(mine)
     last = connection.execute(newest.order_by(rounds.c.ended_at.desc()).limit(1)).all()
     at = [(run, round) for run, round, _ in last]
@@ -127,7 +120,8 @@ def _reports(connection: Connection, fleet: str) -> Iterable[Metric]:
     yield _family(CounterMetricFamily, "bytes", help, fleet, ("direction",), directions)
     work = select(reports.c.kind, func.count(), func.sum(reports.c.seconds)).where(mine)
     took = connection.execute(work.group_by(reports.c.kind)).all()
-    yield _summary("work_duration_seconds", "Time that devices worked per report.", fleet, ("kind",), took)
+    help = "Time that devices worked per report."
+    yield _family(SummaryMetricFamily, "work_duration_seconds", help, fleet, ("kind",), took)
     counts = rejection_counts.c
     rejected = connection.execute(select(counts.reason, counts.count).where(counts.fleet == fleet)).all()
     help = "Rejected reports by reason."
