@@ -129,8 +129,9 @@ def test_updates_without_comparable_parts_pass() -> None:
     assert list(Screen(3.0).round(sent, SHARED)) == sent
 
 
-def test_a_sketch_preserves_cosines() -> None:
-    first, second = COMMON, COMMON + noise(1)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_sketch_preserves_cosines(offset: float) -> None:
+    first, second = offset + COMMON, offset + COMMON + noise(1)
     expected = float(torch.nn.functional.cosine_similarity(first, second, dim=0))
     found = float(torch.nn.functional.cosine_similarity(sketch(first), sketch(second), dim=0))
     assert found == pytest.approx(expected, abs=0.05)
