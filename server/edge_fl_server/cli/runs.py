@@ -40,7 +40,7 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
 
     user_imports.allow()
     paths = run_plots.of_run(Results.open(run_folder(run, runs)))
-    show_paths({path.stem: path for path in paths}, format)
+    show_paths({path.name: path for path in paths}, format)
 
 
 def newtask(
