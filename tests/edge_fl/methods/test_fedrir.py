@@ -117,6 +117,13 @@ def test_a_joint_objective_moves_estimator_and_extractor_by_one_gradient_of_one_
     assert tree.same({**up, "head": new["head"], "estimator": new["estimator"]}, w)
 
 
+def test_the_estimator_s_networks_have_128_hidden_units() -> None:
+    params = toy.method("fedrir").net.estimator.init()
+    for network in ("mean", "log_variance"):
+        shapes = [tuple(params[f"{network}.{layer}.weight"].shape) for layer in (0, 2)]
+        assert shapes == [(128, 12), (12, 128)]
+
+
 @pytest.mark.parametrize(
     ("side", "hidden", "patches"), [(28, 29, 49), (32, 38, 64), (64, 153, 256), (8, 2, 4)]
 )
