@@ -173,7 +173,7 @@ def _samples(where: str, images: ArrayLike, labels: ArrayLike) -> Samples:
         ids = arrays.class_ids(y, where)
         return arrays.samples(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where)
     except DataError as error:
-        raise DataError(error.message, NOTHING_RUN) from error
+        raise DataError(error.message, NOTHING_RUN) from None
 
 
 def _ids(what: str, clients: Any, samples: int) -> Array:
