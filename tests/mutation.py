@@ -22,11 +22,11 @@ import signal
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
-from itertools import islice, permutations
+from itertools import chain, islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +240,19 @@ class Covered:
         self.data.read()
 
     def tests(self, mutant: Mutant, limit: float) -> Iterator[str]:
-        """The tests that run the mutant's line; if it runs only on import (a constant), DEFAULTS and those that run its module."""
-        lines = self.data.contexts_by_lineno(str(mutant.path.resolve()))
-        tests = {context.rpartition("|")[0] for context in lines.get(mutant.line, []) if context}
+        """The tests that run the mutant's line; if it runs only on import (a constant), DEFAULTS and those that run its module or folder."""
+        file = mutant.path.resolve()
+        lines = self.data.contexts_by_lineno(str(file))
+        tests = _named(lines.get(mutant.line, []))
         if not tests:
-            tests = {context.rpartition("|")[0] for contexts in lines.values() for context in contexts}
+            beside = [
+                Path(other) for other in self.data.measured_files() if Path(other).parent == file.parent
+            ]
+            tests = _named(chain(*lines.values())) or _named(
+                chain(
+                    *(each for other in beside for each in self.data.contexts_by_lineno(str(other)).values())
+                )
+            )
             tests |= {test for test in self.seconds if test.startswith(DEFAULTS)}
         tests &= self.seconds.keys()
         spent = 0.0
@@ -252,6 +260,11 @@ class Covered:
             if spent == 0.0 or spent + self.seconds[test] <= limit:
                 spent += self.seconds[test]
                 yield test
+
+
+def _named(contexts: Iterable[str]) -> set[str]:
+    """The tests of coverage contexts such as "test.py::test_one|run"; that of imports is empty."""
+    return {context.rpartition("|")[0] for context in contexts if context}
 
 
 def tested(mutant: Mutant, covered: Covered, seconds: float) -> tuple[str, str]:
