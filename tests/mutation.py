@@ -240,19 +240,12 @@ class Covered:
         self.data.read()
 
     def tests(self, mutant: Mutant, limit: float) -> Iterator[str]:
-        """The tests that run the mutant's line; if it runs only on import (a constant), DEFAULTS and those that run its module or folder."""
+        """The tests that run the mutant's line; if it runs on import (a constant), DEFAULTS and those that run its module or folder."""
         file = mutant.path.resolve()
-        lines = self.data.contexts_by_lineno(str(file))
-        tests = _named(lines.get(mutant.line, []))
+        tests = _named(self.data.contexts_by_lineno(str(file)).get(mutant.line, []))
         if not tests:
-            beside = [
-                Path(other) for other in self.data.measured_files() if Path(other).parent == file.parent
-            ]
-            tests = _named(chain(*lines.values())) or _named(
-                chain(
-                    *(each for other in beside for each in self.data.contexts_by_lineno(str(other)).values())
-                )
-            )
+            folder = (other for other in self.data.measured_files() if Path(other).parent == file.parent)
+            tests = self._running(str(file)) or self._running(*folder)
             tests |= {test for test in self.seconds if test.startswith(DEFAULTS)}
         tests &= self.seconds.keys()
         spent = 0.0
@@ -260,6 +253,9 @@ class Covered:
             if spent == 0.0 or spent + self.seconds[test] <= limit:
                 spent += self.seconds[test]
                 yield test
+
+    def _running(self, *files: str) -> set[str]:
+        return set().union(*(_named(chain(*self.data.contexts_by_lineno(file).values())) for file in files))
 
 
 def _named(contexts: Iterable[str]) -> set[str]:
@@ -275,6 +271,8 @@ def tested(mutant: Mutant, covered: Covered, seconds: float) -> tuple[str, str]:
     limit = 30 + 5 * sum(covered.seconds[test] for test in tests)
     with use_mutation(mutant.path, plugins.get_operator(mutant.operator)(), mutant.occurrence):
         status = run(["-x", *tests], limit)
+        if status == pytest.ExitCode.USAGE_ERROR:  # the parameters of a test depend on the mutant
+            status = run(["-x", *dict.fromkeys(test.partition("[")[0] for test in tests)], limit)
     if status is None:
         return "timed out", f"after {limit:.0f} s"
     if status == 0:
