@@ -58,6 +58,14 @@ def test_the_heuristic_keeps_its_own_weight_and_prefers_the_like_minded() -> Non
     assert weights[0, 1] > weights[0, 2]
 
 
+def test_the_heuristic_shares_the_rest_in_proportion_to_the_exponential_of_the_cosine() -> None:
+    models = torch.tensor([[2.0, 0.0], [0.6, 0.8], [0.0, 1.0]], dtype=torch.float64)  # cosines 0.6, 0 and 0.8
+    weights = fedamp.attention_by_cosine(models, own=0.4, scale=3.0)
+    assert float(weights[0, 1] / weights[0, 2]) == pytest.approx(math.exp(3 * 0.6))
+    assert float(weights[1, 2] / weights[1, 0]) == pytest.approx(math.exp(3 * 0.2))
+    assert float(weights[2, 0] + weights[2, 1]) == pytest.approx(0.6)
+
+
 def test_equal_models_mix_to_themselves() -> None:
     model = toy.net().extractor.init()
     weights = fedamp.attention_by_distance(torch.zeros(3, 1, dtype=torch.float64), 1e4, 1e6)
