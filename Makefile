@@ -13,7 +13,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test nightly mutation check format bench bench-full bench-gpu clean
+.PHONY: help venv demo demo-secure test nightly mutation check format bench bench-full bench-gpu study clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench-full: venv ## the same with more turns per figure
 
 bench-gpu: venv ## benchmark of the vectorised engine on this machine's GPU
 	$(BIN)/python -m tests.bench --gpu $(ARGS)
+
+study: venv ## tuned methods on five datasets (about an hour); the evidence of 'edge-fl methods recommend' in runs/study/
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.study $(ARGS)
 
 clean: ## remove the virtual environment and all caches; keep runs/ and .data/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

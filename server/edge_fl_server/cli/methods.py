@@ -1,7 +1,8 @@
-"""`edge-fl methods list` and `edge-fl methods show`."""
+"""`edge-fl methods list`, `edge-fl methods show` and `edge-fl methods recommend`."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -15,6 +16,14 @@ def register(app: App) -> None:
     methods = app.group("methods", "Federated methods.")
     methods.command("list")(list_methods)
     methods.command("show")(show_method)
+    methods.command("recommend")(recommend_method)
+
+
+class Device(StrEnum):
+    """What devices do: train the method itself, or fit a head on a received extractor."""
+
+    FULL = "full"
+    HEAD = "head"
 
 
 def list_methods(format: FormatOption = Format.TABLE) -> None:
@@ -41,3 +50,19 @@ def show_method(
         show_json(catalogue.facts(name, model))
     else:
         print(catalogue.describe(name, model))
+
+
+def recommend_method(
+    clients: Annotated[int, typer.Option(min=1, help="Clients that train.")],
+    samples: Annotated[int, typer.Option(min=1, help="Training images of each of them, on average.")],
+    tier: Annotated[Device, typer.Option(help="Devices whose accuracy counts.")] = Device.FULL,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""
+    from edge_fl_server.recommend import choose, evidence, show
+
+    found = choose.recommend(evidence.load(), tier.value, clients, samples)
+    if format is Format.JSON:
+        show_json(found)
+    else:
+        print(show.text(found))

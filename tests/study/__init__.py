@@ -1,0 +1,1 @@
+"""Study behind `edge-fl methods recommend`: tuned methods on five datasets, three partitions each, with several sizes of federation."""

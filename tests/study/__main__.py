@@ -1,0 +1,5 @@
+"""`python -m tests.study`."""
+
+from tests.study.cli import main
+
+main()
