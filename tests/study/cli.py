@@ -22,7 +22,9 @@ import numpy as np
 import edge_fl
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
+from edge_fl.errors import InputError
 from edge_fl.files import atomic
+from edge_fl_server.compare import grid
 from edge_fl_server.recommend.evidence import FILE, FINE_TUNED, LOCAL, Evidence, Tier
 from edge_fl_server.recommend.show import difference_text
 from edge_fl_server.runs.provenance import commit
@@ -50,22 +52,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help=f"file of the evidence [OUT/{FILE.name}]",
     )
     options = parser.parse_args(arguments)
-    names = tuple(options.datasets.split(","))
+    names, methods = options.datasets.split(","), options.methods.split(",") if options.methods else []
     if unknown := [name for name in names if name not in settings.IMAGES]:
         parser.error(f"unknown dataset {unknown[0]!r}, expected {', '.join(settings.IMAGES)}")
-    logging.getLogger("edge_fl_server").setLevel(logging.ERROR)
     small = options.out / "images"
-    images.reduced(options.data, small, (*names, *(settings.TUNED_ON.get(name, name) for name in names)))
+    try:
+        for label in methods:
+            grid.parse_method(label)
+        images.reduced(options.data, small, (*names, *(settings.TUNED_ON.get(name, name) for name in names)))
+    except InputError as error:
+        parser.error(str(error))
+    logging.getLogger("edge_fl_server").setLevel(logging.ERROR)
     plan = work.Plan(
         small,
         options.out,
-        names,
+        tuple(names),
+        methods=tuple(methods) or (*settings.METHODS, *settings.VARIANTS),
         seeds=tuple(range(options.seeds)),
         trials=options.trials,
         until=time.monotonic() + 60 * options.minutes,
     )
-    if options.methods:
-        plan = replace(plan, methods=tuple(options.methods.split(",")))
     finished: list[work.Run] = []
     try:
         for run in work.study(plan):

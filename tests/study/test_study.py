@@ -126,3 +126,20 @@ def test_every_claim_is_documented_with_its_command() -> None:
     for number, claim in enumerate(findings.CLAIMS, 1):
         [row] = [line for line in page.splitlines() if line.startswith(f"| {number} | {claim.text} |")]
         assert claim.command in row
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("--datasets digit", "unknown dataset 'digit'"),
+        ("--methods fedrepp", "method 'fedrepp': unknown"),
+        ("--datasets mnist --data nowhere", "no folder nowhere"),
+    ],
+)
+def test_wrong_input_starts_nothing(
+    typed: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*typed.split(), "--out", str(tmp_path / "out")])
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
