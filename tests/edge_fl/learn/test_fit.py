@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,3 +148,22 @@ def test_batchnorm_statistics_move_in_training_and_come_back_with_the_parameters
     expected = len(list(toy.batches().batches("train", 1, norm=True)))
     assert trained["extractor"][name] == expected == np.ceil(len(toy.batches()) / 8)
     assert shared["extractor"][name] == 0
+
+
+class Square(torch.autograd.Function):
+    """x**2 in the style that vmap does not support."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+def test_in_a_plain_loop_a_loss_may_use_functions_that_vmap_does_not_support() -> None:
+    batch = next(toy.batches().batches("train", 1))
+    found = gradient(lambda w, batch: Square.apply(w["a"]).sum(), {"a": torch.tensor([3.0])}, batch)
+    assert {path: t.tolist() for path, t in found.items()} == {("a",): [6.0]}
