@@ -35,13 +35,14 @@ class MOON(Method):
     )
     temperature: float = hyper(0.5, "τ", low=1e-3, source="[P]")
     moon_proj: int = hyper(
-        256, "width of a 2-layer projection before the head; 0: none, as in PFLlib", low=0, source="[P]"
+        0, "width of a 2-layer projection before the head; 0: none, as in PFLlib", low=0, source="256 [P]"
     )
 
     title: ClassVar = "MOON"
     citation: ClassVar = "Li et al., CVPR 2021"
     family: ClassVar = "global model"
-    grid: ClassVar = {"mu": (0.1, 1.0, 5.0, 10.0)}
+    grid: ClassVar = {"moon_proj": (0, 256), "mu": (0.1, 1.0, 5.0, 10.0)}
+    deviations: ClassVar = "no projection by default, because small networks learn slower with it; the published one has two layers (moon_proj = 256)"
     has_global: ClassVar = True
     parts: ClassVar = {
         "extractor": shared(),

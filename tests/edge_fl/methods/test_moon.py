@@ -46,11 +46,11 @@ def test_the_first_participation_is_fedavgs_whenever_it_comes() -> None:
 
 
 def test_later_ones_are_not_and_remember_the_model_that_was_trained() -> None:
-    run = toy.federate(toy.method("moon"))
+    run = toy.federate(toy.method("moon", moon_proj=256))
     for name in ("extractor", "projection"):
         assert tree.same(run.own["c0"][f"previous_{name}"], run.updates[1]["c0"].parts[name])
     assert not tree.same(
-        run.shared["extractor"], toy.federate(toy.method("moon", mu=0.0)).shared["extractor"]
+        run.shared["extractor"], toy.federate(toy.method("moon", mu=0.0, moon_proj=256)).shared["extractor"]
     )
 
 
@@ -71,7 +71,7 @@ def test_its_pull_is_towards_the_global_features() -> None:
 
 
 def test_with_a_projection_the_head_reads_it_and_the_export_has_it() -> None:
-    assert steps.start(toy.method("moon"))["head"]["weight"].shape == (
+    assert steps.start(toy.method("moon", moon_proj=256))["head"]["weight"].shape == (
         toy.CLASSES,
         256,
     )  # the published network

@@ -52,7 +52,7 @@ def test_a_whole_model_travels_down_and_up(method: str) -> None:
 
 
 def test_moons_projection_belongs_to_the_model() -> None:
-    down, up, f, h = traffic("moon")
+    down, up, f, h = traffic("moon", "method.options.moon_proj=256")
     assert down == up == f + h + FLOAT * ((DIM + 1) * DIM + (DIM + 1) * 256)
     assert h == FLOAT * 257 * CLASSES
 
