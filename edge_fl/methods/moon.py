@@ -42,7 +42,7 @@ class MOON(Method):
     citation: ClassVar = "Li et al., CVPR 2021"
     family: ClassVar = "global model"
     grid: ClassVar = {"moon_proj": (0, 256), "mu": (0.1, 1.0, 5.0, 10.0)}
-    deviations: ClassVar = "no projection by default, because small networks learn slower with it; the published one has two layers (moon_proj = 256)"
+    deviations: ClassVar = "no projection by default, because small networks learn slower with it; published: two layers (moon_proj = 256)"
     has_global: ClassVar = True
     parts: ClassVar = {
         "extractor": shared(),

@@ -144,11 +144,3 @@ def test_before_it_takes_part_a_client_uses_the_global_gaussians() -> None:
     up, own = steps.personalise(run.method, down, run.own["c1"], toy.batches("c1"))
     assert up == {} and float(own["history"]["trained"]) == 1
     assert not tree.same(own["head"], head)
-
-
-def test_a_class_with_at_most_two_samples_takes_the_global_mean() -> None:
-    method = toy.method("pfedfda")
-    known = {"mean": torch.full((10, 12), 9.0), "covariance": torch.eye(12)}
-    z = torch.arange(5.0)[:, None].expand(5, 12).double()
-    found = method._estimate(z, torch.tensor([0, 0, 1, 1, 1]), known)["mean"]  # type: ignore[attr-defined]
-    assert found[:, 0].tolist() == [9, 3, 9, 9, 9, 9, 9, 9, 9, 9]
