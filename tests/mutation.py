@@ -1,7 +1,8 @@
 """`make mutation`: change random places of the code, one at a time, and count the changes (mutants) that the tests notice.
 
-cosmic-ray makes the changes, in a copy of the repository; pytest-cov tells which tests run the changed line. A mutant runs these tests up
-to the first failure: those named after its module first, then the shortest first, for at most `--seconds` of their usual time.
+cosmic-ray makes the changes, in a copy of the repository; pytest-cov tells which tests run the changed line. A mutant runs these tests, and
+then others of its module, up to the first failure: those named after its module first, then the shortest first, for at most `--seconds` of
+their usual time.
 Results go to build/mutation.json; `--again` tests its survivors again, after new tests. tests/mutation.md holds figures and the survivors
 that no test can notice.
 """
@@ -240,16 +241,23 @@ class Covered:
         self.data.read()
 
     def tests(self, mutant: Mutant, limit: float) -> Iterator[str]:
-        """The tests that run the mutant's line; if it runs on import (a constant), DEFAULTS and those that run its module or folder."""
+        """The tests that run the mutant's line, then others that run its module: results are cached, and some lines run on import.
+
+        For the latter also DEFAULTS, and in a module of declarations the tests of its folder.
+        """
         file = mutant.path.resolve()
-        tests = _named(self.data.contexts_by_lineno(str(file)).get(mutant.line, []))
-        if not tests:
+        first = _named(self.data.contexts_by_lineno(str(file)).get(mutant.line, []))
+        tests = first | self._running(str(file))
+        if not first:
             folder = (other for other in self.data.measured_files() if Path(other).parent == file.parent)
-            tests = self._running(str(file)) or self._running(*folder)
+            tests = tests or self._running(*folder)
             tests |= {test for test in self.seconds if test.startswith(DEFAULTS)}
-        tests &= self.seconds.keys()
+
+        def order(test: str) -> tuple[object, ...]:
+            return test not in first, mutant.path.stem not in test, self.seconds[test], test
+
         spent = 0.0
-        for test in sorted(tests, key=lambda test: (mutant.path.stem not in test, self.seconds[test], test)):
+        for test in sorted(tests & self.seconds.keys(), key=order):
             if spent == 0.0 or spent + self.seconds[test] <= limit:
                 spent += self.seconds[test]
                 yield test
