@@ -106,7 +106,10 @@ class Verdict:
             against = [name for name, part in self.parts.items() if part and part.high < 0]
             return "holds" + (f", but not on {', '.join(against)}" if against else "")
         where = [name for name, part in self.parts.items() if part and part.low > 0]
-        return f"holds only on {', '.join(where)}" if where else "does not hold"
+        if where:
+            return f"holds only on {', '.join(where)}"
+        reverse = self.overall and self.overall.high < 0
+        return "does not hold: " + ("the reverse does" if reverse else "the interval includes 0")
 
 
 def verdicts(finished: Sequence[Run]) -> Iterator[Verdict]:

@@ -99,7 +99,8 @@ def replace_clients(result: CellResult, report: dict[str, float]) -> CellResult:
     [
         ([0.02, 0.03, 0.02], [0.03, 0.02, 0.03], "holds"),
         ([0.02, 0.03, 0.02], [-0.2, 0.2, -0.1], "holds only on digits"),
-        ([-0.2, 0.2, -0.1], [-0.03, 0.0, 0.02], "does not hold"),
+        ([-0.2, 0.2, -0.1], [-0.03, 0.0, 0.02], "does not hold: the interval includes 0"),
+        ([-0.02, -0.03, -0.02], [-0.03, -0.02, -0.01], "does not hold: the reverse does"),
     ],
 )
 def test_a_verdict_follows_from_the_intervals(first: list[float], second: list[float], words: str) -> None:

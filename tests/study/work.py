@@ -59,10 +59,10 @@ class Run:
 
 
 def tuned(plan: Plan, dataset: str) -> dict[str, Tuning]:
-    """The trials of every method on the federation with the fewest clients of the dataset, or of the one that it is tuned on, with a
-    seed that is not the study's.
+    """The trials of every method on the first federation of the dataset, or of the one that it is tuned on, with a seed that is not
+    the study's.
     """
-    setting = min(settings((TUNED_ON.get(dataset, dataset),)), key=lambda setting: setting.clients)
+    setting = settings((TUNED_ON.get(dataset, dataset),))[0]
     cells = [cell(setting, plan.data_dir, TUNING_SEED, label) for label in plan.methods]
     found = tuning.search(cells, lambda batch: _all(plan, batch), plan.trials, GRIDS)
     return {each.method: each for each in found}
