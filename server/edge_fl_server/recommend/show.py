@@ -23,7 +23,7 @@ def text(found: Recommendation) -> str:
         f"recommended: {found.method}",
         f"why: smallest loss against the best method in the worst quarter of the federations; {same}",
         f"evidence: {found.federations} federations of {', '.join(dict.fromkeys(s.dataset for s in found.settings))}"
-        f" ({len(found.settings)} settings, each with several seeds), {found.evaluated_clients} clients; {nearest}",
+        f" ({len(found.settings)} settings of different data or split), {found.evaluated_clients} clients; {nearest}",
         f"distance: {_distance(found.doublings)}",
         *(f"note: {note}" for note in found.notes),
         "tuned values: " + "; ".join(f"{name}: {values}" for name, values in found.chosen.items()),
