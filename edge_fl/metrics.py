@@ -8,6 +8,7 @@ the final extractor. A method's own numbers begin with its name (`fedcrl.tau_mix
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 V = TypeVar("V")
+
+CONFIDENCE = 0.95
+"""Level of confidence intervals."""
 
 GLOBAL_TEST = "global.test_acc"
 GLOBAL_VALIDATION = "global.validation_acc"
@@ -115,6 +119,17 @@ def summarise(values: Sequence[float], weights: Sequence[float] | None = None) -
     lowest = np.sort(every)[: -(-len(every) // 10)]
     weighted = np.average(every, weights=weight) if weight.sum() > 0 else every.mean()
     return Summary(float(every.mean()), float(weighted), float(every.std()), float(lowest.mean()), len(every))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval for the mean of independent values; NaN for a single value."""
+    from scipy.special import stdtrit  # comes with scikit-learn
+
+    if len(values) < 2:
+        return math.nan, math.nan
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    reach = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
+    return float(np.mean(values)) - reach, float(np.mean(values)) + reach
 
 
 def summarise_reports(

@@ -7,7 +7,7 @@ so their spread contains that of clients and that of seeds. With fewer seeds it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,6 @@ from msgspec import Struct
 from edge_fl import metrics
 from edge_fl_server.compare.cell import CellResult
 
-LEVEL = 0.95
 MIN_SEEDS = 3
 
 
@@ -47,7 +46,7 @@ def difference(
     means = {seed: float(np.mean(found)) for seed, found in pairs.items()}
     every = [value for found in pairs.values() for value in found]
     over_seeds = len(pairs) >= MIN_SEEDS
-    low, high = interval(list(means.values()) if over_seeds else every)
+    low, high = metrics.interval(list(means.values()) if over_seeds else every)
     mean = float(np.mean(list(means.values()) if over_seeds else every))
     over: Literal["seeds", "clients"] = "seeds" if over_seeds else "clients"
     return Difference(baseline, mean, low, high, over, len(pairs), len(every), means)
@@ -59,17 +58,6 @@ def by_client(result: CellResult) -> dict[str, float]:
         client: report.get(metrics.PERSONAL_AFTER, math.nan) for client, report in result.clients.items()
     }
     return {client: value for client, value in found.items() if math.isfinite(value)}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's t interval for a mean, at LEVEL; NaN for a single value."""
-    from scipy.special import stdtrit  # comes with scikit-learn
-
-    if len(values) < 2:
-        return math.nan, math.nan
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    reach = float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * error
-    return float(np.mean(values)) - reach, float(np.mean(values)) + reach
 
 
 def _differences(theirs: Mapping[str, float], ours: Mapping[str, float]) -> list[float]:

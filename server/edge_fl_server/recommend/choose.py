@@ -17,12 +17,12 @@ from operator import mul
 import numpy as np
 from msgspec import Struct
 
+from edge_fl import metrics
 from edge_fl_server.recommend.evidence import FINE_TUNED, LOCAL, PIXELS, Evidence, Setting, Tier
 
 FEWEST = 4
 MARGIN = 0.5  # doublings
 WORST = 0.25  # share of the federations
-LEVEL = 0.95
 
 
 class Difference(Struct, frozen=True):
@@ -118,14 +118,11 @@ def ranked(found: dict[str, np.ndarray], local: str) -> list[Row]:
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> Difference | None:
     """Student's t interval of the paired differences of federations; None with fewer than two pairs."""
-    from scipy.special import stdtrit  # comes with scikit-learn
-
     pairs = (ours - theirs)[np.isfinite(ours - theirs)]
     if len(pairs) < 2:
         return None
-    reach = float(stdtrit(len(pairs) - 1, (1 + LEVEL) / 2)) * float(pairs.std(ddof=1)) / math.sqrt(len(pairs))
-    mean = float(pairs.mean())
-    return Difference(mean, mean - reach, mean + reach, len(pairs))
+    low, high = metrics.interval(pairs.tolist())
+    return Difference(float(pairs.mean()), low, high, len(pairs))
 
 
 def _distance(setting: Setting, clients: int, samples: int) -> float:
