@@ -18,23 +18,30 @@ from msgspec import Meta, Struct
 from edge_fl import toml_tree
 from edge_fl.config_errors import explain, place
 from edge_fl.errors import ConfigError
+from edge_fl.inputs import InputSpec
 
 S = TypeVar("S", bound=Struct)
-Source = Literal["simulated", "fleet", "hybrid"]
+Source = Literal["simulated", "fleet", "hybrid", "none"]
 Engine = Literal["auto", "sequential", "pool", "vector", "ray"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Option = bool | int | float | str | Annotated[list[bool | int | float | str], Meta(max_length=1024)]
 Options = Annotated[dict[str, Option], Meta(max_length=64)]
-ChannelValues = Annotated[tuple[float, ...], Meta(max_length=16)]
 MAX_CLASSES = 1024
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A network of `edge_fl.models` by name, with its options (`feature_dim`, ...)."""
+    """A network of `edge_fl.models` by name, with its options (`feature_dim`, ...).
+
+    weights: initial weights of a backbone: "" for its pretrained ones, "random", or a file.
+    train: the tensors of the extractor that are trained and shared: all, none, or low-rank adapters of `rank` ("lora").
+    """
 
     name: str = "cnn-tiny"
     options: Options = {}
+    weights: str = ""
+    train: Literal["all", "none", "lora"] = "all"
+    rank: Annotated[int, Meta(ge=1, le=256)] = 4
 
 
 class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +93,8 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     `split` is a file that assigns each sample to a client and a set (`edge_fl.data.split_file`), instead of drawing them. `max_train`
     limits the training samples per client, `shots` those of each class (0: no limit). Of the `clients`, `unseen` never train; the global
     model is evaluated on them after the last round, and after they fine-tuned its head for `unseen_epochs` (0: not).
+
+    `classes` names the classes where the server has no dataset (`dataset = ""`), or only devices have data.
     """
 
     dataset: str = "digits"
@@ -102,6 +111,7 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     unseen: Annotated[int, Meta(ge=0)] = 0
     unseen_epochs: Annotated[int, Meta(ge=0)] = 0
     fraction: Fraction = 1.0
+    classes: Annotated[list[str], Meta(max_length=MAX_CLASSES)] = []
 
 
 class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -254,6 +264,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of one run. `methods` overrides settings for a run with another method than [method].
 
     `engine` selects how simulated clients are trained (`edge_fl_server.training.engines`), `precision` the number format of their networks.
+    `input` is the extractor's input; by default that of the backbone, or of the dataset's images.
     `heads` are kinds of personal heads (`edge_fl.heads`, or `package.module:Class`) that simulated clients fit on the final extractor, too.
     """
 
@@ -266,6 +277,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     precision: Precision = "fp32"
     evaluate_every: Annotated[int, Meta(ge=0)] = 1
     heads: list[str] = []
+    input: InputSpec | None = None
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     method: MethodConfig = MethodConfig()
@@ -277,21 +289,6 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     validation: ValidationConfig = ValidationConfig()
     release: ReleaseConfig = ReleaseConfig()
     broker: BrokerConfig = BrokerConfig()
-
-
-class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Input of an extractor: raw 0..1 pixels [channels, height, width]; mean and std are applied inside."""
-
-    channels: Annotated[int, Meta(ge=1, le=16)]
-    height: Annotated[int, Meta(ge=1, le=4096)]
-    width: Annotated[int, Meta(ge=1, le=4096)]
-    mean: ChannelValues = (0.5,)
-    std: ChannelValues = (0.5,)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return self.channels, self.height, self.width
 
 
 class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -388,5 +385,6 @@ def parse_value(text: str) -> Any:
 
 
 def dump(recipe: Recipe) -> str:
-    """Format a recipe as TOML with every value written out."""
-    return msgspec.toml.encode(recipe).decode()
+    """Format a recipe as TOML with every value written out; TOML has no null."""
+    given = {key: value for key, value in msgspec.to_builtins(recipe).items() if value is not None}
+    return msgspec.toml.encode(given).decode()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
 from edge_fl.wire.blob import describe, split
 from edge_fl_devices.storage.slots import Slots
@@ -31,7 +31,7 @@ def make_release() -> MakeRelease:
             extractor=describe(extractor, 1024),
             feature_dim=4,
             classes=["zero", "one"],
-            input=InputSpec(1, 8, 8),
+            input=InputSpec((1, 8, 8)),
             unit_norm=False,
             batch_norm="none",
             opset=17,

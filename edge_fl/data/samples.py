@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import DataError
+from edge_fl.inputs import InputSpec
 
 Array = NDArray[Any]
 Images = NDArray[np.uint8]
@@ -100,7 +100,7 @@ class Dataset:
         """Input of an extractor for these images, with mean and std of 0..1 pixels per channel (of the original training images)."""
         channels, height, width = self.samples.shape
         mean, std = self._moments
-        return InputSpec(channels, height, width, mean, std)
+        return InputSpec((channels, height, width), mean, std)
 
     def fingerprint(self) -> str:
         """sha256 over the samples, the original test set and the domains."""

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 from torch import Tensor, nn
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.tree import Parts
 

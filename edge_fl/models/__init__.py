@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from edge_fl import plugins
-from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, nearest
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
 from edge_fl.models import cnn, mobilenet, resnet
 from edge_fl.models.normalise import Normalised

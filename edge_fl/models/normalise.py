@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.chain import Chain
 
 

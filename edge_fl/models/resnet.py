@@ -9,8 +9,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import DataError, MethodError
+from edge_fl.inputs import InputSpec
 
 SMALL = 64  # pixels per side; below, the 7x7 stem and the max-pool lose too much detail
 

@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError, brief
 from edge_fl.heads.plan import HeadPlan
+from edge_fl.inputs import InputSpec
 from edge_fl.wire.blob import Blob
 
 Precision = Literal["fp32", "int8"]

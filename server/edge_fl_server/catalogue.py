@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from edge_fl import heads, plugins
-from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, MethodError
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import size_bytes
 from edge_fl.methods import FINE_TUNED, METHODS, build_method, find, names
 from edge_fl.methods.contract import hyper, steps
@@ -38,7 +39,7 @@ BEGIN = "<!-- methods: written by `python -m edge_fl_server.catalogue`, checked 
 END = "<!-- end of methods -->"
 BUILT_IN = sorted([*METHODS, *FINE_TUNED])
 NOT_SUPPORTED = "not supported"
-INPUT, CLASSES = InputSpec(3, 32, 32), 10  # bytes are counted for these
+INPUT, CLASSES = InputSpec((3, 32, 32)), 10  # bytes are counted for these
 
 
 def rows() -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.chain import Chain
 
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from edge_fl.config import DataConfig, InputSpec, MethodConfig, ModelConfig, OptimiserConfig, Option, Recipe
+from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Option, Recipe
 from edge_fl.data import partition
 from edge_fl.data.samples import Dataset, Samples
+from edge_fl.inputs import InputSpec
 from edge_fl_server.training.study import Study
 
 CLASSES = 10
@@ -77,7 +78,7 @@ def work_a(
     """Work A of docs/performance.md: 20 clients of different sizes, 4,492 images 3x32x32, two convolutions (878,538 parameters)."""
     data = DataConfig(clients=clients, partition="dirichlet", beta=0.1)
     config = method_config(method, epochs, options)
-    return study(ModelConfig(model), InputSpec(3, 32, 32), samples, data, config, precision)
+    return study(ModelConfig(model), InputSpec((3, 32, 32)), samples, data, config, precision)
 
 
 def heads(
@@ -92,10 +93,10 @@ def heads(
     """Many tiny networks on 28x28 pixels: linear, or with one hidden layer."""
     model = ModelConfig("tests.bench.networks:Pixels", {"hidden": hidden})
     data = DataConfig(clients=clients, partition="dirichlet", beta=1.0)
-    return study(model, InputSpec(1, 28, 28), samples, data, method_config(method, epochs, options))
+    return study(model, InputSpec((1, 28, 28)), samples, data, method_config(method, epochs, options))
 
 
 def many(clients: int, method: str = "fedavg") -> Study:
     """Work A's network on `clients` clients with six images each."""
     data = DataConfig(clients=clients, partition="iid", beta=0.1)
-    return study(ModelConfig("cnn2"), InputSpec(3, 32, 32), 6 * clients, data, method_config(method))
+    return study(ModelConfig("cnn2"), InputSpec((3, 32, 32)), 6 * clients, data, method_config(method))

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, canary_images
 from edge_fl.wire.blob import describe
 
-INPUT = InputSpec(1, 4, 4)
+INPUT = InputSpec((1, 4, 4))
 DIM = 3
 WEIGHTS = np.random.default_rng(0).normal(size=(16, DIM)).astype(np.float32)
 OPSET, IR = 17, 8

@@ -20,7 +20,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, canary_images
 from edge_fl.wire.blob import describe
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -29,7 +29,7 @@ from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer
 
-INPUT = InputSpec(3, 32, 32)
+INPUT = InputSpec((3, 32, 32))
 DIM = 512
 MEGABYTE = 1024 * 1024
 AGENT = """

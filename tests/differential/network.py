@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 
 
 class TwoConvolutions(nn.Module):

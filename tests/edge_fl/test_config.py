@@ -11,7 +11,6 @@ import pytest
 
 from edge_fl.config import (
     DataConfig,
-    InputSpec,
     MethodConfig,
     OptimiserConfig,
     Recipe,
@@ -22,6 +21,7 @@ from edge_fl.config import (
     with_settings,
 )
 from edge_fl.errors import ConfigError
+from edge_fl.inputs import InputSpec
 
 
 def keys(kind: Any = Recipe, table: str = "") -> Iterator[tuple[str, str]]:
@@ -146,7 +146,7 @@ def test_a_long_wrong_value_is_not_quoted_whole() -> None:
 
 
 def test_an_image_shape_is_channels_first() -> None:
-    assert InputSpec(channels=3, height=32, width=24).shape == (3, 32, 24)
+    assert InputSpec((3, 32, 24)).shape == (3, 32, 24)
 
 
 def test_optimizer_is_accepted_for_optimiser() -> None:

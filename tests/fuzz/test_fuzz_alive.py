@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ProtocolError
+from edge_fl.inputs import InputSpec
 from edge_fl.wire.messages import MESSAGES, Assignment, Capability, DeviceState, Log, ServerState, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
@@ -43,7 +44,7 @@ from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
-SPEC = MethodSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
+SPEC = MethodSpec(ModelConfig(), InputSpec((1, 8, 8)), ["a", "b"], MethodConfig(), 0)
 TOPICS = Topics("main")
 DOWN = {
     "server_state": TOPICS.server_state(),

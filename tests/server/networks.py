@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from tests.edge_fl.methods.toy import Flat
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_fl import metrics
-from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import from_arrays, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
@@ -28,7 +29,7 @@ from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.updates.round_request import REPORT_KINDS
 
 CLASSES = 3
-INPUT = InputSpec(1, 4, 4, (0.5,), (0.25,))
+INPUT = InputSpec((1, 4, 4), (0.5,), (0.25,))
 
 
 def spec_of(method: str, **options: Any) -> MethodSpec:

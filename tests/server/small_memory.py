@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods import build_method
@@ -24,7 +25,7 @@ from edge_fl_server.training.fleet import Fleet
 CLIENTS, EXTRA_BYTES = 64, 250 * 2**20
 SPEC = MethodSpec(
     ModelConfig("tests.edge_fl.methods.toy:Flat", {"feature_dim": 250}),
-    InputSpec(1, 64, 64),
+    InputSpec((1, 64, 64)),
     ["a", "b"],
     MethodConfig("fedavg", 1, 2),
     seed=0,

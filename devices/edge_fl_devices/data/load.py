@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.config import InputSpec
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import DataError
+from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record, sources
 from edge_fl_devices.data.report import DataReport

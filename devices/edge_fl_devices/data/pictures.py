@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import DataError
+from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.files import UNREADABLE, unusable
 
 SUFFIXES = frozenset(".png .jpg .jpeg .jfif .mpo .webp .bmp .gif .tif .tiff .ppm .pgm .heic .heif".split())

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.config import InputSpec
 from edge_fl.data import arrays, npz
 from edge_fl.errors import DataError, InputError
+from edge_fl.inputs import InputSpec
 from edge_fl_devices.data import pictures
 from edge_fl_devices.data.files import UNREADABLE, unusable, walk
 from edge_fl_devices.features import drift

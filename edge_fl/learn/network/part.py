@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.network import precision
 from edge_fl.learn.network.chain import layers_of
 from edge_fl.learn.network.masked_norm import respect_padding

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import (
@@ -25,7 +26,7 @@ from edge_fl_devices.agent.state import AgentState, wake_at
 from edge_fl_devices.agent.step import step
 
 TOPICS = Topics("main")
-SPEC = MethodSpec(ModelConfig(), InputSpec(1, 8, 8), ["a", "b"], MethodConfig(), 0)
+SPEC = MethodSpec(ModelConfig(), InputSpec((1, 8, 8)), ["a", "b"], MethodConfig(), 0)
 DOWN = describe(b"broadcast" * 100)
 ONNX = describe(b"extractor" * 100)
 MANIFEST = Manifest(

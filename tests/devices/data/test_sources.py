@@ -14,17 +14,17 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
-from edge_fl.config import InputSpec
 from edge_fl.data import datasets, npz
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
+from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, pictures, record
 from edge_fl_devices.data.pictures import PictureError, PictureLimits
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 
 DIGITS = datasets.load("digits", Path("nowhere"))
-GREY = InputSpec(1, 8, 8)
+GREY = InputSpec((1, 8, 8))
 PETS = ("cat", "dog")
 
 
@@ -91,7 +91,7 @@ def test_pictures_are_resized_and_recoloured_to_what_the_extractor_takes(tmp_pat
         picture(tmp_path / "cat" / f"{i}.jpg", 255, size=(20, 12), mode="RGB")
     found, _ = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert found.train.shape == (1, 8, 8)
-    found, _ = load.load(str(tmp_path), DataSpec(PETS, InputSpec(3, 4, 6)))
+    found, _ = load.load(str(tmp_path), DataSpec(PETS, InputSpec((3, 4, 6))))
     assert found.train.shape == (3, 4, 6)
 
 
@@ -109,8 +109,8 @@ PEAK = """
 import sys
 from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import DataSpec
-from edge_fl.config import InputSpec
-print(load.load(sys.argv[1], DataSpec(("cat", "dog"), InputSpec(3, 32, 32)))[1].samples)
+from edge_fl.inputs import InputSpec
+print(load.load(sys.argv[1], DataSpec(("cat", "dog"), InputSpec((3, 32, 32))))[1].samples)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -127,7 +127,7 @@ def test_photos_of_a_phone_are_read_in_little_memory(tmp_path: Path) -> None:
     samples, peak_kb = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert samples == "3" and int(peak_kb) < 100 * 1024
     exact = np.asarray(photo.transpose(Image.Transpose.ROTATE_270).resize((32, 32), Image.Resampling.LANCZOS))
-    found = pictures.decode(tmp_path / "cat/1.jpg", InputSpec(3, 32, 32)).transpose(1, 2, 0)
+    found = pictures.decode(tmp_path / "cat/1.jpg", InputSpec((3, 32, 32))).transpose(1, 2, 0)
     assert np.abs(found.astype(int) - exact).mean() < 2
 
 
@@ -252,7 +252,7 @@ def test_jfif_and_mpo_pictures_are_read(tmp_path: Path) -> None:
     frames[0].save(tmp_path / "cat" / "c.mpo", "MPO", save_all=True, append_images=frames[1:])
     _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert report.samples == 3 and not report.skipped
-    assert pictures.decode(tmp_path / "cat" / "c.mpo", InputSpec(3, 8, 8))[0, 0, 0] > 190
+    assert pictures.decode(tmp_path / "cat" / "c.mpo", InputSpec((3, 8, 8)))[0, 0, 0] > 190
 
 
 def test_float_pictures_are_scaled_or_rejected_with_the_reason(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_heic_without_its_decoder_names_the_extra(tmp_path: Path, monkeypatch: p
 def test_heic_is_read_with_its_decoder(tmp_path: Path) -> None:
     heif = pytest.importorskip("pillow_heif")
     heif.from_pillow(Image.new("RGB", (64, 48), (200, 0, 0))).save(tmp_path / "x.heic")
-    assert pictures.decode(tmp_path / "x.heic", InputSpec(3, 8, 8)).shape == (3, 8, 8)
+    assert pictures.decode(tmp_path / "x.heic", InputSpec((3, 8, 8))).shape == (3, 8, 8)
     assert pictures.decode(tmp_path / "x.heic", None)[0].mean() > 180
     (tmp_path / "x.heic").write_bytes(HEIC_START)
     with pytest.raises(PictureError, match="unreadable"):

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
+from edge_fl.inputs import InputSpec
 from edge_fl_devices.features.extractor import Extractor, runtime
 from edge_fl_devices.features.onnx_runtime import require_runnable
 from tests.devices import graphs
@@ -37,8 +37,8 @@ def test_features_are_those_of_the_scaled_images_whatever_the_batches(tmp_path, 
 def test_large_images_are_processed_in_small_batches(tmp_path):
     assert extractor(tmp_path).batch_size == 64
     payload = graph(input_shape=("n", "c", "h", "w"))
-    assert extractor(tmp_path, payload, input=InputSpec(3, 224, 224)).batch_size == 6
-    assert extractor(tmp_path, payload, input=InputSpec(3, 4096, 4096)).batch_size == 1
+    assert extractor(tmp_path, payload, input=InputSpec((3, 224, 224))).batch_size == 6
+    assert extractor(tmp_path, payload, input=InputSpec((3, 4096, 4096))).batch_size == 1
 
 
 @pytest.mark.parametrize(

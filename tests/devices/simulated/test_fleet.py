@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.config import DataConfig, InputSpec, MethodConfig, MethodSpec, ModelConfig
+from edge_fl.config import DataConfig, MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ConfigError
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
@@ -38,7 +39,7 @@ from tests.devices import graphs
 from tests.devices.scripted import ScriptedServer, eventually
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
-INPUT = InputSpec(1, 8, 8)
+INPUT = InputSpec((1, 8, 8))
 DIGITS = [str(digit) for digit in range(10)]
 SPEC = MethodSpec(
     ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}), INPUT, DIGITS, MethodConfig("fedavg"), seed=0

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
 from edge_fl.wire.blob import describe, split
 from edge_fl_devices.storage.slots import Slots, is_intact
@@ -31,7 +31,7 @@ def release(number: int) -> tuple[Manifest, dict[str, bytes]]:
     payloads = [np.random.default_rng([number, part]).bytes(size) for part, size in enumerate((3000, 100))]
     extractor, extra = (describe(payload, 1024) for payload in payloads)
     canary = Canary(seed=1, images=1, features=[[0.0]])
-    spec = InputSpec(1, 8, 8)
+    spec = InputSpec((1, 8, 8))
     manifest = Manifest(
         number,
         "t",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest
 from edge_fl.wire.blob import describe, split
 from edge_fl_devices.install.trust import Trust
@@ -28,7 +28,7 @@ def release(number: int) -> tuple[Manifest, bytes]:
         describe(payload, 4096),
         4,
         ["a"],
-        InputSpec(1, 8, 8),
+        InputSpec((1, 8, 8)),
         False,
         "none",
         17,

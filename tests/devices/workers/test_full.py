@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from edge_fl import metrics
 from edge_fl.config import (
     CompressionConfig,
-    InputSpec,
     MethodConfig,
     MethodSpec,
     ModelConfig,
@@ -22,6 +21,7 @@ from edge_fl.config import (
     PrivacyConfig,
 )
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.codec.privacy import cost, epsilon
 from edge_fl.methods import build_method
@@ -51,7 +51,7 @@ def spec_for(method: str, kind: Any = "none", privacy: PrivacyConfig = NO_NOISE)
     model = ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2})
     return MethodSpec(
         model,
-        InputSpec(1, 8, 8),
+        InputSpec((1, 8, 8)),
         ["a", "b", "c"],
         MethodConfig(method, 1, 4, OptimiserConfig(lr=0.1)),
         seed=3,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.config import ModelConfig
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import weighted_mean
 from edge_fl.methods.contract import norm, steps
@@ -38,7 +39,7 @@ def test_no_batchnorm_is_on_the_wire_but_for_the_export() -> None:
 
 
 def test_it_is_found_by_type_also_where_its_name_does_not_say_so() -> None:
-    method = toy.method("fedbn", build_net(ModelConfig("resnet18"), InputSpec(3, 32, 32), 10))
+    method = toy.method("fedbn", build_net(ModelConfig("resnet18"), InputSpec((3, 32, 32)), 10))
     kept = norm.kept(method, "extractor")
     assert "extractor.network.layer2.0.downsample.1.weight" in kept
     assert "extractor.network.layer2.0.downsample.0.weight" not in kept

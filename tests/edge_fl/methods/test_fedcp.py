@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.config import ModelConfig
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods.contract import steps
 from edge_fl.models import build_net
@@ -75,7 +76,7 @@ def test_the_mmd_term_holds_features_near_those_received() -> None:
 
 
 def test_it_has_the_papers_number_of_parameters() -> None:
-    net = build_net(ModelConfig("cnn2-bn"), InputSpec(3, 64, 64), 10)
+    net = build_net(ModelConfig("cnn2-bn"), InputSpec((3, 64, 64)), 10)
     shared = steps.start(toy.method("fedcp", net))
     assert sum(t.numel() for t in tree.parameters(shared).values()) == 6_124_682
     assert (

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.config import ModelConfig
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.augment import hide_patches
 from edge_fl.learn.batches import Batch
@@ -155,7 +156,7 @@ def test_a_share_of_zero_hides_nothing() -> None:
     ("side", "channels", "size"), [(28, 1, 577_088), (32, 3, 873_600), (64, 3, 5_592_192)]
 )
 def test_the_networks_have_the_papers_sizes(side: int, channels: int, size: int) -> None:
-    net = build_net(ModelConfig("cnn2-bn"), InputSpec(channels, side, side), 10)
+    net = build_net(ModelConfig("cnn2-bn"), InputSpec((channels, side, side)), 10)
     assert sum(t.numel() for t in tree.parameters(net.extractor.init()).values()) == size
     specific, decoder = fedrir_networks.specific_extractor(net), fedrir_networks.decoder(net)
     image = torch.zeros(2, channels, side, side)
@@ -173,7 +174,7 @@ def test_the_networks_have_the_papers_sizes(side: int, channels: int, size: int)
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 30, 17)])
 def test_the_decoder_fits_images_of_any_size(shape: tuple[int, int, int]) -> None:
-    decoder = fedrir_networks.Decoder(6, InputSpec(*shape))
+    decoder = fedrir_networks.Decoder(6, InputSpec(shape))
     assert decoder(torch.zeros(2, 6)).shape == (2, *shape)
 
 

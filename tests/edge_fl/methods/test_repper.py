@@ -135,7 +135,7 @@ def test_grey_images_are_not_mirrored_by_default() -> None:
     assert tree.same(
         trained(toy.method("repper"), data), trained(toy.method("repper", augment="gentle"), data)
     )
-    colour = toy.build_net(toy.ModelConfig("cnn-tiny"), toy.InputSpec(3, 8, 8), toy.CLASSES)
+    colour = toy.build_net(toy.ModelConfig("cnn-tiny"), toy.InputSpec((3, 8, 8)), toy.CLASSES)
     coloured = Batches.of(data.x.repeat(1, 3, 1, 1), data.y, classes=toy.CLASSES)
     found = [
         trained(toy.method("repper", colour, augment=name), coloured) for name in ("auto", "supcon", "gentle")

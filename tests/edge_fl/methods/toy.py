@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.config import ModelConfig
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches, pixels
@@ -30,7 +31,7 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.models import build_net
 
-INPUT = InputSpec(1, 8, 8, (0.3,), (0.4,))
+INPUT = InputSpec((1, 8, 8), (0.3,), (0.4,))
 CLASSES = 10
 SINGLE, PAIR = "c2", "c3"  # the client that knows one class, and the one that has two samples
 

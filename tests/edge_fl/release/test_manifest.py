@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, canary_images, decode, encode, listed, scale
 from edge_fl.wire.blob import digest
 
@@ -49,7 +49,7 @@ def test_a_canary_whose_rows_do_not_fit_is_refused(make_release, features):
 
 
 def test_canary_images_are_the_same_everywhere_and_look_like_scaled_pixels():
-    images = canary_images(Canary(seed=7, images=2, features=[[0.0], [0.0]]), InputSpec(3, 5, 5))
+    images = canary_images(Canary(seed=7, images=2, features=[[0.0], [0.0]]), InputSpec((3, 5, 5)))
     assert images.shape == (2, 3, 5, 5)
     assert images.dtype == np.float32
     pixels = np.rint(images * 255).astype(np.uint8)
@@ -59,7 +59,7 @@ def test_canary_images_are_the_same_everywhere_and_look_like_scaled_pixels():
 
 
 def test_another_seed_gives_other_images():
-    first, second = (canary_images(Canary(seed, 1, [[0.0]]), InputSpec(1, 8, 8)) for seed in (1, 2))
+    first, second = (canary_images(Canary(seed, 1, [[0.0]]), InputSpec((1, 8, 8))) for seed in (1, 2))
     assert not np.array_equal(first, second)
 
 

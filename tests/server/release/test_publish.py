@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl.config import InputSpec
 from edge_fl.errors import ArtefactError, DeadlineError, InputError
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
 from edge_fl.wire.blob import describe, split
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -37,7 +37,7 @@ def release(number: int) -> tuple[Manifest, dict[str, bytes]]:
         extractor,
         4,
         ["a"],
-        InputSpec(1, 8, 8),
+        InputSpec((1, 8, 8)),
         False,
         "none",
         17,

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_fl.config import InputSpec, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig, QuantiseConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig, QuantiseConfig
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
+from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
@@ -26,7 +27,7 @@ from edge_fl_server.release.quantise import Figures, compare, objection, quantis
 
 DATA = Path(os.environ.get("EDGE_FL_DATA", ".data"))
 REAL = next((name for name in ("cifar10", "fashion-mnist") if (DATA / f"{name}.npz").is_file()), "")
-GREY = InputSpec(1, 8, 8, (0.5,), (0.25,))
+GREY = InputSpec((1, 8, 8), (0.5,), (0.25,))
 GATE = QuantiseConfig(int8=True, images=64)
 
 

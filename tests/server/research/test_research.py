@@ -11,9 +11,9 @@ import pytest
 from torch import Tensor, nn
 
 from edge_fl import cli, metrics
-from edge_fl.config import InputSpec
 from edge_fl.data import partition
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.inputs import InputSpec
 from edge_fl_server.research import Result, compare, run
 from edge_fl_server.runs import trained
 from edge_fl_server.runs.results import Results

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edge_fl.config import InputSpec
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import factored_gradient, fit, gradient, gradient_and_aux
@@ -22,7 +22,7 @@ from edge_fl.learn.tree import Parts
 from edge_fl.models.cnn import cnn2, tiny
 from edge_fl.models.normalise import Normalised
 
-INPUT, CLASSES = InputSpec(2, 16, 16, (0.4,), (0.2,)), 4
+INPUT, CLASSES = InputSpec((2, 16, 16), (0.4,), (0.2,)), 4
 
 
 def convolutions() -> nn.Module:

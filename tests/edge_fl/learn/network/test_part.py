@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from edge_fl.config import InputSpec, ModelConfig
+from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net, Part, personal, shared
 from edge_fl.models import build_net
@@ -73,7 +74,7 @@ def test_init_gives_fresh_tensors_each_time() -> None:
 
 
 def test_batchnorm_is_found_by_type() -> None:
-    resnet = build_net(ModelConfig("resnet18"), InputSpec(3, 32, 32), 10).extractor
+    resnet = build_net(ModelConfig("resnet18"), InputSpec((3, 32, 32)), 10).extractor
     assert "extractor.network.layer2.0.downsample.1.weight" in resnet.norm
     assert "buffer:extractor.network.layer2.0.downsample.1.running_mean" in resnet.norm_statistics
     assert resnet.norm_statistics < resnet.norm
