@@ -49,7 +49,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     seconds the device looks for new images (0: never); it fits again at most every `refit_every_s`.
     `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
     `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per image.
-    `mirror` is the URL of an exported repository, from which releases are downloaded first; missing parts come from the broker.
+    `mirror` is the address of an exported repository, http(s):// or file://, from which releases are taken first; missing parts come
+    from the broker.
     """
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -75,7 +76,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     budget: Budget = Budget()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0
-    mirror: Annotated[str, Meta(pattern=r"^(https?://[^\s?#]+)?\Z")] = ""
+    mirror: Annotated[str, Meta(pattern=r"^((https?://|file:///)[^\s?#]+)?\Z")] = ""
     broker: DeviceBroker = DeviceBroker()
 
 

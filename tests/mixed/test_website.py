@@ -166,6 +166,14 @@ def test_a_device_installs_from_the_mirror_what_the_broker_lacks(fleet: Fleet, r
     assert [path for path, _ in asked] == [f"/targets/{path}" for path in paths(manifest)]
 
 
+def test_a_device_installs_from_its_card_what_the_broker_lacks(fleet: Fleet) -> None:
+    fleet.publish(1, big())
+    card = Mirror(f"file://{fleet.web}")
+    device = head_device(fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=card)
+    fleet.serves(device, 1)
+    assert device.reports["head"].bytes_down == 0
+
+
 def test_only_missing_bytes_are_requested_from_a_mirror(fleet: Fleet) -> None:
     fleet.publish(1, big())
     manifest = fleet.publish(2, payload := big(graphs.WEIGHTS * 2))
@@ -190,9 +198,10 @@ def cut_short(place: Path) -> None:
     place.write_bytes(place.read_bytes()[:5000])
 
 
+@pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("harm", [spoiled, cut_short, Path.unlink])
 def test_damaged_bytes_of_a_mirror_are_replaced_from_the_broker(
-    fleet: Fleet, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    fleet: Fleet, harm: Callable[[Path], None], local: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifest = fleet.publish(1, payload := big())
     for content, blob in ((payload, manifest.extractor), (HEAD, EXTRAS["head"])):
@@ -200,7 +209,8 @@ def test_damaged_bytes_of_a_mirror_are_replaced_from_the_broker(
     (place,) = fleet.web.glob(f"targets/1/{manifest.extractor.sha256}.*")
     harm(place)
     with serving(fleet.web) as (address, _):
-        device = head_device(fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=Mirror(address))
+        mirror = Mirror(f"file://{fleet.web}" if local else address)
+        device = head_device(fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=mirror)
         fleet.serves(device, 1)
     assert "the rest is fetched from the broker" in caplog.text
     installed = Slots(fleet.folder / "pi-01" / "release").current()

@@ -53,6 +53,7 @@ def bundle_files(contents: CardContents) -> tuple[File, ...]:
         _text(templates.INSTALLER, templates.template(templates.INSTALLER)),
         *(_text(f"requirements-{python}.txt", text) for python, text in contents.wheels.requirements.items()),
         *(File(f"{FOLDER}/wheels/{path.name}", path) for path in contents.wheels.files),
+        *(File(f"{FOLDER}/releases/{path}", file) for path, file in contents.releases),
         *(File(f"{FOLDER}/images/{path}", file) for path, file in contents.images),
         *(
             File(f"{FOLDER}/identity/{name}", contents.identity[name], SECRET)

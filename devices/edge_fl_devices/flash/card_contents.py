@@ -19,6 +19,7 @@ from edge_fl_devices.flash.wheels import Wheelhouse
 ETC, VAR = "/etc/edge-fl", "/var/lib/edge-fl"
 IDENTITY = f"{ETC}/identity"
 IDENTITY_FILES = (identity.CA_FILE, identity.CERT_FILE, identity.KEY_FILE, identity.TOKEN_FILE)
+RELEASES = "/opt/edge-fl/releases"
 HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 
 
@@ -26,7 +27,7 @@ HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 class CardContents:
     """`config` contains the paths on the Pi. `identity` contains private keys and is excluded from the repr.
 
-    `images` are pairs of path below the device's data folder and local file.
+    `images` are pairs of path below the device's data folder and local file; `releases` likewise, below the folder of releases.
     """
 
     config: DeviceConfig
@@ -34,9 +35,12 @@ class CardContents:
     identity: dict[str, bytes] = field(default_factory=dict, repr=False)
     root: bytes = b""
     images: tuple[tuple[str, Path], ...] = ()
+    releases: tuple[tuple[str, Path], ...] = ()
 
 
-def with_pi_paths(config: DeviceConfig, *, identified: bool, root: bool) -> DeviceConfig:
+def with_pi_paths(
+    config: DeviceConfig, *, identified: bool, root: bool, releases: bool = False
+) -> DeviceConfig:
     """Replace the paths by those on the Pi. Raises ConfigError for a data folder that the service cannot read."""
     source = config.data.partition(":")[2] or config.data
     if source.startswith(HIDDEN):
@@ -45,7 +49,25 @@ def with_pi_paths(config: DeviceConfig, *, identified: bool, root: bool) -> Devi
             "expected a folder such as /srv/images"
         )
     broker = replace(config.broker, identity=IDENTITY if identified else "")
-    return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker)
+    mirror = f"file://{RELEASES}" if releases else config.mirror
+    return replace(config, folder=VAR, root=f"{ETC}/root.json" if root else "", broker=broker, mirror=mirror)
+
+
+def read_releases(folder: Path) -> tuple[bytes, tuple[tuple[str, Path], ...]]:
+    """Read an exported repository: its root of trust, and the files of its newest release. Raises ConfigError."""
+    roots = sorted(folder.glob("metadata/*.root.json"), key=_number)
+    releases = sorted(folder.glob("targets/*/"), key=_number)
+    if not (roots and releases):
+        raise ConfigError(
+            f"{folder}: no releases in it; expected a folder written by 'edge-fl release export'"
+        )
+    files = sorted(releases[-1].iterdir())
+    return roots[-1].read_bytes(), tuple((path.relative_to(folder).as_posix(), path) for path in files)
+
+
+def _number(path: Path) -> int:
+    number = path.name.partition(".")[0]
+    return int(number) if number.isdecimal() else -1
 
 
 def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple[tuple[str, Path], ...], int]:

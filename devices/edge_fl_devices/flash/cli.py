@@ -49,6 +49,12 @@ def flash(
     root: Annotated[
         Path | None, typer.Option(help="Root of trust for releases [trust on first use].")
     ] = None,
+    releases: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of 'edge-fl release export': put its newest release on the card and trust its root."
+        ),
+    ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Put all wheels on the card, so that the Pi needs no internet.")
     ] = False,
@@ -64,7 +70,13 @@ def flash(
     """Install a device on a Raspberry Pi: settings, identity, and the agent, which starts at the first boot."""
     from edge_fl.wire.endpoint import PORT, TLS_PORT
     from edge_fl_devices import config as settings
-    from edge_fl_devices.flash.card_contents import CardContents, read_identity, read_images, with_pi_paths
+    from edge_fl_devices.flash.card_contents import (
+        CardContents,
+        read_identity,
+        read_images,
+        read_releases,
+        with_pi_paths,
+    )
     from edge_fl_devices.flash.changes import apply_changes, list_changes, plan_changes
     from edge_fl_devices.flash.wheels import gather, reads_heic
 
@@ -74,8 +86,11 @@ def flash(
     keys = read_identity(identity, device) if identity and not insecure else {}
     broker = connection(host or None, port or (TLS_PORT if keys else PORT), fleet)
     tree: dict[str, object] = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
-    trusted = settings.read_root(root) if root else b""
-    config = with_pi_paths(settings.convert(tree, "flash"), identified=bool(keys), root=bool(trusted))
+    exported_root, released = read_releases(releases) if releases else (b"", ())
+    trusted = settings.read_root(root) if root else exported_root
+    config = with_pi_paths(
+        settings.convert(tree, "flash"), identified=bool(keys), root=bool(trusted), releases=bool(released)
+    )
     if not host:
         raise ConfigError("flash: --host is missing; expected the broker's address, as reachable from the Pi")
     if not keys and not insecure:
@@ -97,7 +112,7 @@ def flash(
     def contents(pythons: tuple[str, ...]) -> CardContents:
         print_status(f"{target.name}: Python {' or '.join(pythons)}")
         wheelhouse = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
-        return CardContents(config, wheelhouse, keys, trusted, pictures)
+        return CardContents(config, wheelhouse, keys, trusted, pictures, released)
 
     new, old = plan_changes(target, contents)
     megabytes = sum(file.size for file in new) / 1e6

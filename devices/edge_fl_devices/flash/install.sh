@@ -111,6 +111,17 @@ if [ -n "$images" ] && [ -d "$here/images" ]; then
   rm -rf "$here/images"
 fi
 
+# Move the release in the bundle to where the settings name it as a mirror.
+if [ -d "$here/releases" ]; then
+  rm -rf "$opt/releases.new"
+  cp -R "$here/releases" "$opt/releases.new"
+  chmod -R a+rX "$opt/releases.new"
+  sync
+  rm -rf "$opt/releases"
+  mv -T "$opt/releases.new" "$opt/releases"
+  rm -rf "$here/releases"
+fi
+
 # Command `edge-fl` on the path, with the agent's folder as its default.
 cat >/usr/local/bin/edge-fl <<END
 #!/bin/sh

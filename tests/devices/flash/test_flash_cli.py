@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,33 @@ def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
     assert (there / "images/cat/1.png").read_bytes() == b"a cat" and (there / "identity/client.key").exists()
     assert "\nimages=/srv/images\n" in (there / "install.sh").read_text()
     assert main([*arguments, "--data", "npz:/srv/a.npz"]) == 4
+
+
+def test_the_newest_exported_release_is_taken_along_and_its_root_trusted(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (
+        "metadata/1.root.json",
+        "metadata/10.root.json",
+        "targets/9/a.x.onnx",
+        "targets/10/b.x.onnx",
+    ):
+        (tmp_path / "web" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "web" / path).write_text(path)
+    arguments = ["flash", "--device", "pi-07", "--insecure", "--out", "out", *HOST, "--wheels", str(wheels)]
+    assert main([*arguments, "--releases", "web"]) == 0
+    there = tmp_path / "out/edge-fl"
+    assert files(there / "releases") == {"targets/10/b.x.onnx"}
+    assert (there / "root.json").read_text() == "metadata/10.root.json"
+    settings = tomllib.loads((there / "config.toml").read_text())
+    assert (settings["mirror"], settings["root"]) == (
+        "file:///opt/edge-fl/releases",
+        "/etc/edge-fl/root.json",
+    )
+    (tmp_path / "empty").mkdir()
+    assert main([*arguments, "--releases", "empty"]) == 4
+    assert "empty: no releases in it; expected a folder written by" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(60)
