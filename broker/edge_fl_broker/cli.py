@@ -71,6 +71,10 @@ def up(
     insecure: Insecure = False,
     folder: Folder = DEFAULT_FOLDER,
     home: Home = provision.DEFAULT_HOME,
+    enrol: Annotated[
+        list[str] | None,
+        typer.Option("--enrol", help="Enrol this device first, unless it is enrolled; may be repeated."),
+    ] = None,
     foreground: Foreground = False,
     ca: Ca = None,
     cert: Cert = None,
@@ -83,6 +87,10 @@ def up(
     from edge_fl_broker.provision.registrar import Registrar
     from edge_fl_broker.supervisor import Supervisor
 
+    if enrol:
+        if insecure or ca or cert or key:
+            raise ConfigError("--enrol: expected a broker with the CA in --home, without --insecure and --ca")
+        provision.enrol_new(enrol, home)
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
         raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM")

@@ -144,6 +144,23 @@ def test_up_is_closed_and_takes_revocations_while_it_runs(
     assert process.returncode == 0
 
 
+def test_up_enrols_new_devices_once(tmp_path: Path, mosquitto_program: Program) -> None:
+    home, claims = tmp_path / "home", []
+    options = ["--enrol", "pi-1", "--home", str(home), "--port", str(free_port("127.0.0.1"))]
+    command = [sys.executable, "-m", "edge_fl", "broker", "up", *options, "--dir", str(tmp_path / "broker")]
+    for _ in range(2):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr
+                assert any("TLS, clients enrolled in" in line for line in iter(process.stderr.readline, ""))
+            finally:
+                process.terminate()
+                process.wait(20)
+        claims.append((home / "devices/pi-1/token").read_bytes())
+    assert claims[0] == claims[1]
+    assert main(["broker", "up", "--insecure", "--enrol", "pi-1"]) == 4
+
+
 def enter(found: Identity, port: int, wait_s: float = 20.0) -> None:
     client = MqttTransport(
         found.endpoint("127.0.0.1", port), found.name, None, lambda event: None, session_expiry_s=0

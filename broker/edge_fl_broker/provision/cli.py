@@ -74,6 +74,16 @@ def enrol(
     )
 
 
+def enrol_new(names: list[str], home: Path) -> None:
+    """Create a claim for each device that has no folder in HOME/devices; creates the CA if there is none. Raises ConfigError."""
+    from edge_fl_broker.provision.authority import CLAIM_LIFE, Authority
+
+    folders = {name: home / "devices" / name for name in names}
+    new = {name: folder for name, folder in folders.items() if not folder.exists()}
+    for issued in Authority.make(home).claim(new, CLAIM_LIFE) if new else ():
+        print_status(f"{issued.folder}: claim of a new device")
+
+
 def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:
     """List every certificate that was issued, and whether it is valid. Connected devices: edge-fl fleet list."""
     from edge_fl_broker.provision.authority import Authority
