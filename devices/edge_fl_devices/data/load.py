@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.data.samples import ClientData
+from edge_fl.data import pictures
+from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record, sources
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.selection import select
-from edge_fl_devices.data.spec import UNKNOWN, DataSpec
+from edge_fl_devices.data.spec import UNKNOWN, DataSpec, SourceData
 from edge_fl_devices.data.split import split
 
 LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
@@ -32,11 +33,15 @@ def load(
     test_fraction: float = 0.25,
     validation_fraction: float = 0.1,
 ) -> tuple[ClientData, DataReport]:
-    """Load and split the images of `source` (see `sources.read`).
+    """Load and split the images of `source` (see `sources.read`), resized to `spec.input`.
 
-    Raises DataError: no source, fewer than two images, another image shape than `spec.input`, labels outside the class list.
+    Raises DataError: no source, fewer than two images, another number of channels than `spec.input`, labels outside the class list.
     """
+    if spec.input:
+        pictures.require_pictures(spec.input, source)
     content = select(sources.read(source, spec), spec)
+    if spec.input:
+        content = _fitted(content, spec.input, source)
     if content.test is None:
         data = split(content.samples, test_fraction, validation_fraction, seed=seed, client=client)
     else:
@@ -47,6 +52,18 @@ def load(
     counts = [part.counts(len(content.classes)) for part in (data.train, data.validation, data.test)]
     per_class = tuple(np.sum(counts, axis=0).tolist())
     return data, DataReport(content.classes, per_class, content.skipped, content.hints)
+
+
+def _fitted(content: SourceData, input: InputSpec, source: str) -> SourceData:
+    def fitted(samples: Samples) -> Samples:
+        return replace(samples, x=pictures.fit(samples.x, input, source))
+
+    return replace(
+        content,
+        samples=fitted(content.samples),
+        validation=content.validation and fitted(content.validation),
+        test=content.test and fitted(content.test),
+    )
 
 
 def require_usable(

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.data import arrays
+from edge_fl.data.pictures import SUFFIXES
 from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError
-from edge_fl_devices.data.pictures import SUFFIXES
 from edge_fl_devices.data.spec import DataSpec, SourceData
 from edge_fl_devices.data.split import hashed, position
 

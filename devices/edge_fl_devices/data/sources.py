@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.data import arrays, npz
+from edge_fl.data.pictures import SUFFIXES, PictureError, check, decode
 from edge_fl.data.samples import Array, Samples
 from edge_fl.errors import DataError, nearest
-from edge_fl_devices.data.files import unusable, walk
-from edge_fl_devices.data.pictures import SUFFIXES, PictureError, check, decode
+from edge_fl.files.folder import unusable, walk
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.selection import LEFT_OUT, select_files
 from edge_fl_devices.data.spec import DataSpec, SourceData

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edge_fl.data.pictures import LIMITS, PictureLimits
 from edge_fl.data.samples import Samples
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.data.pictures import LIMITS, PictureLimits
 
 Policy = Literal["newest", "reservoir"]
 

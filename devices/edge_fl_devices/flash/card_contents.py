@@ -8,11 +8,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import ConfigError
+from edge_fl.files.folder import walk
 from edge_fl.wire import identity
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data.files import walk
-from edge_fl_devices.data.pictures import SUFFIXES
 from edge_fl_devices.flash.names import require_names
 from edge_fl_devices.flash.wheels import Wheelhouse
 

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data import arrays, npz
+from edge_fl.data import arrays, npz, pictures
 from edge_fl.errors import DataError, InputError
+from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.data import pictures
-from edge_fl_devices.data.files import UNREADABLE, unusable, walk
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.serving.served_model import serving
@@ -128,7 +127,7 @@ def _batches(
     elif reason := unusable(source):
         raise DataError(f"{source}: {reason}; expected a picture, a folder of pictures, or an .npz")
     elif source.suffix == ".npz":
-        yield from _from_archive(source)
+        yield from _from_archive(source, input)
         return
     for start in range(0, len(files), BATCH):
         names, images = [], []
@@ -145,7 +144,7 @@ def _batches(
             yield names, np.stack(images)
 
 
-def _from_archive(source: Path) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
+def _from_archive(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
     content = npz.read(source)
     key = next((key for key in X_KEYS if key in content), None)
     if key is None:
@@ -153,4 +152,5 @@ def _from_archive(source: Path) -> Iterator[tuple[list[str], NDArray[np.uint8]]]
     images = arrays.pixels(content[key], f"{source} ({key})")
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
-        yield [f"{source.name}[{start + row}]" for row in range(len(batch))], batch
+        names = [f"{source.name}[{start + row}]" for row in range(len(batch))]
+        yield names, pictures.fit(batch, input, source)

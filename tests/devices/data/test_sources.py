@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from PIL import Image
+from PIL import Image, ImageOps
 
-from edge_fl.data import datasets, npz
+from edge_fl.data import datasets, npz, pictures
+from edge_fl.data.pictures import PictureError, PictureLimits
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import load, pictures, record
-from edge_fl_devices.data.pictures import PictureError, PictureLimits
+from edge_fl_devices.data import load, record
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 
 DIGITS = datasets.load("digits", Path("nowhere"))
@@ -126,7 +126,8 @@ def test_photos_of_a_phone_are_read_in_little_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PEAK, str(tmp_path)]
     samples, peak_kb = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert samples == "3" and int(peak_kb) < 100 * 1024
-    exact = np.asarray(photo.transpose(Image.Transpose.ROTATE_270).resize((32, 32), Image.Resampling.LANCZOS))
+    upright = photo.transpose(Image.Transpose.ROTATE_270)
+    exact = np.asarray(ImageOps.fit(upright, (32, 32), Image.Resampling.LANCZOS))
     found = pictures.decode(tmp_path / "cat/1.jpg", InputSpec((3, 32, 32))).transpose(1, 2, 0)
     assert np.abs(found.astype(int) - exact).mean() < 2
 
@@ -330,12 +331,31 @@ def test_an_npz_is_split_or_brings_its_own_split(tmp_path: Path) -> None:
     assert np.array_equal(found.test.x, x[30:])
 
 
-def test_images_that_the_extractor_does_not_take_are_rejected(tmp_path: Path) -> None:
-    npz.write(tmp_path / "mine.npz", {"x": np.zeros((4, 28, 28), np.uint8), "y": np.zeros(4, np.int64)})
+def test_arrays_get_the_size_that_the_extractor_takes_but_not_other_channels(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (6, 9, 12, 3)).astype(np.uint8)
+    npz.write(tmp_path / "mine.npz", {"x": x, "y": np.arange(6) % 2})
+    for i, image in enumerate(x):
+        (tmp_path / "images" / PETS[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "images" / PETS[i % 2] / f"{i}.png")
+    spec = DataSpec(PETS, InputSpec((3, 8, 8)))
+    archive, _ = load.load(str(tmp_path / "mine.npz"), spec)
+    folder, _ = load.load(str(tmp_path / "images"), spec)
+    for stored, decoded in zip(
+        *((found.train, found.validation, found.test) for found in (archive, folder)), strict=True
+    ):
+        assert sorted(map(bytes, stored.x)) == sorted(map(bytes, decoded.x))  # also the same split
     with pytest.raises(
-        DataError, match=r"mine\.npz: images of \[1, 28, 28\].*, the extractor takes \[1, 8, 8\]"
+        DataError, match=r"mine\.npz: images of \[3, 9, 12\].*, the extractor takes \[1, 8, 8\]"
     ):
         load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
+
+
+def test_an_extractor_of_other_data_than_pictures_is_rejected(tmp_path: Path) -> None:
+    sequence = InputSpec((9, 128), axes="CT", dtype="float32")
+    with pytest.raises(
+        DataError, match=r"takes float32 \[9, 128\] with axes CT; expected pictures, uint8 CHW"
+    ):
+        load.load(str(pets(tmp_path)), DataSpec(PETS, sequence))
 
 
 def test_a_label_outside_the_class_list_is_rejected_with_file_index_label_and_classes(tmp_path: Path) -> None:
