@@ -48,6 +48,7 @@ from edge_fl.methods.moon import MOON
 from edge_fl.methods.perfedavg import PerFedAvg
 from edge_fl.methods.pfedfda import PFedFDA
 from edge_fl.methods.pfedme import PFedMe
+from edge_fl.methods.pretrained import Pretrained
 from edge_fl.methods.repper import RepPer
 from edge_fl.methods.spherefed import SphereFed
 from edge_fl.models import build_net
@@ -91,6 +92,7 @@ METHODS: dict[str, type[Method]] = {
 # the listed ones; `+ft` works for any method with shared extractor and head
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")
 
+PRETRAINED = "pretrained"  # trains nothing; not listed
 ENTRY_POINTS = "edge_fl.methods"
 _FT = "+ft"
 
@@ -103,6 +105,8 @@ def names() -> list[str]:
 def find(name: str) -> type[Method]:
     """The class of a name without `+ft`, from METHODS or the entry point group `edge_fl.methods`. Raises MethodError."""
     base = name.removesuffix(_FT)
+    if name == PRETRAINED:
+        return Pretrained
     if base in METHODS:
         return METHODS[base]
     if found := plugins.registered(ENTRY_POINTS, base, "method", MethodError):

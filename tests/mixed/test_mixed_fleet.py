@@ -59,7 +59,7 @@ def _parts(report: Report, chunks: dict[int, bytes]) -> dict[str, Any]:
 def simulated(recipe: Recipe) -> dict[str, dict[str, float]]:
     """The metrics of the full devices after the same run in simulation."""
     dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
-    spec = studies.method_spec(recipe, dataset)
+    spec = studies.method_spec(recipe, dataset.input, dataset.classes)
     method, batch_size = build_method(spec), spec.method.batch_size
     clients = {id: Client(id, data_of(id), len(spec.classes), batch_size, spec.seed) for id in FULL}
     fleet = SequentialFleet(clients, method)

@@ -33,7 +33,7 @@ from edge_fl_server.release import quantise, website
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
-from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.fleet import Fleet
@@ -131,11 +131,20 @@ class Deployment(RunHooks):
         """Release the final extractor and wait for heads on it."""
         if self._rollout:
             self._release(result.method, result.shared, result.round)
+            self._name_idle_devices()
             self._wait_for_heads(announce=True)
+
+    def _name_idle_devices(self) -> None:
+        """Print the full devices of a run that trains nothing."""
+        if self._setup.recipe.source == "none" and (idle := self._server.roster.full_devices()):
+            self._progress.print(
+                f"full devices are online: {_names(idle)}; they receive nothing from source 'none'. To fit heads on them, start them"
+                " with 'edge-fl device run --tier head'"
+            )
 
     def _wait_for_devices(self) -> None:
         recipe, roster = self._setup.recipe, self._server.roster
-        needed = 0 if recipe.source == "simulated" else recipe.cohort.min_devices
+        needed = 0 if recipe.source in ("simulated", "none") else recipe.cohort.min_devices
         if (online := len(roster.full_devices())) < needed:
             self._progress.print(f"waiting for {needed} full devices, {online} online")
             roster.wait_for(full=needed, deadline_s=recipe.cohort.wait_s)
@@ -168,8 +177,9 @@ class Deployment(RunHooks):
             ),
         )
         heads = len(self._server.roster.head_devices())
+        after = f" after round {round}" * (round > 0)
         self._progress.print(
-            f"release {manifest.release} after round {round}: {extractor.bytes / 1024:.0f} KiB for {heads} head-only devices"
+            f"release {manifest.release}{after}: {extractor.bytes / 1024:.0f} KiB for {heads} head-only devices"
         )
 
     def _wait_for_heads(self, *, announce: bool) -> None:
@@ -183,10 +193,9 @@ class Deployment(RunHooks):
             self._finish_rollout(rollout)
         missing = rollout.wait(limits.heads, limits.wait_s)
         if missing:
-            names = ", ".join(missing[:MAX_NAMES]) + (", ..." if len(missing) > MAX_NAMES else "")
             count = "1 device" if len(missing) == 1 else f"{len(missing)} devices"
             self._progress.print(
-                f"release {rollout.current.release}: {count} did not report within {limits.wait_s:g} s: {names}"
+                f"release {rollout.current.release}: {count} did not report within {limits.wait_s:g} s: {_names(missing)}"
             )
 
     def _finish_rollout(self, rollout: RolloutCoordinator) -> None:
@@ -277,7 +286,7 @@ def registered(db: Database, results: Results) -> Iterator[None]:
             run=results.id,
             fleet=recipe.broker.fleet,
             method=recipe.method.name,
-            dataset=recipe.data.dataset,
+            dataset=data_name(recipe),
             source=recipe.source,
             rounds=recipe.rounds,
             folder=str(results.path.absolute()),
@@ -294,6 +303,10 @@ def registered(db: Database, results: Results) -> Iterator[None]:
 def is_due(round: int, every: int) -> bool:
     """Whether a release follows this round: 1, 1 + every, 1 + 2 * every, ... The release after the last round is separate."""
     return every > 0 and (round - 1) % every == 0
+
+
+def _names(devices: Sequence[str]) -> str:
+    return ", ".join(devices[:MAX_NAMES]) + (", ..." if len(devices) > MAX_NAMES else "")
 
 
 def _registry_record(run: str, result: RoundResult) -> RoundRecord:

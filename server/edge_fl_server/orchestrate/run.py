@@ -3,9 +3,8 @@
     request -> setup -> results folder -> fleet -> execute (rounds, final personalisation) -> summary
 
 The source names whose data the shared parts are trained on: `fleet` (on the devices; the server uses only the dataset's shape, mean, std
-and
-class names), `simulated` (clients in this process) or `hybrid` (both in one cohort). With a broker, head-only devices get releases
-under all three.
+and class names, or those that the recipe declares), `simulated` (clients in this process), `hybrid` (both in one cohort) or `none`
+(the extractor keeps its initial weights). With a broker, head-only devices get releases under all four.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
-from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.fleet import Fleet, NoClients
 from edge_fl_server.training.hybrid import HybridFleet
 from edge_fl_server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
 
@@ -64,9 +63,7 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
         with results, Progress() as progress:
             results.track(request.track, after=after)
             source = f"source {setup.recipe.source}"
-            progress.print(
-                f"run {results.path}: {setup.method.title} on {setup.recipe.data.dataset}, {source}"
-            )
+            progress.print(f"run {results.path}: {setup.method.title} on {data_name(setup.recipe)}, {source}")
             if saved:
                 progress.print(f"resumed after round {saved.round}")
             shown = CombinedHooks(_RoundLines(setup.recipe.rounds, progress), hooks or RunHooks())
@@ -150,6 +147,8 @@ def _execute(
 
 def _fleet(setup: RunSetup, deployment: Deployment) -> Fleet:
     """The clients that train, by the recipe's source."""
+    if setup.recipe.source == "none":
+        return NoClients()
     if setup.recipe.source == "fleet":
         return deployment.devices
     simulated = simulated_fleet(setup)
@@ -157,17 +156,18 @@ def _fleet(setup: RunSetup, deployment: Deployment) -> Fleet:
 
 
 def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
-    """The checkpoint to resume from; None if the run ended before its first round did.
+    """The checkpoint to resume from; None if the run ended before its first round did, or has no rounds.
 
     Raises ArtefactError if no intact checkpoint is left, ConfigError for a completed run.
     """
-    if not checkpoint.begun(results.checkpoints):
-        return None
-    saved = checkpoint.load(results.checkpoints, final=False)
-    if saved.round >= recipe.rounds and results.state().state == "completed":
+    completed, begun = results.state().state == "completed", checkpoint.begun(results.checkpoints)
+    saved = checkpoint.load(results.checkpoints, final=False) if begun else None
+    if completed and (saved.round if saved else 0) >= recipe.rounds:
         raise ConfigError(
             f"{results.path}: completed, with all its {recipe.rounds} rounds; expected an interrupted run"
         )
+    if saved is None:
+        return None
     lines = [line for line in results.rounds() if line.round <= saved.round]
     evaluated = {line.round: line.clients for line in lines if line.clients}
     return replace(
@@ -195,7 +195,7 @@ def _require_few_classes(setup: RunSetup) -> None:
     """Raise ConfigError for more classes than a device accepts (`edge_fl.config.MethodSpec`)."""
     if (count := len(setup.spec.classes)) > MAX_CLASSES:
         raise ConfigError(
-            f"dataset {setup.recipe.data.dataset!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
+            f"dataset {data_name(setup.recipe)!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
             consequence="no run was started",
         )
 

@@ -10,8 +10,6 @@ import torch
 
 from edge_fl import heads
 from edge_fl.config import MethodSpec, Recipe
-from edge_fl.data import datasets
-from edge_fl.data.samples import Dataset
 from edge_fl.errors import ConfigError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
@@ -54,7 +52,6 @@ class RunSetup:
     """The recipe, resolved. `study` (dataset and split) is set where clients are simulated in this process."""
 
     recipe: Recipe
-    dataset: Dataset = field(repr=False)
     study: Study | None
     spec: MethodSpec
     method: Method
@@ -67,18 +64,18 @@ class RunSetup:
 
 
 def prepare(recipe: Recipe) -> RunSetup:
-    """Load the dataset and build the method. Raises InputError."""
-    if recipe.source != "fleet":
+    """Load the dataset, if the server needs one, and build the method. Raises InputError."""
+    if recipe.source in ("simulated", "hybrid"):
         return of_study(studies.prepare(recipe))
-    dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+    recipe, spec = studies.without_data(recipe)
     # Aggregating alone is no work for a GPU: "auto" uses one only where clients train in this process.
     device = "cpu" if recipe.device == "auto" else torch_device(recipe.device)
-    return _build(recipe, dataset, None, studies.method_spec(recipe, dataset), device)
+    return _build(recipe, None, spec, device)
 
 
 def of_study(study: Study) -> RunSetup:
     """The setup of a study whose data are loaded. Raises InputError."""
-    return _build(study.recipe, study.dataset, study, study.spec, torch_device(study.recipe.device))
+    return _build(study.recipe, study, study.spec, torch_device(study.recipe.device))
 
 
 def torch_device(name: str) -> str:
@@ -93,7 +90,7 @@ def torch_device(name: str) -> str:
     return name
 
 
-def _build(recipe: Recipe, dataset: Dataset, study: Study | None, spec: MethodSpec, device: str) -> RunSetup:
+def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -> RunSetup:
     method = build_method(spec)
     method.net.to(device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
@@ -101,14 +98,24 @@ def _build(recipe: Recipe, dataset: Dataset, study: Study | None, spec: MethodSp
     _require_heads(recipe)
     if recipe.release.heads:
         export.require_exportable(method)
-    return RunSetup(recipe, dataset, study, spec, method, device)
+    _require_calibration(recipe)
+    return RunSetup(recipe, study, spec, method, device)
 
 
 def _require_heads(recipe: Recipe) -> None:
     """Raise ConfigError for an unknown head, or for heads without simulated clients."""
-    if recipe.heads and recipe.source == "fleet":
+    if recipe.heads and recipe.source in ("fleet", "none"):
         raise ConfigError(
-            f"heads = {recipe.heads} with source 'fleet': expected simulated clients; a device's head is configured on the device"
+            f"heads = {recipe.heads} with source {recipe.source!r}: expected simulated clients; a device's head is configured on the device"
         )
     for name in recipe.heads:
         heads.resolve(name)
+
+
+def _require_calibration(recipe: Recipe) -> None:
+    """Raise ConfigError for int8 variants without images to calibrate them on."""
+    if recipe.release.quantise.int8 and not recipe.data.dataset:
+        raise ConfigError(
+            "[release.quantise] int8 = true: the server has no images to calibrate it on; expected int8 = false here,"
+            " or 'edge-fl release publish --model NAME --images DIR'"
+        )

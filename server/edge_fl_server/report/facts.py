@@ -16,7 +16,7 @@ from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
 from edge_fl_server.runs import round_metrics
-from edge_fl_server.runs.results import Results, RunManifest
+from edge_fl_server.runs.results import Results, RunManifest, data_name
 from edge_fl_server.runs.round_metrics import RoundLine
 
 WORST = 10
@@ -90,7 +90,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         reason=state.reason,
         source=manifest.source,
         method=recipe.method.name,
-        dataset=recipe.data.dataset,
+        dataset=data_name(recipe),
         settings=dict(_flat(msgspec.to_builtins(recipe))),
         egress=sent_by_devices(manifest.source, egress),
         kept=", ".join(personal) or "none: the method keeps no part on the client",

@@ -27,6 +27,7 @@ SIZES = {"wide": (10.0, 3.2), "narrow": (3.5, 3.6)}  # inches
 SOURCES = {
     "simulated": "all clients were simulated on the server; no device took part",
     "fleet": "full devices trained on their own data; the server only aggregated",
+    "none": "nothing was trained; head-only devices fitted heads on the extractor as it is",
     "hybrid": "full devices trained on their own data, together with clients simulated on the server",
 }
 TOTALS: dict[str, Callable[[float | int | None], str]] = {

@@ -270,11 +270,16 @@ def list_runs(root: Path) -> list[RunInfo]:
             manifest, state, recipe = results.manifest(), results.state(), results.recipe()
         except InputError:
             continue
-        names = (recipe.method.name, recipe.data.dataset)
+        names = (recipe.method.name, data_name(recipe))
         runs.append(
             RunInfo(manifest.run, manifest.created, *names, manifest.source, state.state, state.reason)
         )
     return sorted(runs, key=lambda run: (run.created, run.run), reverse=True)
+
+
+def data_name(recipe: Recipe) -> str:
+    """The name of a run's dataset in lists; without one, that the data are on devices."""
+    return recipe.data.dataset or "data of devices"
 
 
 def run_id(name: str, created: datetime) -> str:

@@ -29,11 +29,12 @@ class TrainedRun:
 def load(results: Results) -> TrainedRun:
     """Load a run.
 
-    Raises InputError for source "fleet" (data on devices), DataError without the dataset, ArtefactError without a checkpoint.
+    Raises InputError for the sources "fleet" and "none" (data on devices), DataError without the dataset, ArtefactError without a
+    checkpoint.
     """
     recipe = results.recipe()
-    if recipe.source == "fleet":
-        raise InputError(f"{results.id}: the data of source 'fleet' are on the devices")
+    if recipe.source in ("fleet", "none"):
+        raise InputError(f"{results.id}: the data of source {recipe.source!r} are on the devices")
     study = studies.prepare(recipe)
     method = build_method(study.spec).at(max(recipe.rounds, 1))
     kept = checkpoint.load(results.checkpoints)

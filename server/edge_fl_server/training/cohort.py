@@ -68,7 +68,7 @@ def require_bufferable(cohort: CohortConfig, method: Method, source: Source) -> 
 
 def require_simulable(recipe: Recipe) -> None:
     """Raise ConfigError for drop-out and slow clients that the run cannot simulate."""
-    cohort, fleet = recipe.cohort, recipe.source == "fleet"
+    cohort, fleet = recipe.cohort, recipe.source in ("fleet", "none")
     conditions = {
         "drop_out": (fleet or cohort.buffer_size > 0, "simulated clients, and buffer_size = 0"),
         "slow_training": (

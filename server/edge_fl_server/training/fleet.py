@@ -68,6 +68,16 @@ class Fleet(ABC):
         """Restore the personal parts that `personal_state` returned."""
 
 
+class NoClients(Fleet):
+    """The fleet of a run that trains nothing."""
+
+    def clients(self) -> Sequence[ClientId]:
+        return ()
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        return iter(())
+
+
 class WrappedFleet(Fleet):
     """A fleet that passes everything on to another one. Subclasses change what they override."""
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from edge_fl.config import MethodSpec, Recipe
-from edge_fl.data import datasets, partition, split_file
-from edge_fl.data.samples import ClientData, Dataset
+from edge_fl import models
+from edge_fl.config import MethodConfig, MethodSpec, Recipe
+from edge_fl.data import datasets, partition, pictures, split_file
+from edge_fl.data.class_names import require_class_names
+from edge_fl.data.samples import ClientData, Dataset, Samples
+from edge_fl.errors import ConfigError
+from edge_fl.inputs import InputSpec
+from edge_fl.methods import PRETRAINED
 from edge_fl_server.training import newcomers
 
 
@@ -24,7 +30,9 @@ class Study:
 
     @property
     def spec(self) -> MethodSpec:
-        return method_spec(self.recipe, self.dataset)
+        return method_spec(
+            self.recipe, declared_input(self.recipe) or self.dataset.input, self.dataset.classes
+        )
 
     @property
     def unseen(self) -> tuple[str, ...]:
@@ -66,18 +74,22 @@ def prepare(recipe: Recipe) -> Study:
 
 
 def of_dataset(recipe: Recipe, dataset: Dataset, given: split_file.Rows | None = None) -> Study:
-    """Split a loaded dataset; a split that is given (`given`, or a file) determines the recipe's number of clients. Raises DataError."""
+    """Split a loaded dataset; a split that is given (`given`, or a file) determines the recipe's number of clients. Raises DataError.
+
+    The images are resized if the recipe or its backbone declares another input.
+    """
+    dataset = _resized(dataset, declared_input(recipe))
     split = partition.split_clients(dataset, recipe.data, recipe.seed, given)
     data = msgspec.structs.replace(recipe.data, clients=len(split.clients))
     return Study(msgspec.structs.replace(recipe, data=data), dataset, split)
 
 
-def method_spec(recipe: Recipe, dataset: Dataset) -> MethodSpec:
-    """The specification from which any process builds the recipe's method for a dataset."""
+def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> MethodSpec:
+    """The specification from which any process builds the recipe's method for this input and these classes."""
     return MethodSpec(
         model=recipe.model,
-        input=dataset.input,
-        classes=list(dataset.classes),
+        input=input,
+        classes=list(classes),
         method=recipe.method,
         seed=recipe.seed,
         compression=recipe.compression,
@@ -85,3 +97,40 @@ def method_spec(recipe: Recipe, dataset: Dataset) -> MethodSpec:
         rounds=recipe.rounds,
         evaluate_every=recipe.evaluate_every,
     )
+
+
+def declared_input(recipe: Recipe) -> InputSpec | None:
+    """The input that the recipe or its backbone declares; None where it is that of the dataset's images."""
+    of_backbone = getattr(models, "backbone_input", lambda model: None)
+    return recipe.input or of_backbone(recipe.model)
+
+
+def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:
+    """The recipe of a run whose data are only on devices, resolved, and its specification. Raises InputError.
+
+    Classes and input are those that the recipe declares. With source "fleet" and without classes they are those of the recipe's dataset.
+    """
+    if recipe.source == "none":
+        method = MethodConfig(PRETRAINED)
+        recipe = msgspec.structs.replace(recipe, rounds=0, method=method)
+    elif not recipe.data.classes:
+        dataset = datasets.load(recipe.data.dataset, Path(recipe.data.data_dir))
+        return recipe, method_spec(recipe, declared_input(recipe) or dataset.input, dataset.classes)
+    where = f"source {recipe.source!r}"
+    if not recipe.data.classes:
+        raise ConfigError(f'{where}: expected the class names, [data] classes = ["cat", "dog"]')
+    require_class_names(recipe.data.classes, f"{where}, [data] classes")
+    input = declared_input(recipe)
+    if input is None:
+        raise ConfigError(
+            f"{where}: model {recipe.model.name!r} declares no input; expected [input] shape = [3, 64, 64], or a backbone as model"
+        )
+    recipe = msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, dataset=""))
+    return recipe, method_spec(recipe, input, recipe.data.classes)
+
+
+def _resized(dataset: Dataset, input: InputSpec | None) -> Dataset:
+    if input is None or input.shape == dataset.samples.shape:
+        return dataset
+    samples = Samples(pictures.fit(dataset.samples.x, input), dataset.samples.y)
+    return replace(dataset, samples=samples)

@@ -1,0 +1,39 @@
+"""Rules for class names: a device finds the pictures of a class in the folder of this name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from edge_fl.config import MAX_CLASSES
+from edge_fl.errors import ConfigError
+
+LONGEST = 100  # characters
+
+
+def require_class_names(names: Sequence[str], where: str) -> None:
+    """Raise ConfigError unless `names` are two or more different names of folders; the message starts with `where`."""
+    if not 2 <= len(names) <= MAX_CLASSES:
+        found = f"{len(names)} class{'es' * (len(names) != 1)}" + f" ({names[0]})" * (len(names) == 1)
+        raise ConfigError(
+            f"{where}: {found}, expected 2 to {MAX_CLASSES}, each the name of a folder of pictures"
+        )
+    for number, name in enumerate(names, 1):
+        if flaw := _flaw(name):
+            raise ConfigError(f"{where}: class {number}, {name[:LONGEST]!r}, {flaw}")
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"{where}: class {repeated[0]!r} occurs more than once, expected different names")
+
+
+def _flaw(name: str) -> str:
+    if not name.strip():
+        return "is empty; expected the name of a folder of pictures"
+    if name != name.strip():
+        return "begins or ends with a space"
+    if len(name) > LONGEST:
+        return f"has {len(name)} characters, at most {LONGEST}"
+    if "/" in name or name.startswith(".") or not name.isprintable():
+        return (
+            "cannot be the name of a folder of pictures (no '/', no '.' at the start, no control characters)"
+        )
+    return ""

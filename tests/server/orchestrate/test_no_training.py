@@ -1,0 +1,131 @@
+"""Runs without data on the server: source "none" releases the extractor as it is, source "fleet" needs no dataset file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from edge_fl import metrics
+from edge_fl.config import CohortConfig, DataConfig, MethodConfig, QuantiseConfig, ReleaseConfig
+from edge_fl.errors import ConfigError, InputError
+from edge_fl.inputs import InputSpec
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl_server.orchestrate import setup
+from edge_fl_server.registry import Database, releases, runs
+from edge_fl_server.release import export
+from edge_fl_server.report import page as report
+from edge_fl_server.runs import trained
+from edge_fl_server.runs.results import Results, list_runs
+from tests.server.orchestrate.toy_runs import finished, with_recipe
+
+INPUT = InputSpec((1, 4, 4))
+PETS = ["cat", "dog", "horse"]
+
+
+@pytest.fixture
+def none_request(run_request):
+    """The run of somebody without data on the server; the default of five rounds is in the recipe."""
+    return with_recipe(
+        run_request,
+        source="none",
+        rounds=5,
+        input=INPUT,
+        data=DataConfig(classes=PETS),
+        method=MethodConfig(),
+        cohort=CohortConfig(wait_s=5.0),
+        release=ReleaseConfig(heads=1, wait_s=20.0),
+    )
+
+
+def test_a_run_without_data_releases_the_extractor_as_it_is_and_collects_heads(
+    stage, none_request, tmp_path, capsys
+):
+    stage.device("d1")  # a full device has nothing to train
+    head = stage.head("h1", tmp_path, after=0.75)
+    path = finished(none_request)
+    results = Results.open(path)
+    assert results.state().state == "completed"
+    assert results.rounds() == []
+    assert head.served == [1]
+    assert results.summary()["head." + metrics.PERSONAL_AFTER].mean == 0.75
+
+    manifest = json.loads((path / "artefacts" / "release-1.json").read_text())
+    assert (manifest["method"], manifest["round"], manifest["classes"]) == ("pretrained", 0, PETS)
+    assert manifest["extras"] == {}
+    spec = setup.prepare(none_request.recipe).spec
+    method = build_method(spec)
+    expected = export.export(method, steps.start(method)).onnx
+    assert manifest["extractor"]["bytes"] == len(expected)
+
+    db = Database.open(none_request.registry)
+    (known,) = runs.listed(db, "main")
+    assert (known.state, known.source, known.method, known.rounds) == ("completed", "none", "pretrained", 0)
+    assert [(release.method, release.round) for release in releases.listed(db, "main")] == [("pretrained", 0)]
+    assert [(run.method, run.dataset) for run in list_runs(path.parent)] == [
+        ("pretrained", "data of devices")
+    ]
+    report.write(results)
+    page = (path / "report.html").read_text()
+    assert report.SOURCES["none"] in page and "data of devices" in page
+    with pytest.raises(InputError, match="source 'none' are on the devices"):
+        trained.load(results)
+
+
+def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path, capsys):
+    stage.device("d1"), stage.head("h1", tmp_path)
+    finished(none_request)
+    assert "full devices are online: d1; they receive nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": DataConfig()}, r'expected the class names, \[data\] classes = \["cat", "dog"\]'),
+        ({"data": DataConfig(classes=["cat"])}, r"1 class \(cat\), expected 2 to 1024"),
+        ({"data": DataConfig(classes=["cat", "cat"])}, "class 'cat' occurs more than once"),
+        ({"data": DataConfig(classes=["cat", " "])}, "class 2, ' ', is empty"),
+        ({"data": DataConfig(classes=["cat", "a/b"])}, "class 2, 'a/b', cannot be the name of a folder"),
+        ({"input": None}, r"model 'cnn-tiny' declares no input; expected \[input\] shape"),
+        ({"heads": ["svm"]}, "heads = .'svm'. with source 'none'"),
+        (
+            {"release": ReleaseConfig(quantise=QuantiseConfig(int8=True))},
+            "no images to calibrate it on",
+        ),
+        ({"cohort": CohortConfig(drop_out=0.5)}, "drop_out = 0.5: expected simulated clients"),
+    ],
+)
+def test_a_recipe_without_what_the_run_needs_is_one_line_and_starts_nothing(none_request, changes, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        finished(with_recipe(none_request, **changes))
+    assert "\n" not in str(refused.value)
+    assert not none_request.runs.exists()
+
+
+def test_a_completed_run_without_rounds_is_not_resumed(stage, none_request, tmp_path):
+    from dataclasses import replace as changed
+
+    stage.head("h1", tmp_path)
+    path = finished(none_request)
+    with pytest.raises(ConfigError, match="completed, with all its 0 rounds"):
+        finished(changed(none_request, recipe=Results.open(path).recipe(), resume=path))
+
+
+def test_devices_train_together_without_a_dataset_on_the_server(stage, run_request):
+    stage.device("d1"), stage.device("d2")
+    data = replace(run_request.recipe.data, dataset="absent", classes=["0", "1", "2"])
+    path = finished(with_recipe(run_request, data=data, input=INPUT, rounds=1))
+    (record,) = Results.open(path).rounds()
+    assert record.responded == ("d1", "d2")
+    assert Results.open(path).recipe().data.dataset == ""
+
+
+def test_images_of_the_server_get_the_size_that_the_recipe_declares(run_request):
+    wide = InputSpec((3, 8, 8), (0.5,), (0.25,))
+    ready = setup.prepare(with_recipe(run_request, source="simulated", input=wide).recipe)
+    assert ready.spec.input == wide
+    assert ready.study.dataset.samples.shape == (3, 8, 8)
+    (client, *_) = ready.study.data().values()
+    assert client.train.shape == (3, 8, 8)
