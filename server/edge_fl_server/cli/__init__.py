@@ -10,6 +10,7 @@ from edge_fl_server.cli import (
     fleet,
     lists,
     methods,
+    new,
     recipes,
     release,
     report,
@@ -25,6 +26,7 @@ def register(app: App) -> None:
     fleet.register(app)
     app.root.command()(demo.demo)
     release.register(app)
+    app.root.command()(new.new)
     app.root.command()(simulate.simulate)
     runs.register(app)
     methods.register(app)

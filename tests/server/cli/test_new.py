@@ -1,0 +1,97 @@
+"""`edge-fl new`: a recipe from folders of pictures or a list of classes; it loads and runs as written, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from edge_fl import config
+from edge_fl.cli import main
+from edge_fl_server.cli import new
+from edge_fl_server.orchestrate import setup
+from edge_fl_server.recipes import find
+
+SMALL = ["--model", "cnn-tiny"]
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """A working folder with pictures in PICTURES/CLASS, and everything that can be wrong with such a folder."""
+    monkeypatch.chdir(tmp_path)
+    for place in (
+        "cat/1.jpg",
+        "cat/2.JPG",
+        "dog house/1.png",
+        "dog house/.hidden.png",
+        "dog house/notes.txt",
+        "loose.jpg",
+        "farm/horse/1.jpg",
+        "farm/cow/1.jpg",
+        ".thumbs/1.jpg",
+    ):
+        (path := tmp_path / "pictures" / place).parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix.lower() == ".txt":
+            path.write_text("not a picture")
+        else:
+            Image.new("RGB", (12, 8), (9, 9, 9)).save(path)
+    (tmp_path / "pictures" / "empty").mkdir()
+    return tmp_path / "pictures"
+
+
+def test_classes_are_the_folders_with_pictures_and_everything_else_is_named(pictures, capsys):
+    assert main(["new", "pets", "--images", "pictures", *SMALL]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == new.NEXT.format(path="pets.toml").splitlines()
+    lines = said.err.splitlines()
+    assert lines[:2] == ["cat: 2 pictures", "dog house: 1 picture"]
+    assert "pictures/empty: no pictures in it, so it is no class" in lines
+    assert "pictures/.thumbs: hidden, so it is no class" in lines
+    assert any(
+        "pictures/farm: pictures one level too deep, in cow, horse;" in line
+        and "--images pictures/farm" in line
+        for line in lines
+    )
+    assert any(
+        "1 pictures directly in pictures (loose.jpg)" in line and "pictures/CLASS/loose.jpg" in line
+        for line in lines
+    )
+    assert find("pets.toml").data.classes == ["cat", "dog house"]
+
+
+def test_the_recipe_loads_and_can_run_as_written(pictures):
+    assert main(["new", "pets", "--classes", "cat, dog,Pferd 'grün'", *SMALL]) == 0
+    ready = setup.prepare(find("pets.toml"))
+    assert ready.spec.classes == ["cat", "dog", "Pferd 'grün'"]
+    assert (ready.recipe.source, ready.recipe.rounds, ready.recipe.release.heads) == ("none", 0, 1)
+    assert ready.spec.input.shape == (3, 64, 64)
+    assert config.parse((pictures.parent / "pets.toml").read_text()).model.train == "none"
+
+
+def test_nothing_is_overwritten(pictures, capsys):
+    (pictures.parent / "pets.toml").write_text("mine")
+    assert main(["new", "pets", "--classes", "cat,dog"]) == 4
+    assert "pets.toml: exists; expected a new name" in capsys.readouterr().err
+    assert (pictures.parent / "pets.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["Pets", "--classes", "cat,dog"], "new Pets: expected a name of a-z, 0-9"),
+        (["../pets", "--classes", "cat,dog"], "expected a name of a-z"),
+        (["pets"], "expected either --images DIR"),
+        (["pets", "--images", "pictures", "--classes", "cat,dog"], "expected either --images DIR"),
+        (["pets", "--classes", "cat"], "1 class (cat), expected 2 to 1024"),
+        (["pets", "--classes", "cat,,dog"], "class 2, '', is empty"),
+        (["pets", "--classes", "cat,dog,cat"], "class 'cat' occurs more than once"),
+        (["pets", "--classes", "cat,dog", "--model", "cnn-tinny"], "did you mean 'cnn-tiny'?"),
+        (["pets", "--images", "nowhere"], "nowhere: no such folder"),
+        (["pets", "--images", "pictures/cat"], "pictures of 0 classes, expected two or more folders"),
+        (["pets", "--images", "pictures/empty"], "pictures of 0 classes"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(pictures, capsys, arguments, said):
+    assert main(["new", *arguments]) == 4
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert list(pictures.parent.glob("*.toml")) == []
