@@ -352,7 +352,7 @@ def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     """Apply `settings` such as "rounds=3" or "method.options.temperature=0.5" (TOML values; bare words are strings) to a recipe.
 
-    Another model or method does not keep the options of the recipe's.
+    Another model or method does not keep the options of the recipe's, nor another model the rest of [model].
     """
     tree = msgspec.to_builtins(recipe)
     pairs = [setting.partition("=") for setting in settings]
@@ -363,7 +363,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             and kind in ("model", "method")
             and parse_value(value.strip()) != tree[kind]["name"]
         ):
-            tree[kind]["options"] = {}
+            tree[kind] |= {"options": {}} if kind == "method" else msgspec.to_builtins(ModelConfig())
     for setting, (key, equals, value) in zip(settings, pairs, strict=True):
         if not equals:
             raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3")

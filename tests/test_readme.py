@@ -89,11 +89,12 @@ def test_user_method_trains_and_its_hyper_parameters_are_checked(package: Path) 
 
 
 def test_missing_imagenet_weights_are_named_with_their_folder(package: Path) -> None:
-    spec = "from edge_fl.inputs import InputSpec; from edge_fl.models.resnet import resnet18"
-    done = run(package, sys.executable, "-c", f"{spec}; resnet18(InputSpec((3, 64, 64)), weights='imagenet')")
-    assert done.returncode == 1
+    done = run(package, *EDGE_FL, "simulate", *SMALL, "--model", "torchvision:resnet18")
+    assert done.returncode == 4
     place = package / "torch" / "hub" / "checkpoints"
-    assert re.search(rf"DataError: {place}/resnet18-\w+\.pth: not found; put torchvision's", done.stderr)
+    assert re.search(
+        rf"resnet18-\w+\.pth not found; expected torchvision's \S+ as {place}/resnet18", done.stderr
+    )
 
 
 HEAD = """

@@ -82,7 +82,10 @@ def merge(*trees: Parts) -> Parts:
 
 
 def split(parts: Parts, names: Mapping[str, frozenset[str]]) -> tuple[Parts, Parts]:
-    """Split by tensor names per part -> (listed tensors, all others); empty parts are left out. `merge` is the inverse."""
+    """Split by tensor names per part -> (listed tensors, all others). `merge` is the inverse.
+
+    Parts of which nothing is left are left out; a part without tensors, such as a frozen one, is among the others.
+    """
     inside = {
         name: {key: t for key, t in params.items() if key in names.get(name, ())}
         for name, params in parts.items()
@@ -91,7 +94,9 @@ def split(parts: Parts, names: Mapping[str, frozenset[str]]) -> tuple[Parts, Par
         name: {key: t for key, t in params.items() if key not in inside[name]}
         for name, params in parts.items()
     }
-    return {name: p for name, p in inside.items() if p}, {name: p for name, p in outside.items() if p}
+    return {name: p for name, p in inside.items() if p}, {
+        name: p for name, p in outside.items() if p or not parts[name]
+    }
 
 
 def prefixed(prefix: str, parts: Parts) -> Parts:

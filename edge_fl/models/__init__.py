@@ -1,7 +1,7 @@
 """Network architectures by name. A model builds an extractor (raw 0..1 pixels -> features); extractor and head form a `Net`.
 
 A model is a function `(input, **options) -> Module` whose module has an int attribute `feature_dim`, and a line in MODELS. A model outside
-this package is named `package.module:function_or_Class`.
+this package is named `package.module:function_or_Class`. Pretrained networks are in `edge_fl.models.backbones`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from edge_fl import plugins
 from edge_fl.config import ModelConfig
-from edge_fl.errors import MethodError, nearest
+from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
-from edge_fl.models import cnn, mobilenet, resnet
+from edge_fl.models import backbones, cnn, mobilenet, resnet, weights
+from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -46,7 +48,32 @@ def build_net(model: ModelConfig, input: InputSpec, classes: int, seed: int = 0)
     return net.with_part("head", lambda: linear_head(net))
 
 
+def backbone_input(model: ModelConfig) -> InputSpec | None:
+    """The input of a backbone's weights, in the size of its option `size`; None for other models. Raises MethodError."""
+    backbone = backbones.find(model.name)
+    return backbones.input_of(model, backbone) if backbone else None
+
+
+def with_pinned_weights(model: ModelConfig) -> ModelConfig:
+    """The model with the sha256 of its file of weights, if it has one, for other machines. Raises DataError if the file is missing."""
+    backbone = backbones.find(model.name)
+    path = weights.locate(model.name, model.weights, backbone and backbone.source)
+    return msgspec.structs.replace(model, weights=weights.pinned(model.weights, path))
+
+
 def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
+    size = "x".join(map(str, input.shape))
+    try:
+        backbone = backbones.find(model.name)
+        network = backbones.build(model, backbone, input) if backbone else _own(model, input)
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        raise MethodError(
+            f"model {model.name} for images {size}: {brief(' '.join(str(error).split()))}"
+        ) from error
+    return Frozen(network) if model.train == "none" else network
+
+
+def _own(model: ModelConfig, input: InputSpec) -> nn.Module:
     build = _find(model.name)
     known = inspect.signature(build).parameters
     for option in model.options:
@@ -54,13 +81,11 @@ def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
             raise MethodError(
                 f"model {model.name}: unknown option {option!r}{nearest(option, list(known)[1:])}"
             )
-    try:
-        module = build(input, **model.options)
-    except (RuntimeError, ValueError, TypeError) as error:
-        size = "x".join(map(str, input.shape))
-        raise MethodError(f"model {model.name} for images {size}: {error}") from error
+    module = build(input, **model.options)
     if not isinstance(getattr(module, "feature_dim", None), int):
         raise MethodError(f"model {model.name}: expected a torch module with an int attribute feature_dim")
+    if path := weights.locate(model.name, model.weights, None):
+        weights.load(module, weights.read(path), path, model.name)
     return module  # type: ignore[no-any-return]
 
 
@@ -68,7 +93,7 @@ def _find(name: str) -> Callable[..., Any]:
     if name in MODELS:
         return MODELS[name]
     if ":" not in name:
-        raise MethodError(f"model {name!r}: unknown{nearest(name, MODELS)}")
+        raise MethodError(f"model {name!r}: unknown{nearest(name, [*MODELS, *backbones.NAMES])}")
     found = plugins.imported(name, "model", MethodError)
     if not callable(found):
         raise MethodError(f"model {name!r}: {type(found).__name__}, expected a function or a class")

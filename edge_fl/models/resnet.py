@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-import torch
 import torchvision
 from torch import Tensor, nn
 
-from edge_fl.errors import DataError, MethodError
 from edge_fl.inputs import InputSpec
 
 SMALL = 64  # pixels per side; below, the 7x7 stem and the max-pool lose too much detail
@@ -33,32 +28,11 @@ class ResNet(nn.Module):
         return self.network(x)  # type: ignore[no-any-return]
 
 
-def resnet18(input: InputSpec, weights: str = "") -> nn.Module:
-    """ResNet-18, 11 M parameters. `weights`: "" for random, "imagenet" for torchvision's (from its cache, never downloaded here)."""
-    return _resnet(torchvision.models.resnet18, "ResNet18_Weights", input, weights)
+def resnet18(input: InputSpec) -> nn.Module:
+    """ResNet-18, 11 M parameters; with ImageNet weights it is `torchvision:resnet18`."""
+    return ResNet(torchvision.models.resnet18(weights=None), input)
 
 
-def resnet34(input: InputSpec, weights: str = "") -> nn.Module:
-    """ResNet-34, 21 M parameters. `weights` as for `resnet18`."""
-    return _resnet(torchvision.models.resnet34, "ResNet34_Weights", input, weights)
-
-
-def _resnet(build: Callable[..., nn.Module], enum: str, input: InputSpec, weights: str) -> nn.Module:
-    network = build(weights=None)
-    if weights:
-        if weights != "imagenet" or input.channels != 3 or min(input.height, input.width) < SMALL:
-            raise MethodError(
-                f"weights {weights!r}: expected 'imagenet' with 3 channels and {SMALL} pixels or more"
-            )
-        _load_imagenet(network, enum)
-    return ResNet(network, input)
-
-
-def _load_imagenet(network: nn.Module, enum: str) -> None:
-    """Load torchvision's default weights from the local cache. Raises DataError if the file is missing."""
-    url = getattr(torchvision.models, enum).DEFAULT.url
-    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(url).name
-    if not path.is_file():
-        raise DataError(f"{path}: not found; put torchvision's {path.name} into that folder")
-    # The files have torch's format; weights_only reads nothing but tensors.
-    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))  # noqa: TID251
+def resnet34(input: InputSpec) -> nn.Module:
+    """ResNet-34, 21 M parameters; with ImageNet weights it is `torchvision:resnet34`."""
+    return ResNet(torchvision.models.resnet34(weights=None), input)

@@ -25,7 +25,7 @@ from edge_fl.methods.contract import hyper, steps
 from edge_fl.methods.contract.egress import of_method
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
-from edge_fl.models import MODELS
+from edge_fl.models import MODELS, backbones
 
 COLUMNS = {
     "name": "name",
@@ -159,17 +159,23 @@ def _bound(value: float | None, otherwise: str) -> str:
 
 
 def models() -> list[dict[str, str]]:
-    """One row per model."""
-    return [
+    """One row per model; `weights` says where those of pretrained networks are."""
+    pretrained = [
+        {"name": name, "options": "size", "description": description, "weights": found}
+        for name, (description, found) in backbones.listing().items()
+    ]
+    own = [
         {
             "name": name,
             "options": ", ".join(
                 f"{p.name}={p.default!r}" for p in [*inspect.signature(build).parameters.values()][1:]
             ),
             "description": _first_line(build),
+            "weights": "",
         }
         for name, build in MODELS.items()
     ]
+    return own + pretrained
 
 
 def personal_heads() -> list[dict[str, str]]:

@@ -50,7 +50,7 @@ SETTINGS = {
     "fedcrl-emnist-pathological": (20, 1.0, 500, 1, 16, ("adam", 0.003, 0.0, 0.0), 0.25, "cnn2"),
     "fedrir-fmnist-pathological": (20, 1.0, 1000, 1, 100, ("adam", 5e-4, 0.0, 0.0), 0.25, "cnn2-bn"),
     "fedrir-domainnet": (6, 1.0, 1000, 1, 100, ("adam", 5e-4, 0.0, 0.0), 0.25, "cnn2-bn"),
-    "dualfed-officehome": (4, 1.0, 300, 1, 256, ("sgd", 0.01, 0.5, 0.0), 0.25, "resnet18"),
+    "dualfed-officehome": (4, 1.0, 300, 1, 256, ("sgd", 0.01, 0.5, 0.0), 0.25, "torchvision:resnet18"),
     "repper-cifar10-c08-iid-e20": (20, 0.8, 100, 20, 256, ("adam", 0.001, 0.0, 1e-4), 0.25, "resnet34"),
 }
 

@@ -245,4 +245,5 @@ def _norm_names(module: nn.Module) -> tuple[frozenset[str], frozenset[str]]:
             prefix = f"{path}." if path else ""
             everything |= {prefix + name for name, _ in child.named_parameters(recurse=False)}
             statistics |= {BUFFER + prefix + name for name, _ in child.named_buffers(recurse=False)}
-    return frozenset(everything | statistics), frozenset(statistics)
+    kept = _params(module).keys()
+    return frozenset(kept & (everything | statistics)), frozenset(kept & statistics)

@@ -17,10 +17,12 @@ def register(app: App) -> None:
 
 
 def list_models(format: FormatOption = Format.TABLE) -> None:
-    """List the models for --model, with their options (--set model.options.NAME=VALUE)."""
+    """List the models for --model, with their options (--set model.options.NAME=VALUE) and the pretrained weights found here."""
     from edge_fl_server import catalogue
 
-    show_table(catalogue.models(), {key: key for key in ("name", "options", "description")}, format)
+    show_table(
+        catalogue.models(), {key: key for key in ("name", "options", "description", "weights")}, format
+    )
 
 
 def list_heads(format: FormatOption = Format.TABLE) -> None:

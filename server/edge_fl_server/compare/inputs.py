@@ -19,8 +19,10 @@ from pathlib import Path
 import edge_fl
 import edge_fl_server
 from edge_fl import heads, methods, models
+from edge_fl.config import ModelConfig
 from edge_fl.data.samples import Dataset
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl.models import backbones, frozen
 from edge_fl_server.orchestrate.setup import torch_device
 from edge_fl_server.training.study import Study
 
@@ -42,7 +44,8 @@ def of_study(study: Study) -> dict[str, str]:
         f"data of {study.dataset.name}": _data(study.dataset),
         f"split of {study.dataset.name}": study.split.fingerprint(),
         f"source of method {method}": _source(found.__module__, *tuning),
-        f"source of model {model}": _source(_module_of_model(model)),
+        f"source of model {model}": _source(*_modules_of_model(recipe.model)),
+        **({f"weights of model {model}": study.spec.model.weights} if study.spec.model.weights else {}),
         **{f"source of head {name}": _source(heads.resolve(name).__module__) for name in recipe.heads},
         "source of edge_fl": _framework(),
         "engine": f"{recipe.engine} on {torch_device(recipe.device)}",
@@ -93,9 +96,12 @@ def _hash(files: Iterable[Path], text: str = "") -> str:
     return digest.hexdigest()
 
 
-def _module_of_model(name: str) -> str:
-    own, colon, _ = name.partition(":")
-    return own if colon else models.MODELS[name].__module__
+def _modules_of_model(model: ModelConfig) -> tuple[str, ...]:
+    trained = () if model.train == "all" else (frozen.__name__,)
+    if backbones.is_backbone(model.name):
+        return backbones.__name__, *trained
+    own, colon, _ = model.name.partition(":")
+    return own if colon else models.MODELS[model.name].__module__, *trained
 
 
 def _imported(names: tuple[str, ...]) -> dict[str, Path]:

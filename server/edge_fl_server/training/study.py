@@ -87,7 +87,7 @@ def of_dataset(recipe: Recipe, dataset: Dataset, given: split_file.Rows | None =
 def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> MethodSpec:
     """The specification from which any process builds the recipe's method for this input and these classes."""
     return MethodSpec(
-        model=recipe.model,
+        model=models.with_pinned_weights(recipe.model),
         input=input,
         classes=list(classes),
         method=recipe.method,
@@ -101,8 +101,7 @@ def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> Met
 
 def declared_input(recipe: Recipe) -> InputSpec | None:
     """The input that the recipe or its backbone declares; None where it is that of the dataset's images."""
-    of_backbone = getattr(models, "backbone_input", lambda model: None)
-    return recipe.input or of_backbone(recipe.model)
+    return recipe.input or models.backbone_input(recipe.model)
 
 
 def without_data(recipe: Recipe) -> tuple[Recipe, MethodSpec]:

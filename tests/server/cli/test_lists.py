@@ -14,7 +14,7 @@ from edge_fl import cli, heads, methods, metrics
 from edge_fl.data import npz
 from edge_fl.data.datasets import DATASETS
 from edge_fl.errors import ConfigError
-from edge_fl.models import MODELS
+from edge_fl.models import MODELS, backbones
 
 SMALL = [
     "--clients",
@@ -89,7 +89,8 @@ def test_lists_name_everything_built_in(folder: Path, capsys: pytest.CaptureFixt
     npz.write(folder / "mine.npz", {"x": np.zeros((2, 4, 4), np.uint8), "y": np.array([0, 1])})
     assert [row["name"] for row in output(capsys, "methods", "list")] == methods.names()
     models = {row["name"]: row for row in output(capsys, "models", "list")}
-    assert models.keys() == MODELS.keys() and models["cnn4"]["options"] == "width=64"
+    assert list(models) == [*MODELS, *backbones.NAMES] and models["cnn4"]["options"] == "width=64"
+    assert models["efficientnet-lite0"]["weights"].endswith(backbones.LITE0_FILE)
     assert all(row["description"] for row in models.values())
     kinds = output(capsys, "heads", "list")
     assert [row["name"] for row in kinds] == list(heads.HEADS)
