@@ -5,7 +5,7 @@ It also defines the canary's images, because server and device must generate the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -43,7 +43,8 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """One release: the extractor and the small extras that heads of its method use.
 
-    `unit_norm`: features have length 1. `classes` names the class ids. A head is valid for one `extractor.sha256`. `heads` says how the
+    `unit_norm`: features have length 1. `classes` names the class ids; a later release of the same extractor may append names. A head is
+    valid for one `extractor.sha256`. `method` is "pretrained" if no run trained the extractor. `heads` says how the
     method fits heads from the extras, and limits the head updates that a device may send. `extractor` computes in `precision`; `variants`
     are the alternatives, of which an installed release has none (`chosen`).
     """
@@ -140,6 +141,11 @@ def listed(entries: Iterable[object]) -> list[Entry]:
         raise ArtefactError(
             f"signed metadata: {brief(error)}", "manifest", consequence="no release can be read"
         ) from error
+
+
+def extends(classes: Sequence[str], earlier: Sequence[str]) -> bool:
+    """Whether class ids of the `earlier` list mean the same in the new one: the same names, and possibly more after them."""
+    return list(classes[: len(earlier)]) == list(earlier)
 
 
 def scale(images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""`edge-fl release list | rollout | pause | abort | rollback | export`."""
+"""`edge-fl release list | publish | rollout | pause | abort | rollback | export`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import ConfigError
-from edge_fl_server.cli import release_keys
+from edge_fl_server.cli import release_keys, release_publish
 from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 from edge_fl_server.cli.release_keys import open_repository
@@ -29,10 +29,11 @@ Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see '
 def register(app: App) -> None:
     """Add the group `release`."""
     release = app.group(
-        "release", help="Releases of the extractor: roll out in stages, pause, roll back, export, keys."
+        "release",
+        help="Releases of the extractor: publish, roll out in stages, pause, roll back, export, keys.",
     )
     release.command("list")(list_releases)
-    for command in (rollout, pause, abort, rollback, export):
+    for command in (release_publish.publish, rollout, pause, abort, rollback, export):
         release.command()(command)
     release_keys.register(release)
 
@@ -44,10 +45,10 @@ def list_releases(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the kept releases, newest first, with the state of the last roll-out of each."""
-    from edge_fl_server.release.rollout import commands
+    from edge_fl_server.release.rollout.commands import COLUMNS
 
-    with _commands(home, fleet, database) as releases:
-        show_table(releases.rows(), commands.COLUMNS, format)
+    with commands(home, fleet, database) as releases:
+        show_table(releases.rows(), COLUMNS, format)
 
 
 def rollout(
@@ -71,9 +72,11 @@ def rollout(
     identity: IdentityOption = None,
 ) -> None:
     """Roll out a kept release (default: the last) in stages, or resume a paused roll-out."""
-    plan = _plan(stages, success, false_abort, stage_wait_s)
-    with _commands(home, fleet, database, host, port, identity) as releases:
-        _carry_out(releases, releases.roll_out(release, plan), wait_s)
+    plan = rollout_plan(
+        stages, success=success, stage_wait_s=stage_wait_s, gates={"false_abort": false_abort}
+    )
+    with commands(home, fleet, database, host, port, identity) as releases:
+        carry_out(releases, releases.roll_out(release, plan), wait_s)
 
 
 def pause(
@@ -86,8 +89,8 @@ def pause(
     identity: IdentityOption = None,
 ) -> None:
     """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
-    with _commands(home, fleet, database, host, port, identity) as releases:
-        _carry_out(releases, releases.steer("paused"), wait_s)
+    with commands(home, fleet, database, host, port, identity) as releases:
+        carry_out(releases, releases.steer("paused"), wait_s)
 
 
 def abort(
@@ -100,8 +103,8 @@ def abort(
     identity: IdentityOption = None,
 ) -> None:
     """Abort the roll-out: devices with the new release return to the previous one."""
-    with _commands(home, fleet, database, host, port, identity) as releases:
-        _carry_out(releases, releases.steer("aborted"), wait_s)
+    with commands(home, fleet, database, host, port, identity) as releases:
+        carry_out(releases, releases.steer("aborted"), wait_s)
 
 
 def rollback(
@@ -115,8 +118,8 @@ def rollback(
     identity: IdentityOption = None,
 ) -> None:
     """Roll the whole fleet back at once, to the previous release or a kept one."""
-    with _commands(home, fleet, database, host, port, identity) as releases:
-        _carry_out(releases, releases.roll_back(release), wait_s)
+    with commands(home, fleet, database, host, port, identity) as releases:
+        carry_out(releases, releases.roll_back(release), wait_s)
 
 
 def export(
@@ -142,7 +145,7 @@ def export(
 
 
 @contextmanager
-def _commands(
+def commands(
     home: Path,
     fleet: str,
     database: str,
@@ -150,6 +153,7 @@ def _commands(
     port: int | None = None,
     identity: Path | None = None,
 ) -> Iterator[ReleaseCommands]:
+    """The commands on a fleet's releases, with the registry open."""
     from edge_fl_server.registry import Database
     from edge_fl_server.registry.database import location
     from edge_fl_server.release.rollout.commands import ReleaseCommands
@@ -158,7 +162,8 @@ def _commands(
         yield ReleaseCommands(connect_to(host, port, identity), fleet, home, db)
 
 
-def _carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> None:
+def carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> None:
+    """Carry a request out with progress on stderr, and print the state of its roll-out."""
     from edge_fl.console.progress import Progress
 
     with Progress() as progress:
@@ -166,18 +171,14 @@ def _carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> No
     print(record.state)
 
 
-def _plan(stages: str, success: float, false_abort: float, stage_wait_s: float) -> RolloutConfig:
+def rollout_plan(stages: str, **fields: object) -> RolloutConfig:
+    """Stages from an option: growing shares, or by the fleet's size if empty. Raises ConfigError."""
     import msgspec
 
     from edge_fl.config import RolloutConfig
 
     try:
-        tree = {
-            "stages": [float(share) for share in stages.split(",")],
-            "success": success,
-            "stage_wait_s": stage_wait_s,
-            "gates": {"false_abort": false_abort},
-        }
-        return msgspec.convert(tree, RolloutConfig)
+        shares = [float(share) for share in stages.split(",")] if stages else "auto"
+        return msgspec.convert({"stages": shares, **fields}, RolloutConfig)
     except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(f"release rollout: {error}") from error

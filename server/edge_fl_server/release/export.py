@@ -7,8 +7,9 @@ Opset and IR version are low, so that older runtimes can load the graph.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from edge_fl.config import MethodSpec
 from edge_fl.errors import ArtefactError, MethodError
+from edge_fl.heads.plan import PLAIN, HeadPlan
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import Parts, to_arrays, to_device
 from edge_fl.methods import METHODS
 from edge_fl.methods.contract import steps
@@ -27,10 +30,9 @@ from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.seeds import seed_for
 from edge_fl.wire import blob, tensors
+from edge_fl_server.release.onnx_graph import IR_VERSION, OPSET
 from edge_fl_server.release.onnx_session import Session, quiet
 
-OPSET = 18
-IR_VERSION = 10
 PARITY = 1e-4  # largest absolute difference allowed between onnxruntime and torch
 CANARY_IMAGES = 2
 CANARY_FEATURES = 16
@@ -39,11 +41,25 @@ INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels 
 
 @dataclass(frozen=True)
 class Exported:
-    """An ONNX extractor: its bytes, feature dimension, and largest difference from torch on the check batch."""
+    """An ONNX extractor: its bytes, feature dimension, largest difference from torch on the check batch, and versions of the graph."""
 
     onnx: bytes
     feature_dim: int
-    difference: float
+    difference: float = 0.0
+    opset: int = OPSET
+    ir: int = IR_VERSION
+
+
+class Description(NamedTuple):
+    """What the manifest says of an extractor, besides what follows from its bytes. `seed` draws the canary's images."""
+
+    method: str
+    classes: Sequence[str]
+    input: InputSpec
+    seed: int = 0
+    unit_norm: bool = False
+    batch_norm: str = "sync"
+    heads: HeadPlan = PLAIN
 
 
 @dataclass(frozen=True)
@@ -132,12 +148,40 @@ def release(
         for name in method.head_tier.extras
         if shared.get(name)
     }
+    return assemble(exported, describe(method, spec, collect=collect), origin, extras, quantiser=quantiser)
+
+
+def describe(method: Method, spec: MethodSpec, *, collect: bool = False) -> Description:
+    """The description of a method's extractor; with `collect` devices send head updates."""
+    plan = head_plan(method, spec.method.batch_size, collect=collect)
+    return Description(
+        spec.method.name,
+        spec.classes,
+        spec.input,
+        spec.seed,
+        method.unit_norm,
+        method.batch_norm.value,
+        plan,
+    )
+
+
+def assemble(
+    exported: Exported,
+    description: Description,
+    origin: ReleaseOrigin,
+    extras: Mapping[str, bytes] = MappingProxyType({}),
+    *,
+    quantiser: Quantiser | None = None,
+) -> tuple[Manifest, dict[str, bytes]]:
+    """The manifest of an extractor, and the payloads by sha256 as `release`."""
     described = {name: blob.describe(payload) for name, payload in extras.items()}
     extractor = blob.describe(exported.onnx)
-    int8 = quantiser(exported.onnx, len(spec.classes), method.unit_norm) if quantiser else None
+    seed, input = seed_for(description.seed, "canary", origin.number) % 2**31, description.input
+    unit_norm = description.unit_norm
+    int8 = quantiser(exported.onnx, len(description.classes), unit_norm) if quantiser else None
     variants: dict[Precision, Variant] = {}
     if int8:
-        canary = _canary(int8.onnx, spec, origin.number)
+        canary = _canary(int8.onnx, seed, input)
         # int8 kernels of other machines round differently
         largest = max(abs(value) for row in canary.features for value in row)
         canary = msgspec.structs.replace(
@@ -147,19 +191,19 @@ def release(
     manifest = Manifest(
         release=origin.number,
         run_id=origin.run_id,
-        method=spec.method.name,
+        method=description.method,
         round=origin.round,
         extractor=extractor,
         feature_dim=exported.feature_dim,
-        classes=list(spec.classes),
-        input=spec.input,
-        unit_norm=method.unit_norm,
-        batch_norm=method.batch_norm.value,
-        opset=OPSET,
-        ir=IR_VERSION,
-        canary=_canary(exported.onnx, spec, origin.number),
+        classes=list(description.classes),
+        input=input,
+        unit_norm=unit_norm,
+        batch_norm=description.batch_norm,
+        opset=exported.opset,
+        ir=exported.ir,
+        canary=_canary(exported.onnx, seed, input),
         extras=described,
-        heads=head_plan(method, spec.method.batch_size, collect=collect),
+        heads=description.heads,
         variants=variants,
     )
     payloads: Mapping[str, bytes] = {described[name].sha256: payload for name, payload in extras.items()}
@@ -176,10 +220,10 @@ def _strip_metadata(model: onnx.ModelProto) -> None:
         item.doc_string = ""
 
 
-def _canary(payload: bytes, spec: MethodSpec, number: int) -> Canary:
+def _canary(payload: bytes, seed: int, input: InputSpec) -> Canary:
     """The test that every device runs on a new extractor: input seed and the features computed here."""
-    canary = Canary(seed=seed_for(spec.seed, "canary", number) % 2**31, images=CANARY_IMAGES, features=[])
-    features = Session(payload).run(canary_images(canary, spec.input))[:, :CANARY_FEATURES]
+    canary = Canary(seed=seed, images=CANARY_IMAGES, features=[])
+    features = Session(payload).run(canary_images(canary, input))[:, :CANARY_FEATURES]
     return msgspec.structs.replace(canary, features=[[float(value) for value in row] for row in features])
 
 

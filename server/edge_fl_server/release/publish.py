@@ -42,6 +42,7 @@ class Publisher:
     ) -> None:
         self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
         self._watch = watch
+        self._published: dict[int, Manifest] = {}  # releases whose chunks were sent
 
     def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Sign and publish a release; only the newest three are kept.
@@ -52,7 +53,7 @@ class Publisher:
         # hashing, disk and broker run in parallel
         with ThreadPoolExecutor(2, "edge-fl-publish") as executor:
             checked = executor.submit(_require, manifest, payloads)
-            kept = executor.submit(self._keep, manifest, payloads, checked)
+            kept = executor.submit(_keep, self._repository, manifest, payloads, checked)
             checked.result()
             self._send(manifest, payloads)
         try:
@@ -65,6 +66,7 @@ class Publisher:
 
     def republish(self, release: int) -> None:
         """Publish a kept release again, with a higher metadata version: a rollback of the fleet. Raises InputError."""
+        self._repository.reload()
         kept = {manifest.release: manifest for manifest in self._repository.releases()}
         if release not in kept:
             raise InputError(f"release {release}: not kept, only {sorted(kept)} are")
@@ -77,7 +79,21 @@ class Publisher:
         if chunks:
             for manifest in self._repository.releases():
                 self._send(manifest)
+                self._published[manifest.release] = manifest
         self._send_metadata()
+
+    def publish_missing(self) -> None:
+        """Publish the releases that another process has signed on disk since, and delete blobs that are no longer needed."""
+        self._repository.reload()
+        releases = self._repository.releases()
+        missing = [manifest for manifest in releases if manifest.release not in self._published]
+        if not missing:
+            return
+        for manifest in missing:
+            self._send(manifest)
+        self._send_metadata()
+        self._clear_unneeded(list(self._published.values()))
+        self._published = {manifest.release: manifest for manifest in releases}
 
     def refresh(self) -> None:
         """Sign metadata near its expiry again and publish it; nothing is published if none is."""
@@ -101,9 +117,14 @@ class Publisher:
 
     def _commit(self, manifest: Manifest) -> None:
         """Make a release current after its chunks are on the broker; delete blobs that are no longer needed."""
-        before = self._repository.releases()
-        self._repository.publish(manifest)
+        with self._repository.locked():
+            before = self._repository.releases()
+            self._repository.publish(manifest)
+        self._published[manifest.release] = manifest
         self._send_metadata()
+        self._clear_unneeded(before)
+
+    def _clear_unneeded(self, before: list[Manifest]) -> None:
         for blob in self._unneeded(before):
             self.clear(blob)
         self._transport.drain(self._limits.drain_s)
@@ -159,15 +180,6 @@ class Publisher:
         named = {blob.sha256: blob for manifest in manifests for blob in blobs(manifest)}
         return [blob for sha256, blob in named.items() if sha256 not in needed]
 
-    def _keep(self, manifest: Manifest, payloads: Mapping[str, bytes], checked: Future[None]) -> None:
-        """Write the blobs; each gets its final name after all are `checked`."""
-        for blob in blobs(manifest):
-            with reporting(str(self._path(blob))):
-                self._repository.artefacts.mkdir(exist_ok=True)
-                with atomic.writing(self._path(blob)) as file:
-                    file.write(payloads.get(blob.sha256, b""))
-                    checked.result()
-
     def _kept(self, blob: Blob) -> bytes | None:
         try:
             return self._path(blob).read_bytes()
@@ -176,6 +188,28 @@ class Publisher:
 
     def _path(self, blob: Blob) -> Path:
         return self._repository.artefacts / blob.sha256
+
+
+def store(repository: Repository, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
+    """Sign a release on disk alone, for the server that is online, or the next one, to publish. Raises ArtefactError, InputError."""
+    _require(manifest, payloads)
+    done: Future[None] = Future()
+    done.set_result(None)
+    _keep(repository, manifest, payloads, done)
+    repository.publish(manifest)
+
+
+def _keep(
+    repository: Repository, manifest: Manifest, payloads: Mapping[str, bytes], checked: Future[None]
+) -> None:
+    """Write the blobs; each gets its final name after all are `checked`."""
+    for blob in blobs(manifest):
+        path = repository.artefacts / blob.sha256
+        with reporting(str(path)):
+            repository.artefacts.mkdir(exist_ok=True)
+            with atomic.writing(path) as file:
+                file.write(payloads.get(blob.sha256, b""))
+                checked.result()
 
 
 def _require(manifest: Manifest, payloads: Mapping[str, bytes]) -> None:

@@ -6,13 +6,18 @@
     FOLDER/metadata/N.snapshot.json, timestamp.json    the current version of targets (7 days)
     FOLDER/artefacts/SHA256        the released bytes, written by the publisher
 
-Files are written, and must be published, in this order: timestamp.json is the commit point. A manifest is JSON text inside `custom`,
+    FOLDER/lock                    held while a process changes the repository
+
+Files are written, and must be published, in this order: timestamp.json is the commit point. Several processes may use one folder: each
+change takes the lock and begins with what the others have written. A manifest is JSON text inside `custom`,
 because the canonical JSON that TUF signs has no floating point numbers. An older manifest that is published again (a rollback) gets a
 higher metadata version; devices reject lower versions.
 """
 
 from __future__ import annotations
 
+import fcntl
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -29,6 +34,7 @@ from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.release.manifest import Entry, Manifest, decode, encode, listed, target_path
+from edge_fl_server.release.class_growth import require_same_ids
 from edge_fl_server.release.keys import Keys
 
 KEPT_RELEASES = 3
@@ -76,10 +82,11 @@ class Repository(tuf.repository.Repository):
         self._clock = clock
         self._current: dict[str, Metadata[Any]] = {}
         self._written: list[File] = []
+        self._lock, self._depth = threading.RLock(), 0
         with reporting(str(folder)):
             self.keys = Keys(folder / "keys", elsewhere)
             self._metadata.mkdir(exist_ok=True)
-            self._load()
+        with reporting(str(folder)), self.locked():
             if Root.type not in self._current:
                 with self._commit(), self.edit_root() as root:
                     for role in (Root.type, *ORDER):
@@ -98,6 +105,22 @@ class Repository(tuf.repository.Repository):
         """The newest root metadata, which devices are installed with."""
         return self._read(Root.type)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process change the repository, and begin with its current state; may be nested. Waits for the others."""
+        with self._lock:
+            if self._depth:
+                yield
+                return
+            with (self.folder / "lock").open("wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                self._depth += 1
+                try:
+                    self.reload()
+                    yield
+                finally:
+                    self._depth -= 1
+
     def releases(self) -> list[Manifest]:
         """The kept releases, last published last."""
         return [entry.read() for entry in listed(target.custom for target in self._targets.values())]
@@ -108,17 +131,19 @@ class Repository(tuf.repository.Repository):
         return int(fields.get("highest_release", 0)) + 1
 
     def publish(self, manifest: Manifest) -> list[File]:
-        """Sign a manifest -> the new files in the order of publication. Raises ArtefactError."""
+        """Sign a manifest -> the new files in the order of publication. Raises ArtefactError; InputError for reordered classes."""
         text = encode(decode(encode(manifest))).decode()
         extractor, path = manifest.extractor, target_path(manifest.release)
-        if path in self._targets and _entry(self._targets[path]).manifest != text:
-            raise ArtefactError(
-                f"release {manifest.release}: signed before with another manifest",
-                consequence="nothing was published",
-            )
-        custom = to_builtins(Entry(text, self._next_version(Targets.type)))
-        target = TargetFile(extractor.bytes, {"sha256": extractor.sha256}, path, {"custom": custom})
         with self._commit() as files:
+            if path in self._targets and _entry(self._targets[path]).manifest != text:
+                raise ArtefactError(
+                    f"release {manifest.release}: signed before with another manifest",
+                    consequence="nothing was published",
+                )
+            if path not in self._targets:
+                require_same_ids(manifest, self.releases())
+            custom = to_builtins(Entry(text, self._next_version(Targets.type)))
+            target = TargetFile(extractor.bytes, {"sha256": extractor.sha256}, path, {"custom": custom})
             with self.edit_targets() as targets:
                 targets.targets = _newest(targets.targets | {path: target})
                 highest = max(self.next_release() - 1, manifest.release)
@@ -129,6 +154,7 @@ class Repository(tuf.repository.Repository):
 
     def files(self) -> list[File]:
         """All current metadata in the order of publication."""
+        self.reload()
         names = [f"{version}.root.json" for version in range(1, self.root().version + 1)]
         names += [_file_name(role, self._current[role].signed.version) for role in ORDER]
         return [(name, (self._metadata / name).read_bytes()) for name in names]
@@ -150,10 +176,10 @@ class Repository(tuf.repository.Repository):
 
         The new key is stored in the folder of the old one. The threshold becomes 1.
         """
-        retired = self.root().roles[role].keyids
-        folder = self.keys.folder_of(retired[0])
-        self._require_root_keys()
         with self._commit() as files:
+            self._require_root_keys()
+            retired = self.root().roles[role].keyids
+            folder = self.keys.folder_of(retired[0])
             with self.edit_root() as root:
                 for keyid in retired:
                     root.revoke_key(keyid, role)
@@ -246,28 +272,28 @@ class Repository(tuf.repository.Repository):
     @contextmanager
     def _commit(self) -> Iterator[list[File]]:
         """Collect the files written in this block; after it delete superseded files, after an error return to what is committed."""
-        self._written = []
-        try:
-            yield self._written
-        except BaseException:
-            self._load()
-            raise
-        for name, _ in self._written:
-            for obsolete in superseded(name):
-                (self._metadata / obsolete).unlink(missing_ok=True)
+        with self.locked():
+            self._written = []
+            try:
+                yield self._written
+            except BaseException:
+                self.reload()
+                raise
+            for name, _ in self._written:
+                for obsolete in superseded(name):
+                    (self._metadata / obsolete).unlink(missing_ok=True)
 
-    def _load(self) -> None:
-        """Read root, and follow timestamp to snapshot to targets: other files were never committed."""
-        self._current = {}
+    def reload(self) -> None:
+        """Read what is committed: root, and from timestamp to snapshot to targets. Other files were never committed."""
+        current: dict[str, Metadata[Any]] = {}
         if (version := self._next_version(Root.type) - 1) > 0:
-            self._current[Root.type] = self._from_file(Root.type, version)
+            current[Root.type] = self._from_file(Root.type, version)
         if (self._metadata / "timestamp.json").exists():
             timestamp = self._from_file(Timestamp.type, 0)
             snapshot = self._from_file(Snapshot.type, timestamp.signed.snapshot_meta.version)
             targets = self._from_file(Targets.type, snapshot.signed.meta["targets.json"].version)
-            self._current |= {
-                Targets.type: targets, Snapshot.type: snapshot, Timestamp.type: timestamp
-            }  # fmt: skip
+            current |= {Targets.type: targets, Snapshot.type: snapshot, Timestamp.type: timestamp}
+        self._current = current
 
     def _renew(self, first: str) -> None:
         """Sign new versions of `first` and of every role after it."""

@@ -16,19 +16,30 @@ from pathlib import Path
 from edge_fl.config import RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import ConnectError, DeadlineError, InputError
+from edge_fl.release.manifest import Manifest
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
-from edge_fl_server.registry import Database, rollouts
-from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
+from edge_fl_server.registry import Database, releases, rollouts
+from edge_fl_server.registry.records import DesiredRolloutState, ReleaseRecord, RolloutRecord
+from edge_fl_server.release.class_growth import require_grown
+from edge_fl_server.release.export import (
+    Description,
+    Exported,
+    QuantisedExtractor,
+    ReleaseOrigin,
+    assemble,
+)
+from edge_fl_server.release.publish import store
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
 from edge_fl_server.release.rollout.stored_rollout import request
 
 POLL_S = 0.2
+NO_RUN = "none"  # the run of a release that no run trained
 PAUSED = "its command ended"
 Request = Callable[[], int]
 """Writes a desired state into the registry -> the number of the roll-out."""
@@ -82,6 +93,41 @@ class ReleaseCommands:
             )
         return rows
 
+    def sign(
+        self, exported: Exported, description: Description, int8: QuantisedExtractor | None = None
+    ) -> Manifest:
+        """Sign an extractor that no run trained as the next release, on disk alone; the last release if it is the same.
+
+        A command that was killed afterwards is completed by repeating it. Raises InputError for reordered classes.
+        """
+        repository = Repository(self.home / self.fleet)
+        with repository.locked():
+            kept = repository.releases()
+            require_grown(description.classes, kept)
+            origin = ReleaseOrigin(repository.next_release(), NO_RUN, 0)
+            manifest, payloads = assemble(exported, description, origin, quantiser=lambda *_: int8)
+            if kept and _same(kept[-1], manifest):
+                return kept[-1]
+            store(repository, manifest, payloads)
+        releases.record(
+            self.db,
+            ReleaseRecord(
+                fleet=self.fleet,
+                release=manifest.release,
+                run=NO_RUN,
+                round=0,
+                method=manifest.method,
+                extractor=manifest.extractor.sha256,
+                bytes=manifest.extractor.bytes,
+            ),
+        )
+        return manifest
+
+    def is_served(self, release: int) -> bool:
+        """Whether the fleet serves this release and no roll-out is under way."""
+        unfinished = rollouts.current(self.db, self.fleet)
+        return unfinished is None and rollouts.served_release(self.db, self.fleet) == release
+
     def roll_out(self, release: int | None, plan: RolloutConfig) -> Request:
         """Roll out a kept release (None: the last), or resume a paused roll-out. Raises InputError."""
         unfinished = rollouts.current(self.db, self.fleet)
@@ -118,13 +164,13 @@ class ReleaseCommands:
 
         `report` receives a line per state, `watch` the current stage. Raises DeadlineError, ConnectError.
         """
-        if self._is_online():
+        if self.is_online():
             report("the running server carries it out")
             number = request()
             try:
                 return self._follow(number, report, deadline_s, watch)
             except DeadlineError as error:
-                if self._is_online():
+                if self.is_online():
                     raise DeadlineError(error.message, "the running server continues it") from error
                 self._pause(number)
                 raise
@@ -177,11 +223,21 @@ class ReleaseCommands:
             if changed := rollouts.get(self.db, number):
                 rollouts.advance(self.db, changed, state="paused", reason=PAUSED)
 
-    def _is_online(self) -> bool:
+    def is_online(self) -> bool:
+        """Whether a server is online. Raises ConnectError without a broker."""
         try:
             return bool(reader.online_server(self.connect, Topics(self.fleet)))
         except ConnectError as error:
             raise ConnectError(error.message, consequence="nothing was requested") from error
+
+
+def _same(kept: Manifest, manifest: Manifest) -> bool:
+    """Whether two releases differ at most in their numbers."""
+
+    def what(release: Manifest) -> object:
+        return release.extractors, release.classes, release.input, release.method, release.heads
+
+    return what(kept) == what(manifest)
 
 
 def _status(record: RolloutRecord) -> str:

@@ -83,7 +83,7 @@ class RolloutCoordinator:
         # (device, assignment id)
         self._reported = {(device, self._rollout.assignment) for device in self._rollout.reported}
         self._change = threading.Condition()
-        self._publishing = threading.Lock()
+        self._publishing = threading.RLock()
         self._republish()
         self.head_updates = HeadUpdates(self._roster, self._count, torch_device)
         server.inbox.on_head(self._take_report, self.head_updates)
@@ -128,12 +128,13 @@ class RolloutCoordinator:
 
         Raises ArtefactError if the export misses parity, MethodError for a method without an extractor.
         """
-        origin = ReleaseOrigin(self._repository.next_release(), run_id, round)
-        manifest, payloads = export.release(
-            method, shared, spec, origin, collect=collect, quantiser=self._options.quantiser
-        )
-        self.head_updates.open(assignment_id(manifest.release), manifest, method)
-        self.roll_out(manifest, payloads)
+        with self._publishing, self._repository.locked():  # no other process takes the number
+            origin = ReleaseOrigin(self._repository.next_release(), run_id, round)
+            manifest, payloads = export.release(
+                method, shared, spec, origin, collect=collect, quantiser=self._options.quantiser
+            )
+            self.head_updates.open(assignment_id(manifest.release), manifest, method)
+            self.roll_out(manifest, payloads)
         return manifest
 
     def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
@@ -223,9 +224,10 @@ class RolloutCoordinator:
     def _advance(self) -> None:
         if not self._rollout.advance(self._roster.head_devices()):
             return
-        with self._change:
-            self._known |= {manifest.release: manifest for manifest in self._repository.releases()}
         with self._publishing:
+            self._publisher.publish_missing()
+            with self._change:
+                self._known |= {manifest.release: manifest for manifest in self._repository.releases()}
             self._publish_current()
         self._assign_all()
         with self._change:

@@ -171,8 +171,10 @@ def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
         and record.status not in GONE
         and not record.blocked
     ]
-    served, fields = rollouts.served_release(db, fleet), msgspec.to_builtins(widened(plan, present, release))
-    return rollouts.begin(db, fleet, release, previous=0 if served == release else served, plan=fields)
+    served = rollouts.served_release(db, fleet)
+    previous = 0 if served == release else served
+    fields = msgspec.to_builtins(widened(resolved(plan, len(present), previous), present, release))
+    return rollouts.begin(db, fleet, release, previous=previous, plan=fields)
 
 
 def assignment_id(release: int) -> str:

@@ -1,0 +1,166 @@
+"""`edge-fl release publish`: release an extractor that no run trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from edge_fl.cli import IdentityOption
+from edge_fl.console.output import print_status
+from edge_fl.errors import ConfigError
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+
+if TYPE_CHECKING:
+    from edge_fl_server.release.export import Description, Exported, QuantisedExtractor
+    from edge_fl_server.release.foreign import ForeignInput
+
+Resizing = Literal["crop", "letterbox", "stretch"]
+ClassesOption = Annotated[
+    str,
+    typer.Option("--classes", help="The classes, comma-separated; later releases may only append to them."),
+]
+
+
+def made_by_model(
+    model: str, weights: str, classes: list[str], size: int, resize: Resizing
+) -> tuple[Exported, Description]:
+    """Export a network that edge-fl builds."""
+    from msgspec.structs import replace
+
+    from edge_fl.config import DataConfig, ModelConfig, Recipe
+    from edge_fl.inputs import InputSpec
+    from edge_fl.methods import build_method
+    from edge_fl.methods.contract import steps
+    from edge_fl.models import backbone_input
+    from edge_fl_server.release import export
+    from edge_fl_server.training import study
+
+    config = ModelConfig(model, weights=weights, train="none")
+    if backbone_input(config) is None:
+        input = InputSpec((3, size, size)) if size else None
+    else:
+        config = replace(config, options={"size": size} if size else {})
+        input = backbone_input(config)
+    input = replace(input, resize=resize) if input else None
+    data = DataConfig(classes=classes)
+    _, spec = study.without_data(Recipe(source="none", data=data, model=config, input=input))
+    method = build_method(spec)
+    return export.export(method, steps.start(method)), export.describe(method, spec)
+
+
+def made_elsewhere(
+    file: Path, given: ForeignInput, reference: Path | None, classes: list[str]
+) -> tuple[Exported, Description]:
+    """Read a model that another program exported."""
+    from edge_fl.heads.plan import HeadPlan
+    from edge_fl.methods import PRETRAINED
+    from edge_fl.methods.contract.tiers import STEPS
+    from edge_fl_server.release import foreign_child
+    from edge_fl_server.release.export import Description, Exported
+
+    found = foreign_child.read(file, given, reference)
+    exported = Exported(found.onnx, found.feature_dim, opset=found.opset, ir=found.ir)
+    return exported, Description(PRETRAINED, classes, found.input, heads=HeadPlan(min_steps=STEPS))
+
+
+def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:
+    """The int8 variant, calibrated on pictures; None if it misses its gate."""
+    from edge_fl.config import QuantiseConfig
+    from edge_fl_server.release import calibration, quantise
+
+    data = calibration.pictures(images, description.classes, description.input)
+    make = quantise.quantiser([data], QuantiseConfig(int8=True), description.seed, print_status)
+    return make(exported.onnx, len(description.classes), description.unit_norm)
+
+
+def publish(
+    file: Annotated[
+        Path | None, typer.Argument(help="An ONNX model: pixels [N, C, H, W] in, features [N, d] out.")
+    ] = None,
+    classes: ClassesOption = "",
+    model: Annotated[
+        str, typer.Option("--model", help="A model of 'edge-fl models list', instead of a file.")
+    ] = "",
+    weights: Annotated[
+        str, typer.Option("--weights", help="Weights of --model: a file, or random [its pretrained ones].")
+    ] = "",
+    mean: Annotated[
+        str, typer.Option("--mean", help="Mean per channel that the file expects to be subtracted from 0..1.")
+    ] = "",
+    std: Annotated[
+        str, typer.Option("--std", help="Standard deviation per channel to divide by after --mean.")
+    ] = "",
+    size: Annotated[
+        int, typer.Option("--size", min=0, help="Pixels per side, where the model does not fix them.")
+    ] = 0,
+    resize: Annotated[
+        Resizing, typer.Option("--resize", help="How a picture gets this size: crop, letterbox or stretch.")
+    ] = "crop",
+    reference: Annotated[
+        Path | None,
+        typer.Option("--reference", help="An .npz with x and features of the file, to compare with."),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", help="A folder of pictures per class: also release an int8 variant."),
+    ] = None,
+    stages: Annotated[
+        str, typer.Option(help="Growing shares of the fleet, comma-separated; the last is 1 [by its size].")
+    ] = "",
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait for the end of the roll-out.")
+    ] = 3600.0,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
+    from edge_fl.data.arrays import shortened
+    from edge_fl.data.class_names import require_class_names
+    from edge_fl_server.cli import release as group
+    from edge_fl_server.release.foreign import ForeignInput
+
+    if (file is None) == (not model):
+        raise ConfigError("release publish: expected either a file, such as model.onnx, or --model NAME")
+    names = [name.strip() for name in classes.split(",")] if classes else []
+    require_class_names(names, "release publish, --classes")
+    plan = group.rollout_plan(stages)
+    with group.commands(home, fleet, database, host, port, identity) as releases:
+        releases.is_online()  # nothing is signed without a broker
+        if file:
+            if weights:
+                raise ConfigError(
+                    f"--weights {weights}: those of {file} are in the file; expected them with --model"
+                )
+            given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize)
+            exported, description = made_elsewhere(file, given, reference, names)
+        else:
+            if mean or std or reference:
+                raise ConfigError(
+                    f"--mean, --std and --reference describe a file; those of {model} are known"
+                )
+            exported, description = made_by_model(model, weights, names, size, resize)
+        int8 = quantised(exported, description, images) if images else None
+        manifest = releases.sign(exported, description, int8)
+        sides = "x".join(map(str, manifest.input.shape))
+        print_status(
+            f"release {manifest.release}: {manifest.extractor.bytes / 2**20:.1f} MiB{' and int8' * bool(int8)},"
+            f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes)}"
+        )
+        if releases.is_served(manifest.release):
+            print_status(f"release {manifest.release}: rolled out before")
+            print("completed")
+            return
+        group.carry_out(releases, releases.roll_out(manifest.release, plan), wait_s)
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: expected numbers, such as 0.485,0.456,0.406") from error

@@ -1,0 +1,383 @@
+"""ONNX models trained elsewhere: checked, and converted to the form of our own extractors.
+
+Input: pixels 0..1 [N, C, H, W] named "image", any batch size. Output: finite float32 features [N, d] named "features". One line says what
+is wrong with a model and how to export it right. The model is parsed and run in a child process with limits
+(`edge_fl_server.release.foreign_child`), so that one that allocates terabytes or never returns harms nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from msgspec import Struct
+from numpy.typing import NDArray
+from onnx import TensorProto, compose, helper, inliner, numpy_helper, shape_inference, version_converter
+
+from edge_fl.errors import InputError, brief
+from edge_fl.inputs import MAX_CHANNELS, MAX_SIDE, InputSpec
+from edge_fl.wire.blob import MAX_BLOB_BYTES
+from edge_fl_server.release.onnx_graph import (
+    IR_VERSION,
+    OPSET,
+    STANDARD,
+    TYPE_NAMES,
+    graphs,
+    inputs,
+    item_bytes,
+    named,
+    one_line,
+    opset,
+    tensors,
+    typed,
+)
+from edge_fl_server.release.onnx_session import Session
+
+MIN_OPSET = 7
+PARITY = 1e-4  # largest difference of features relative to the largest feature
+REFERENCE_PARITY = 1e-3  # the same, to features that another program computed
+PREFIX = "model/"
+FREE = "n"
+HOW = "export it with a dynamic first axis: torch.onnx.export(..., dynamic_axes={'image': {0: 'n'}})"
+RNG_SEED = 0
+OUT_OF_MEMORY = ("bfc_arena", "Failed to allocate", "bad_alloc", "bad allocation")
+MAX_REASON = 160  # characters: the end of onnxruntime's errors, after a C++ signature, has the reason
+
+
+class ForeignInput(Struct, frozen=True):
+    """What the ONNX file itself does not say of its input.
+
+    `mean` and `std` per channel are applied to pixels 0..1 before the model (empty: it takes pixels 0..1); `size` is needed where the model
+    declares none.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    size: int = 0
+    resize: str = "crop"
+
+
+class Converted(NamedTuple):
+    """An extractor made from a foreign model."""
+
+    onnx: bytes
+    feature_dim: int
+    input: InputSpec
+    opset: int
+    ir: int
+
+
+class Reference(NamedTuple):
+    """Images x float32 [N, C, H, W] in 0..1 and the features [N, d] that the model gave where it was trained."""
+
+    x: NDArray[np.float32]
+    features: NDArray[np.float32]
+
+
+def convert(path: Path, given: ForeignInput, reference: Reference | None = None) -> Converted:
+    """Check a model and convert it. Raises InputError, whose message begins with the file."""
+    model = _inlined(_read(path), path)
+    _require_self_contained(model, path)
+    shape = _input_shape(model, path, given)
+    input = _input_spec(shape, given, path)
+    _require_output(model, path)
+    original = model.SerializeToString()
+    model = _with_opset(model, path)
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    model = _with_free_batch(model, shape, path)
+    payload = _with_ends(model, given, shape).SerializeToString()
+    _check(payload, path)
+    feature_dim = _require_features(payload, input, path)
+    _require_unchanged(original, payload, given, input, path)
+    if reference:
+        _require_reference(payload, reference, path)
+    return Converted(payload, feature_dim, input, opset(model), model.ir_version)
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    try:
+        size = path.stat().st_size
+        if not 0 < size <= MAX_BLOB_BYTES:
+            raise InputError(
+                f"{path}: {size} bytes, expected an ONNX model of at most {MAX_BLOB_BYTES >> 20} MiB"
+            )
+        model = onnx.ModelProto.FromString(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); expected an ONNX model") from error
+    except Exception as error:  # protobuf's errors differ between its implementations
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not an ONNX model ({brief(error)})") from error
+    if not model.graph.node or not model.opset_import:
+        raise InputError(f"{path}: not an ONNX model (no graph in it)")
+    return model
+
+
+def _inlined(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """Replace the model's own functions, which some exporters write, by their operators."""
+    if not model.functions:
+        return model
+    try:
+        return inliner.inline_local_functions(model)
+    except Exception as error:
+        raise InputError(f"{path}: its functions cannot be expanded ({brief(error)})") from error
+
+
+def _require_self_contained(model: onnx.ModelProto, path: Path) -> None:
+    """No custom operators, and no weights outside the file or larger than it."""
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if node.domain not in STANDARD:
+                raise InputError(
+                    f"{path}: operator {node.domain}.{node.op_type}, expected standard ONNX operators only; devices have no others"
+                )
+    weights_bytes = 0
+    for tensor in tensors(model.graph):
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+            place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "?")
+            raise InputError(
+                f"{path}: weights of {tensor.name!r} are in another file ({brief(place)}), expected one file:"
+                " onnx.save(model, path, save_as_external_data=False)"
+            )
+        if tensor.data_type in TYPE_NAMES and tensor.data_type != TensorProto.STRING:
+            weights_bytes += int(np.prod(tensor.dims, dtype=object)) * item_bytes(tensor.data_type)
+    if weights_bytes > MAX_BLOB_BYTES:
+        raise InputError(
+            f"{path}: declares weights of {weights_bytes >> 20} MiB, expected at most {MAX_BLOB_BYTES >> 20} MiB"
+        )
+
+
+def _input_shape(model: onnx.ModelProto, path: Path, given: ForeignInput) -> tuple[int, int, int]:
+    """Channels, height and width of the only input."""
+    if len(values := inputs(model)) != 1:
+        raise InputError(f"{path}: {len(values)} inputs ({named(values)}), expected one image")
+    kind = values[0].type.tensor_type
+    found = f"{path}: input {values[0].name!r} is {typed(values[0])}"
+    if kind.elem_type != TensorProto.FLOAT:
+        raise InputError(f"{found}, expected float [N, C, H, W]")
+    if not kind.HasField("shape") or len(kind.shape.dim) != 4:
+        raise InputError(f"{found}, expected four dimensions [N, C, H, W]")
+    channels, height, width = (dim.dim_value for dim in kind.shape.dim[1:])
+    if not 1 <= channels <= MAX_CHANNELS:
+        last = kind.shape.dim[3].dim_value
+        hint = " (it has channels last: export it with channels first)" if last in (1, 3) else ""
+        raise InputError(f"{found}, expected [N, C, H, W] with 1 or 3 channels{hint}")
+    if given.size and any(side not in (0, given.size) for side in (height, width)):
+        raise InputError(f"{found}, but --size is {given.size}")
+    height, width = height or given.size, width or given.size
+    if not height or not width:
+        raise InputError(f"{found}: its size is free, expected --size, such as --size 224")
+    if max(height, width) > MAX_SIDE:
+        raise InputError(f"{found}, expected at most {MAX_SIDE} pixels per side")
+    return channels, height, width
+
+
+def _input_spec(shape: tuple[int, int, int], given: ForeignInput, path: Path) -> InputSpec:
+    if bool(given.mean) != bool(given.std):
+        raise InputError(f"{path}: expected both --mean and --std, or neither (the model takes pixels 0..1)")
+    for name, values in (("--mean", given.mean), ("--std", given.std)):
+        if len(values) not in (0, 1, shape[0]):
+            raise InputError(
+                f"{path}: {name} has {len(values)} values, expected 1 or {shape[0]}, one per channel"
+            )
+    try:
+        return InputSpec(shape, given.mean or (0.0,), given.std or (1.0,), resize=given.resize)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _require_output(model: onnx.ModelProto, path: Path) -> None:
+    outputs = list(model.graph.output)
+    if len(outputs) != 1:
+        raise InputError(
+            f"{path}: {len(outputs)} outputs ({named(outputs)}), expected one with the features: export the model without the others"
+        )
+    kind = outputs[0].type.tensor_type
+    found = f"{path}: output {outputs[0].name!r} is {typed(outputs[0])}"
+    if kind.elem_type != TensorProto.FLOAT:
+        hint = "; remove the last step, such as ArgMax" if kind.elem_type in (6, 7) else ""
+        raise InputError(f"{found}, expected float features [N, d]{hint}")
+    if kind.HasField("shape"):
+        _require_vector([dim.dim_value for dim in kind.shape.dim], found)
+
+
+def _require_vector(dims: Sequence[int], found: str) -> None:
+    """Features [N, d], also as [N, d, 1, 1]; 0 is an unknown size."""
+    if len(dims) < 2 or any(size > 1 for size in dims[2:]):
+        raise InputError(f"{found}, expected features [N, d] or [N, d, 1, 1]; pool over the other dimensions")
+
+
+def _with_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    found = opset(model)
+    if MIN_OPSET <= found <= OPSET:
+        return model
+    try:
+        return version_converter.convert_version(model, OPSET)
+    except Exception as error:  # a C++ error of any type
+        raise InputError(
+            f"{path}: opset {found}, expected {MIN_OPSET} to {OPSET}, and it cannot be converted ({brief(error)}); export it with"
+            f" opset_version={OPSET}"
+        ) from error
+
+
+def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int], path: Path) -> onnx.ModelProto:
+    """Declare input and output for any number of images; whether that is true is checked with images."""
+    freed = onnx.ModelProto()
+    freed.CopyFrom(model)
+    dims = inputs(freed)[0].type.tensor_type.shape.dim
+    del dims[:]
+    dims.add().dim_param = FREE
+    for side in shape:
+        dims.add().dim_value = side
+    del freed.graph.value_info[:]
+    freed.graph.output[0].type.tensor_type.ClearField("shape")
+    try:
+        inferred = shape_inference.infer_shapes(freed, strict_mode=True, data_prop=True)
+    except Exception as error:
+        raise InputError(
+            f"{path}: shapes do not fit together for a batch of any size ({brief(error)}); {HOW}"
+        ) from error
+    kind = inferred.graph.output[0].type.tensor_type
+    if not kind.HasField("shape"):
+        raise InputError(
+            f"{path}: output {freed.graph.output[0].name!r} has no fixed rank, expected features [N, d]"
+        )
+    found = f"{path}: output {freed.graph.output[0].name!r} is {typed(inferred.graph.output[0])}"
+    _require_vector([dim.dim_value for dim in kind.shape.dim], found)
+    if kind.shape.dim[0].dim_value:
+        raise InputError(
+            f"{found} for any number of images, expected [N, d]: the batch is fixed inside the model; {HOW}"
+        )
+    freed.graph.output[0].CopyFrom(inferred.graph.output[0])
+    return freed
+
+
+def _with_ends(model: onnx.ModelProto, given: ForeignInput, shape: tuple[int, int, int]) -> onnx.ModelProto:
+    """The model between "image" and "features", with mean and std before it."""
+    first, last = inputs(model)[0].name, model.graph.output[0].name
+    inner = compose.add_prefix(model, PREFIX)
+    graph, channels = inner.graph, shape[0]
+    nodes, constants = [], []
+    if given.mean:
+        for name, values in (("mean", given.mean), ("std", given.std)):
+            array = np.broadcast_to(np.array(values, np.float32), (channels,)).reshape(1, channels, 1, 1)
+            constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        nodes.append(helper.make_node("Sub", ["image", "mean"], ["centred"]))
+        nodes.append(helper.make_node("Div", ["centred", "std"], [PREFIX + first]))
+    else:
+        nodes.append(helper.make_node("Identity", ["image"], [PREFIX + first]))
+    ends = [helper.make_node("Flatten", [PREFIX + last], ["features"], axis=1)]
+    whole = helper.make_model(
+        helper.make_graph(
+            [*nodes, *graph.node, *ends],
+            "extractor",
+            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [FREE, *shape])],
+            [helper.make_tensor_value_info("features", TensorProto.FLOAT, [FREE, None])],
+            [*constants, *graph.initializer],
+            sparse_initializer=list(graph.sparse_initializer),
+        ),
+        opset_imports=[helper.make_opsetid("", opset(inner))],
+        ir_version=model.ir_version,
+    )
+    return whole
+
+
+def _check(payload: bytes, path: Path) -> None:
+    try:
+        onnx.checker.check_model(payload, full_check=True)
+    except Exception as error:
+        raise InputError(f"{path}: not a valid ONNX model ({brief(one_line(error))})") from error
+    try:
+        Session(payload)
+    except Exception as error:
+        raise InputError(f"{path}: does not load in onnxruntime ({brief(one_line(error))})") from error
+
+
+def _require_features(payload: bytes, input: InputSpec, path: Path) -> int:
+    """The number of features. They are finite, differ between images, and do not depend on the other images of a batch."""
+    images = _images(input)
+    together = _features(payload, images, path)
+    if together.ndim != 2 or len(together) != len(images):
+        raise InputError(
+            f"{path}: output {list(together.shape)} for {len(images)} images, expected [{len(images)}, d]; {HOW}"
+        )
+    if bad := int((~np.isfinite(together)).sum()):
+        raise InputError(f"{path}: {bad} of {together.size} features of random images are not finite")
+    if not np.ptp(together, axis=0).any():
+        raise InputError(
+            f"{path}: the same features for all images, expected features that depend on the image"
+        )
+    alone = np.concatenate([_features(payload, image[None], path) for image in images])
+    if (difference := _difference(together, alone)) > PARITY:
+        raise InputError(
+            f"{path}: features of one image differ by {difference:.1e} between batches of 1 and {len(images)}, at most {PARITY:.0e};"
+            f" {HOW}"
+        )
+    return int(together.shape[1])
+
+
+def _require_unchanged(
+    original: bytes, payload: bytes, given: ForeignInput, input: InputSpec, path: Path
+) -> None:
+    """The converted model gives the features of the original."""
+    images = _images(input)
+    raw = images
+    if given.mean:
+        mean, std = (np.array(values, np.float32).reshape(-1, 1, 1) for values in (given.mean, given.std))
+        raw = (images - mean) / std
+    before = np.concatenate([_features(original, image[None], path).reshape(1, -1) for image in raw])
+    if (difference := _difference(before, _features(payload, images, path))) > PARITY:
+        raise InputError(
+            f"{path}: converted to opset {OPSET}, its features differ by {difference:.1e}, at most {PARITY:.0e}; export it with"
+            f" opset_version={OPSET}"
+        )
+
+
+def _require_reference(payload: bytes, reference: Reference, path: Path) -> None:
+    found = _features(payload, reference.x, path)
+    if found.shape != reference.features.shape:
+        raise InputError(
+            f"{path}: features {list(found.shape)}, the reference has {list(reference.features.shape)}"
+        )
+    if (difference := _difference(reference.features, found)) > REFERENCE_PARITY:
+        raise InputError(
+            f"{path}: features differ by {difference:.1e} from the reference, at most {REFERENCE_PARITY:.0e} of the largest; expected the"
+            " same input: --mean, --std"
+        )
+
+
+def _features(payload: bytes, images: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
+    try:
+        return Session(payload).run(images)
+    except Exception as error:  # onnxruntime's errors share no base class
+        reason = one_line(error)
+        if any(words in reason for words in OUT_OF_MEMORY):
+            raise InputError(f"{path}: takes too much memory, expected a model for small devices") from error
+        if len(images) > 1:
+            _features(payload, images[:1], path)  # does it fail on one image, too?
+            raise InputError(
+                f"{path}: fails on {len(images)} images, but not on one ({reason[-MAX_REASON:]}); {HOW}"
+            ) from error
+        raise InputError(
+            f"{path}: fails on an image {list(images.shape)} ({reason[-MAX_REASON:]})"
+        ) from error
+
+
+def _images(input: InputSpec) -> NDArray[np.float32]:
+    """Black, white and random images."""
+    rng = np.random.default_rng(RNG_SEED)
+    noise = rng.random((2, *input.shape), np.float32)
+    return np.concatenate(
+        [np.zeros((1, *input.shape), np.float32), np.ones((1, *input.shape), np.float32), noise]
+    )
+
+
+def _difference(expected: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+    if expected.shape != found.shape:
+        return float("inf")
+    largest = max(float(np.abs(expected).max()), 1e-12)
+    difference = float(np.abs(expected - found).max()) / largest
+    return difference if np.isfinite(difference) else float("inf")

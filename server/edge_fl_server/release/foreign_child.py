@@ -1,0 +1,144 @@
+"""Read a foreign ONNX model in a child process (`python -m`) with limits on memory and time, and return the converted one."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from edge_fl.data import npz
+from edge_fl.errors import DataError, InputError, RunError, brief
+from edge_fl.inputs import InputSpec
+from edge_fl_server.release import foreign
+from edge_fl_server.release.foreign import Converted, ForeignInput, Reference
+
+MEBIBYTE = 1024 * 1024
+COPIES = 8  # of the file in memory: parsed, converted, serialised, in two sessions
+
+
+@dataclass(frozen=True)
+class ForeignLimits:
+    """Limits of the child beyond an idle process: address space (plus COPIES of the file), processor time, wall time."""
+
+    memory_mb: int = 2048
+    cpu_s: int = 300
+    deadline_s: float = 600.0
+
+
+class _Request(Struct):
+    path: str
+    given: ForeignInput
+    reference: str
+    result: str
+    limits: ForeignLimits
+
+
+class _Response(Struct):
+    """`error`: why the model was rejected; otherwise the fields of `Converted` without its bytes."""
+
+    error: str = ""
+    feature_dim: int = 0
+    input: InputSpec | None = None
+    opset: int = 0
+    ir: int = 0
+
+
+def read(
+    path: Path,
+    given: ForeignInput,
+    reference: Path | None = None,
+    limits: ForeignLimits = ForeignLimits(),
+) -> Converted:
+    """Check and convert a model in a child. Raises InputError as `foreign.convert`, also for one that exceeds the limits."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; expected an ONNX model")
+    with tempfile.TemporaryDirectory(prefix="edge-fl-onnx-") as folder:
+        result = Path(folder, "extractor.onnx")
+        request = _Request(str(path), given, str(reference or ""), str(result), limits)
+        answer = _ask(request, path, limits)
+        if answer.error:
+            raise InputError(answer.error)
+        if answer.input is None:
+            raise RunError(f"{path}: the child gave no result")
+        return Converted(result.read_bytes(), answer.feature_dim, answer.input, answer.opset, answer.ir)
+
+
+def _ask(request: _Request, path: Path, limits: ForeignLimits) -> _Response:
+    try:
+        child = subprocess.run(
+            [sys.executable, "-P", "-m", "edge_fl_server.release.foreign_child"],
+            input=msgspec.json.encode(request, enc_hook=asdict),
+            capture_output=True,
+            timeout=limits.deadline_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(
+            f"{path}: no result within {limits.deadline_s:g} s; expected a model that returns"
+        ) from error
+    if child.returncode == 0 and child.stdout:
+        return msgspec.json.decode(child.stdout, type=_Response)
+    last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
+        f"exit code {child.returncode}"
+    ]
+    raise InputError(
+        f"{path}: needs more than {limits.memory_mb} MiB of memory or {limits.cpu_s} s of processor time, or crashes"
+        f" ({brief(last[0])}); expected a model that runs on small devices"
+    )
+
+
+def _limit_process(limits: ForeignLimits, file_bytes: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    address_space = pages * resource.getpagesize() + limits.memory_mb * MEBIBYTE + COPIES * file_bytes
+    for kind, amount in (
+        (resource.RLIMIT_AS, address_space),
+        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (amount, amount))
+
+
+def _reference(path: Path) -> Reference:
+    content = npz.read(path)
+    if not {"x", "features"} <= content.keys():
+        raise DataError(
+            f"{path}: holds {', '.join(content) or 'nothing'}; expected x [N, C, H, W] and features [N, d]"
+        )
+    x, features = content["x"], content["features"]
+    if x.ndim != 4 or len(x) != len(features) or not len(x):
+        raise DataError(
+            f"{path}: x is {list(x.shape)}, features {list(features.shape)}; expected [N, C, H, W] and [N, d]"
+        )
+    scaled = x / np.float32(255) if x.dtype == np.uint8 else x
+    return Reference(scaled.astype(np.float32), features.reshape(len(x), -1).astype(np.float32))
+
+
+def main() -> None:
+    """Read the request from stdin, write the model to its file, and print the response."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    path = Path(request.path)
+    _limit_process(request.limits, path.stat().st_size)
+    try:
+        reference = _reference(Path(request.reference)) if request.reference else None
+        found = foreign.convert(path, request.given, reference)
+    except InputError as error:
+        response = _Response(error.message)
+    except MemoryError:
+        response = _Response(
+            f"{path}: needs more than {request.limits.memory_mb} MiB of memory; expected less"
+        )
+    else:
+        Path(request.result).write_bytes(found.onnx)
+        response = _Response("", found.feature_dim, found.input, found.opset, found.ir)
+    sys.stdout.buffer.write(msgspec.json.encode(response))
+
+
+if __name__ == "__main__":
+    main()
