@@ -24,6 +24,7 @@ from edge_fl_devices.options import (
     log_warnings,
     stop_on_signal,
 )
+from edge_fl_devices.serving.show import PredictionFormat, print_threshold, show_predictions
 from edge_fl_devices.simulated.cli import up
 
 if TYPE_CHECKING:
@@ -41,6 +42,25 @@ DataOption = Annotated[
 FolderOption = Annotated[Path | None, typer.Option("--dir", help="Folder of the device [device].")]
 ExistingFolder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="Folder of the device.")]
 DEVICE_FOLDER = Path("device")
+TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of classes to list for each picture.")]
+PrecisionOption = Annotated[
+    float | None,
+    typer.Option(
+        "--precision",
+        min=0.0,
+        max=0.999,
+        help="Answer only from the probability at which this share of the answers is correct; 0 answers all [the device's settings].",
+    ),
+]
+FalseAlarmOption = Annotated[
+    float | None,
+    typer.Option(
+        "--false-alarm",
+        min=0.0,
+        max=0.5,
+        help="Share of pictures like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
+    ),
+]
 MAX_NAMED = 10
 
 
@@ -125,7 +145,13 @@ def predict(
     export: Annotated[
         Path | None, typer.Option(help="Write extractor and head as one ONNX model to this file.")
     ] = None,
-    format: FormatOption = Format.TABLE,
+    top: TopOption = 1,
+    precision: PrecisionOption = None,
+    false_alarm: FalseAlarmOption = None,
+    format: Annotated[
+        PredictionFormat,
+        typer.Option("--format", help="Output format: table for reading, JSON or CSV for scripts."),
+    ] = PredictionFormat.TABLE,
 ) -> None:
     """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
     from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
@@ -135,7 +161,7 @@ def predict(
             "device predict: expected a picture, a folder of pictures, an .npz, - for standard input, or --export"
         )
     skipped: list[str] = []
-    predictor = Predictor(folder, remember=True)
+    predictor = Predictor(folder, remember=True, top=top, min_precision=precision, false_alarm=false_alarm)
     if export:
         from edge_fl_devices.serving import fused
 
@@ -143,13 +169,14 @@ def predict(
         print_status(f"{export}: {size} bytes; its predictions match the served model")
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
-        rows = [asdict(predictor.read_picture("-", picture))]
+        found = [predictor.read_picture("-", picture)]
     elif source:
-        found = predictor.read(Path(source), lambda path, reason: skipped.append(f"{path} ({reason})"))
-        rows = [asdict(prediction) for prediction in found]
+        reading = predictor.read(Path(source), lambda path, reason: skipped.append(f"{path} ({reason})"))
+        found = list(reading)
     else:
         return
-    show_table(rows, {"name": "image", "label": "class", "probability": "probability"}, format)
+    print_threshold(predictor, found)
+    show_predictions(found, format)
     if skipped:
         sys.stdout.flush()
         more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
@@ -164,11 +191,15 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port on loopback; 0 selects a free one.")
     ] = 8000,
+    top: TopOption = 1,
+    precision: PrecisionOption = None,
+    false_alarm: FalseAlarmOption = None,
 ) -> None:
     """Predict over HTTP for programs on this device: POST a picture to /predict."""
     from edge_fl_devices.serving.http_server import Service
 
-    with Service(folder, port) as service:
+    with Service(folder, port, top=top, min_precision=precision, false_alarm=false_alarm) as service:
+        print_threshold(service.predictor)
         print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; stop with Ctrl-C")
         service.run()
 

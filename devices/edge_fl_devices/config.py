@@ -49,6 +49,9 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     seconds the device looks for new images (0: never); it fits again at most every `refit_every_s`.
     `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
     `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per image.
+    With fewer than `cross_validate_below` images in a folder the head is fitted on all of them, and its accuracy is cross-validated.
+    Predictions are answered from the probability at which a share of `min_precision` is correct (0: all of them), except those further from
+    the labelled images than all but a share of `false_alarm` of these (0: none).
     `mirror` is the address of an exported repository, http(s):// or file://, from which releases are taken first; missing parts come
     from the broker.
     """
@@ -76,8 +79,17 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     budget: Budget = Budget()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0
+    cross_validate_below: Annotated[int, Meta(ge=0)] = 300
+    min_precision: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    false_alarm: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     mirror: Annotated[str, Meta(pattern=r"^((https?://|file:///)[^\s?#]+)?\Z")] = ""
     broker: DeviceBroker = DeviceBroker()
+
+    @property
+    def reads_folder(self) -> bool:
+        """Whether the data are a folder, whose images have no split of their own."""
+        kind, colon, _ = self.data.partition(":")
+        return kind == "folder" if colon else not self.data.endswith(".npz")
 
 
 def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, object]:

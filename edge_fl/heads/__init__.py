@@ -18,7 +18,7 @@ from edge_fl.heads.constant import Constant
 from edge_fl.heads.ensemble import Ensemble
 from edge_fl.heads.gated import Gated
 from edge_fl.heads.head import Array, Extras, Head, TrainingSet
-from edge_fl.heads.linear import Logistic, Nearest, Svm
+from edge_fl.heads.linear import Cosine, Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
 from edge_fl.heads.tuned import Tuned, mix, ridge, tune
@@ -29,6 +29,7 @@ __all__ = [
     "KINDS",
     "WAYS",
     "Constant",
+    "Cosine",
     "Ensemble",
     "Gated",
     "Head",
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "edge_fl.heads"
-HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Constant)}
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Cosine, Constant)}
 KINDS: dict[str, type[Head]] = HEADS | {head.kind: head for head in (Tuned, Gated, Ensemble)}
 """All kinds; those not in HEADS need extras of a release."""
 
@@ -58,6 +59,7 @@ WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
     "ridge": lambda data: Tuned.of(data, ridge(data)),
     "gated": Gated.fit,
     "ensemble": Ensemble.fit,
+    "cosine": lambda data: (Cosine if len(data.present) > 1 else Constant).fit(data),
 }
 """Functions that fit a method's own head."""
 

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl import metrics
+from edge_fl.heads.calibration import UNCALIBRATED, Calibration
 from edge_fl.heads.head import Features, Head
 
 AUTO = "auto"
-CANDIDATES = ("nearest", "logistic", "mlp", "svm")
+CANDIDATES = ("nearest", "cosine", "logistic", "mlp", "svm")
 CURVE_KINDS = ("nearest", "logistic", "mlp")
 CURVE_LABELS = (1, 2, 5, 10, 20)
 NUMBERS = (
@@ -34,10 +35,12 @@ Fit = Callable[[str, Features, Labels], Head]
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The chosen head and the measured held-out accuracies by metric name."""
+    """The chosen head and its kind, the measured held-out accuracies by metric name, and the calibration, if requested."""
 
     head: Head
     numbers: dict[str, float] = field(default_factory=dict)
+    kind: str = ""
+    calibration: Calibration = UNCALIBRATED
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,7 @@ def choose(
         best = max(scores, key=lambda kind: scores[kind], default=best)
     head = fit(best, z, y)
     numbers = {metrics.candidate(kind): score for kind, score in scores.items()}
-    return Choice(head, numbers | curve(fit, z, y, held, lambda: clock() < ends_s))
+    return Choice(head, numbers | curve(fit, z, y, held, lambda: clock() < ends_s), best)
 
 
 def curve(fit: Fit, z: Features, y: Labels, held: HeldOut, goes_on: Callable[[], bool]) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""Linear heads: logistic regression, support vector machine, nearest class mean.
+"""Linear heads: logistic regression, support vector machine, nearest class mean, ridge regression on directions.
 
-Settings are in docs/methods.md, "Heads". Logits are W (z - mean) / std + b for the classes present, -inf for the others.
+Settings are in docs/methods.md, "Heads". Logits are W (z - mean) / std + b for the classes present, -inf for the others; those of the
+cosine head are linear in the direction of z.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from edge_fl.heads.head import (
     require_features,
     standardisation,
 )
+
+RIDGE = 0.3
+SHARPNESS = np.float32(10)
+"""Factor on the regression's values, whose softmax is otherwise far too flat; 9 to 12 is best on PACS (docs/devices.md, "Predictions")."""
+SHORTEST = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +106,60 @@ class Nearest(Linear):
         means = np.stack([u[data.y == label].mean(axis=0) for label in data.present])
         bias = -0.5 * np.square(means).sum(axis=1)  # -|u - m|^2 / 2, up to a term that all classes share
         return cls(data.classes, data.extractor, means, bias.astype(np.float32), mean, std, data.present)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Cosine(Head):
+    """Ridge regression of the one-hot labels on directions of features: for frozen backbones, with few labels in many dimensions.
+
+    weights [k, d] and bias [k] for the k classes `present`. A closed form; needs no scikit-learn.
+    """
+
+    weights: Features
+    bias: Features
+    present: NDArray[np.int64]
+
+    kind: ClassVar[str] = "cosine"
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "weights": ("k", "d"),
+        "bias": ("k",),
+        "present": ("k",),
+    }
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> Self:
+        u, targets = direction(data.z).astype(np.float64), data.y[:, None] == data.present
+        shares = data.weights / data.weights.sum()
+        mean, average = shares @ u, shares @ targets
+        root = np.sqrt(data.weights)[:, None]
+        u, targets = root * (u - mean), root * (targets - average)
+        if len(u) <= u.shape[1]:
+            weights = np.linalg.solve(u @ u.T + RIDGE * np.eye(len(u)), targets).T @ u
+        else:
+            weights = np.linalg.solve(u.T @ u + RIDGE * np.eye(u.shape[1]), u.T @ targets).T
+        bias = average - weights @ mean
+        return cls(
+            data.classes,
+            data.extractor,
+            np.ascontiguousarray(SHARPNESS * weights, np.float32),
+            (SHARPNESS * bias).astype(np.float32),
+            data.present,
+        )
+
+    def logits(self, z: Features) -> Features:
+        require_features(z, self.weights.shape[1], self.kind)
+        logits = np.full((len(z), self.classes), -np.inf, np.float32)
+        logits[:, self.present] = direction(z) @ self.weights.T + self.bias
+        return logits
+
+
+def direction(z: Features) -> Features:
+    """The signed square root of the features, scaled to length 1, so that few large features do not dominate."""
+    u = np.sign(z) * np.sqrt(np.abs(z))
+    lengths = np.maximum(np.linalg.norm(u, axis=1, keepdims=True), SHORTEST)
+    scaled: Features = (u / lengths).astype(np.float32)
+    return scaled
 
 
 def _start(model: Any, data: TrainingSet, mean: Features, std: Features) -> None:

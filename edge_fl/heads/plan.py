@@ -9,8 +9,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-Way = Literal["own", "tuned", "mixed", "ridge", "gated", "ensemble"]
-"""How a method's own linear head is fitted (`edge_fl.heads.WAYS`); "own": like any logistic regression."""
+Way = Literal["own", "tuned", "mixed", "ridge", "gated", "ensemble", "cosine"]
+"""How a method's own linear head is fitted (`edge_fl.heads.WAYS`).
+
+"own": like any logistic regression; "cosine": for a backbone that was trained elsewhere.
+"""
 
 HeadUpdateKind = Literal[
     "taught_head", "trained_head", "half_head", "fitted_head", "class_means", "ridge_sums", "spread"

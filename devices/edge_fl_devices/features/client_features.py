@@ -31,6 +31,17 @@ class ClientFeatures:
     test: FeatureSet
     latency_ms: float = 0.0
 
+    def __len__(self) -> int:
+        return len(self.train) + len(self.validation) + len(self.test)
+
+    @property
+    def pool(self) -> FeatureSet:
+        """All three sets, in this order."""
+        sets = (self.train, self.validation, self.test)
+        return FeatureSet(
+            np.concatenate([each.z for each in sets if len(each)]), np.concatenate([each.y for each in sets])
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedFeatures:

@@ -30,7 +30,7 @@ from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.monitor import DeviceMonitor, inspector
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.slots import Installed
-from edge_fl_devices.storage.store import Store
+from edge_fl_devices.storage.store import Answers, Store
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_devices.workers.worker import MakeWorker
@@ -55,6 +55,8 @@ def run_device(
     """
     store = Store(Path(config.folder))
     with store.owned():
+        if (answers := Answers(config.min_precision, config.false_alarm)) != store.answers():
+            store.keep_answers(answers)
         loader = ChildFeatureLoader(config, children)
         capability, data_problem = measure(config, loader, progress.print)
         worker = _make_head_worker(config, capability, store, loader, children)
@@ -144,6 +146,8 @@ def _make_head_worker(
         kind=config.head,
         balanced=config.balanced,
         budget_s=config.head_budget_s,
+        calibrate=True,
+        cross_validate_below=config.cross_validate_below if config.reads_folder else 0,
         share=config.uploads,
         guard=config.guard,
         root=read_root(Path(config.root)) if config.root else None,

@@ -13,7 +13,11 @@ def is_worse(old: Head, old_features: ClientFeatures, new: Head, new_features: C
     correctly and `won` that only the new one does, the new one is worse if lost - won > sqrt(lost + won): one standard deviation for two
     equally good models (McNemar's test), so a single image never decides.
     """
-    lost, won = disagreements(old, held_out(old_features), new, held_out(new_features))
+    return is_significant(*disagreements(old, held_out(old_features), new, held_out(new_features)))
+
+
+def is_significant(lost: int, won: int) -> bool:
+    """Whether more images were lost than won, by more than one standard deviation."""
     return lost > won and (lost - won) ** 2 > lost + won
 
 

@@ -1,7 +1,7 @@
 """Export extractor and head as one ONNX model for other programs: `edge-fl device predict --export fused.onnx`.
 
-Input `image` is the extractor's (pixels 0..1); outputs are `logits` and `probabilities` over all classes. The file is written only if its
-probabilities match the served model's. It contains the personal head and so reveals something about this device's data.
+Input `image` is the extractor's (pixels 0..1); outputs are `logits` and calibrated `probabilities` over all classes. The file is
+written only if its probabilities match the served model's. It contains the personal head and so reveals something about this device's data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_fl.heads import Constant, Ensemble, Gated, Head, Mlp
 from edge_fl.heads.ensemble import TINY
 from edge_fl.heads.gated import EPSILON
 from edge_fl.heads.head import Array
-from edge_fl.heads.linear import Linear
+from edge_fl.heads.linear import SHORTEST, Cosine, Linear
 from edge_fl_devices.serving.predict import Predictor
 
 try:
@@ -88,6 +88,17 @@ def _linear(graph: Graph, head: Linear, z: str) -> str:
     return graph.affine(graph.standardised(z, head.mean, head.std), weights, bias)
 
 
+def _cosine(graph: Graph, head: Cosine, z: str) -> str:
+    dim = head.weights.shape[1]
+    root = graph.node("Mul", graph.node("Sign", z), graph.node("Sqrt", graph.node("Abs", z)))
+    squares = graph.node("MatMul", graph.node("Mul", root, root), graph.constant(np.ones((dim, 1))))
+    length = graph.node("Max", graph.node("Sqrt", squares), graph.constant(SHORTEST))
+    weights = np.zeros((head.classes, dim), np.float32)
+    bias = np.full(head.classes, -np.inf, np.float32)
+    weights[head.present], bias[head.present] = head.weights, head.bias
+    return graph.affine(graph.node("Div", root, length), weights, bias)
+
+
 def _mlp(graph: Graph, head: Mlp, z: str) -> str:
     u = graph.standardised(z, head.mean, head.std)
     hidden = graph.node("Relu", graph.affine(u, head.hidden_weights, head.hidden_bias))
@@ -129,6 +140,8 @@ def _head(graph: Graph, head: Head, z: str, dim: int) -> str:
     match head:
         case Linear():
             return _linear(graph, head, z)
+        case Cosine():
+            return _cosine(graph, head, z)
         case Mlp():
             return _mlp(graph, head, z)
         case Constant():
@@ -139,7 +152,7 @@ def _head(graph: Graph, head: Head, z: str, dim: int) -> str:
             return _ensemble(graph, head, z)
     raise InputError(
         f"a {head.kind} head cannot be exported: there is no ONNX for it, expected"
-        " a linear, MLP, constant, gated or ensemble head"
+        " a linear, cosine, MLP, constant, gated or ensemble head"
     )
 
 
@@ -149,7 +162,8 @@ def fuse(predictor: Predictor) -> bytes:
     graph, head = Graph(model), predictor.head
     logits = _head(graph, head, model.graph.output[0].name, predictor.manifest.feature_dim)
     graph.node("Identity", logits, to="logits")
-    graph.node("Softmax", "logits", to="probabilities", axis=1)
+    calibrated = graph.node("Div", "logits", graph.constant(predictor.calibration.temperature))
+    graph.node("Softmax", calibrated, to="probabilities", axis=1)
     del model.graph.output[:]
     model.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", head.classes])
@@ -179,6 +193,7 @@ def _describe(predictor: Predictor, head: Head) -> dict[str, str]:
         "edge_fl.head": head.kind,
         "edge_fl.release": str(predictor.manifest.release),
         "edge_fl.extractor": head.extractor,
+        "edge_fl.temperature": str(predictor.calibration.temperature),
     }
 
 

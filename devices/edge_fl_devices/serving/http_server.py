@@ -1,7 +1,7 @@
 """Predictions over HTTP on loopback: POST a picture to /predict, GET /health; needs no broker.
 
-    curl --data-binary @cat.png http://127.0.0.1:8000/predict      (or -F file=@cat.png, multipart/form-data)
-    {"name":"picture","class_id":3,"label":"cat","probability":0.93}
+    curl --data-binary @cat.png http://127.0.0.1:8000/predict?top=2      (or -F file=@cat.png, multipart/form-data)
+    {"name":"picture","class_id":3,"label":"cat","probability":0.93,"status":"answered","distance":0.41,"top":[...]}
 
 Each connection has a thread, so a slow client delays no other one; one picture is predicted at a time, for the sake of memory. Errors are
 answered as {"error": ...}. Runs as its own process, so that the agent stays small and a fit does not delay requests. A request after the
@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from email.message import Message
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
@@ -30,16 +32,21 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 READ_S = 10.0
+MAX_TOP = 1000
 NOT_FOUND = "expected POST /predict or GET /health"
 Stamp = tuple[tuple[int, int], ...]
 
 
 class Service:
-    """HTTP server for one device's folder. Raises InputError when it holds no model yet or the port is in use."""
+    """HTTP server for one device's folder; `options` are those of the predictor.
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
-        self._folder, self._stamp = folder, _stamp(folder)
-        self._predictor = Predictor(folder, remember=True)
+    Raises InputError when the folder holds no model yet or the port is in use.
+    """
+
+    def __init__(self, folder: Path, port: int = 0, **options: Any) -> None:
+        self._stamp = _stamp(folder)
+        self._folder, self._load = folder, partial(Predictor, folder, remember=True, **options)
+        self._predictor = self._load()
         self._lock = threading.Lock()
         try:
             self._server = ThreadingHTTPServer((LOOPBACK, port), _handler(self))
@@ -63,18 +70,23 @@ class Service:
         model = self._current()
         return {"release": model.manifest.release, "head": model.head.kind}
 
-    def predict(self, picture: bytes) -> Prediction:
+    @property
+    def predictor(self) -> Predictor:
+        """The model in use."""
+        return self._predictor
+
+    def predict(self, picture: bytes, top: int | None = None) -> Prediction:
         """Predict from the bytes of a picture file. Raises DataError when they cannot be decoded."""
         model = self._current()
         with self._lock:
-            return model.read_picture("picture", picture)
+            return model.read_picture("picture", picture, top)
 
     def _current(self) -> Predictor:
         """Return the current model, or the previous one while the new one cannot be read."""
         stamp = _stamp(self._folder)
         if stamp != self._stamp:
             with suppress(EdgeFLError):  # the agent is replacing the model
-                self._predictor, self._stamp = Predictor(self._folder, remember=True), stamp
+                self._predictor, self._stamp = self._load(), stamp
         return self._predictor
 
     def __enter__(self) -> Self:
@@ -100,8 +112,12 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
-            if self.path != "/predict":
+            address = urlsplit(self.path)
+            top = parse_qs(address.query).get("top", [""])[-1]
+            if address.path != "/predict":
                 self._fail(HTTPStatus.NOT_FOUND, NOT_FOUND)
+            elif top and not (top.isascii() and top.isdigit() and 0 < int(top) <= MAX_TOP):
+                self._fail(HTTPStatus.BAD_REQUEST, f"top={top}; expected a number from 1 to {MAX_TOP}")
             elif not length.isascii() or not length.isdigit():
                 self._fail(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
             elif int(length) > MAX_PICTURE_BYTES:
@@ -109,9 +125,9 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes, at most {MAX_PICTURE_BYTES}"
                 )
             else:
-                self._predict(int(length))
+                self._predict(int(length), int(top) if top else None)
 
-        def _predict(self, length: int) -> None:
+        def _predict(self, length: int, top: int | None) -> None:
             try:
                 body = self.rfile.read(length)
             except TimeoutError:
@@ -120,7 +136,7 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             if len(body) < length:
                 self._fail(HTTPStatus.BAD_REQUEST, f"the body ends after {len(body)} of {length} bytes")
                 return
-            self._attempt(lambda: service.predict(_picture(self.headers, body)))
+            self._attempt(lambda: service.predict(_picture(self.headers, body), top))
 
         def _attempt(self, respond: Callable[[], Any]) -> None:
             try:

@@ -8,10 +8,11 @@ A predictor keeps the model it was created with, even when a running agent insta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.features import drift
-from edge_fl_devices.features.extractor import Extractor
+from edge_fl_devices.features.extractor import Extractor, Features
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
@@ -29,40 +30,85 @@ from edge_fl_devices.storage.store import Store
 BATCH = 32
 MAX_PICTURE_BYTES = 32 * 1024 * 1024
 X_KEYS = ("x", "x_test", "x_train")
+Status = Literal["answered", "unsure", "unknown"]
 OnSkip = Callable[[Path, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """A class and its probability; for an SVM the softmax of its margins, which is not calibrated."""
+class Candidate:
+    """A class and its calibrated probability."""
 
-    name: str
     class_id: int
     label: str
     probability: float
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The prediction for one picture: the same fields from the command, over HTTP and in Python.
+
+    status: "answered"; "unsure": the probability is below the threshold of the target precision; "unknown": the picture is further from the
+    labelled ones than the false alarm rate allows. Unless answered, `class_id` and `label` are None; `top` holds the best classes in any
+    case, and `probability` is that of the best. distance: the share of the labelled pictures that are nearer to the others than this one.
+    """
+
+    name: str
+    class_id: int | None
+    label: str | None
+    probability: float
+    status: Status
+    distance: float
+    top: tuple[Candidate, ...]
+
+    @property
+    def text(self) -> str:
+        """The class, or why there is none."""
+        return self.status if self.label is None else self.label
+
+
 class Predictor:
     """Loads the served model of a device's folder. Raises InputError when there is none, ArtefactError when it cannot run.
 
-    With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift.
+    With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift. `top` is the
+    number of classes in a prediction. `min_precision` and `false_alarm` are those of the device's settings unless given; the probability
+    that reaches the precision, or why none does, is `threshold`.
     """
 
-    def __init__(self, folder: Path | str, *, remember: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        remember: bool = False,
+        top: int = 1,
+        min_precision: float | None = None,
+        false_alarm: float | None = None,
+    ) -> None:
         folder = Path(folder)
+        self.top = top
         self._remember = folder if remember else None
-        model = serving(Store(folder), Slots(folder / "release"))
+        store = Store(folder)
+        model = serving(store, Slots(folder / "release"))
         if model is None:
             raise InputError(
                 f"{folder}: no personal model in it, expected the folder of a device that has reported one"
             )
         self.manifest = model.installed.manifest
         self.extractor_path, self.head = model.installed.extractor, model.stored.head
+        self.calibration, answers = model.stored.calibration, store.answers()
+        self.min_precision = answers.min_precision if min_precision is None else min_precision
+        self.threshold = self.calibration.threshold(self.min_precision)
+        self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
         self._extractor = Extractor(self.extractor_path, self.manifest)
         self.head.require(self._extractor.sha256)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return probabilities [N, classes] of images uint8 [N, C, H, W]. Raises DataError for another shape."""
+        """Return calibrated probabilities [N, classes] of images uint8 [N, C, H, W]. Raises DataError for another shape."""
+        return self._probabilities(self._features(images))
+
+    def _probabilities(self, z: Features) -> NDArray[np.float32]:
+        return self.calibration.probabilities(self.head.logits(z))
+
+    def _features(self, images: NDArray[np.uint8]) -> Features:
         expected = self.manifest.input.shape
         if images.dtype != np.uint8 or images.shape[1:] != expected:
             raise DataError(
@@ -72,14 +118,16 @@ class Predictor:
         z = self._extractor.features(images)
         if self._remember and len(z):
             drift.remember_seen(self._remember, drift.moments(self.head.extractor, z))
-        logits = self.head.logits(z)
-        exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities: NDArray[np.float32] = exponents / exponents.sum(axis=1, keepdims=True)
-        return probabilities
+        return z
 
     def predict(self, images: NDArray[np.uint8]) -> list[tuple[str, float]]:
         """Return the most likely class name and its probability for each of the images uint8 [N, C, H, W]."""
-        return [(best.label, best.probability) for best in self._named(images, [""] * len(images))]
+        found = self._named(images, [""] * len(images))
+        return [(each.top[0].label, each.top[0].probability) for each in found]
+
+    def predictions(self, images: NDArray[np.uint8], names: Sequence[str] = ()) -> list[Prediction]:
+        """Predict images uint8 [N, C, H, W], each under its name, by default its number."""
+        return list(self._named(images, names or [str(row) for row in range(len(images))]))
 
     def read(self, source: Path, on_skip: OnSkip = lambda path, reason: None) -> Iterator[Prediction]:
         """Predict a picture, all pictures below a folder, or the images in an .npz. Raises DataError.
@@ -89,18 +137,39 @@ class Predictor:
         for names, images in _batches(source, self.manifest.input, on_skip):
             yield from self._named(images, names)
 
-    def read_picture(self, name: str, payload: bytes) -> Prediction:
-        """Predict from the bytes of a picture file. Raises DataError when they cannot be decoded."""
+    def read_picture(self, name: str, payload: bytes, top: int | None = None) -> Prediction:
+        """Predict from the bytes of a picture file, with `top` classes instead of the predictor's.
+
+        Raises DataError when they cannot be decoded.
+        """
         try:
             image = pictures.decode(BytesIO(payload), self.manifest.input)
         except pictures.PictureError as error:
             raise DataError(_not_a_picture(f"{name}: {len(payload)} bytes", error)) from error
-        return next(self._named(image[None], [name]))
+        return next(self._named(image[None], [name], top))
 
-    def _named(self, images: NDArray[np.uint8], names: list[str]) -> Iterator[Prediction]:
-        for name, row in zip(names, self.probabilities(images), strict=True):
-            best = int(row.argmax())
-            yield Prediction(name, best, self.manifest.classes[best], float(row[best]))
+    def _named(
+        self, images: NDArray[np.uint8], names: Sequence[str], top: int | None = None
+    ) -> Iterator[Prediction]:
+        z = self._features(images)
+        rows = zip(names, self._probabilities(z), self.calibration.percentiles(z), strict=True)
+        for name, probabilities, distance in rows:
+            order = np.argsort(-probabilities, kind="stable")[: top or self.top]
+            classes = tuple(
+                Candidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
+            )
+            yield self._prediction(name, float(distance), classes)
+
+    def _prediction(self, name: str, distance: float, top: tuple[Candidate, ...]) -> Prediction:
+        best, status = top[0], self._status(top[0].probability, distance)
+        if status == "answered":
+            return Prediction(name, best.class_id, best.label, best.probability, status, distance, top)
+        return Prediction(name, None, None, best.probability, status, distance, top)
+
+    def _status(self, probability: float, distance: float) -> Status:
+        if distance > self._furthest:
+            return "unknown"
+        return "answered" if probability >= self.threshold.probability else "unsure"
 
 
 def _not_a_picture(where: str, error: pictures.PictureError) -> str:

@@ -5,7 +5,9 @@
     FOLDER/outbox/ID.safetensors          blob, if any; the .json is written last and makes both valid
     FOLDER/own/RUN/ROUND-STAGE.safetensors   the client's personal parts after a round; the last three of a run
     FOLDER/privacy.safetensors            the epsilon spent by the device's updates, over all runs
-    FOLDER/heads/SHA256.safetensors       the personal head for the extractor with this hash, its release, and the report on its fit
+    FOLDER/heads/SHA256.safetensors       the personal head for the extractor with this hash, its calibration, its release, and the
+                                          report on its fit
+    FOLDER/answers.json                   the owner's target precision and false alarm rate of predictions
     FOLDER/release/, tuf/, features/      written by `slots`, `edge_fl_devices.install.trust` and `edge_fl_devices.features.cache`
 
 Every file is written atomically, and every step that is repeated after a cut gives the same result: personal parts enter a round as
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -32,12 +35,15 @@ from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.heads import Head
+from edge_fl.heads import calibration as calibrations
+from edge_fl.heads.calibration import UNCALIBRATED, Calibration
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.storage import read_json
 
 KEPT_GENERATIONS = 3
 KEPT_RUNS = 4
+CALIBRATION = "calibration."
 PRIVACY_FILE = "privacy.safetensors"
 OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 """Stages of a round, in order."""
@@ -45,12 +51,20 @@ OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 
 @dataclass(frozen=True, eq=False)
 class StoredHead:
-    """A head with its release and the report on its fit. Equal `fit_key`s mean equal inputs, hence equal heads."""
+    """A head with its release, the report on its fit and its calibration. Equal `fit_key`s mean equal inputs, hence equal heads."""
 
     head: Head
     release: int
     parcel: Parcel
     fit_key: str = ""
+    calibration: Calibration = UNCALIBRATED
+
+
+class Answers(Struct, frozen=True):
+    """Target precision of the answered predictions (0: answer every picture), and the share of known pictures called unknown (0: none)."""
+
+    min_precision: float = 0.0
+    false_alarm: float = 0.05
 
 
 class Store:
@@ -160,10 +174,15 @@ class Store:
             with safe_open(self._head_file(extractor_sha256), "numpy") as file:
                 metadata = file.metadata()
                 arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            prefixed = [
+                name for name in arrays if name.startswith(CALIBRATION)
+            ]  # none in files of older agents
+            calibrated = {name.removeprefix(CALIBRATION): arrays.pop(name) for name in prefixed}
             head = heads.from_arrays(arrays, metadata)
             head.require(extractor_sha256)
             parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
-            return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"])
+            calibration = calibrations.from_arrays(calibrated)
+            return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration)
         except (OSError, SafetensorError, ArtefactError, KeyError, ValueError, TypeError):
             return None
 
@@ -184,11 +203,22 @@ class Store:
             "parcel": msgspec.json.encode(stored.parcel).decode(),
             "fit_key": stored.fit_key,
         }
+        arrays = stored.head.to_arrays()
+        if stored.calibration is not UNCALIBRATED:
+            arrays |= {CALIBRATION + name: array for name, array in stored.calibration.to_arrays().items()}
         file = self._head_file(stored.head.extractor)
-        self._write(f"heads/{file.name}", save(stored.head.to_arrays(), metadata))
+        self._write(f"heads/{file.name}", save(arrays, metadata))
         for other in file.parent.glob("*.safetensors"):
             if other != file and other.stem not in extractors:
                 other.unlink(missing_ok=True)
+
+    def answers(self) -> Answers:
+        """Return the settings of predictions; the defaults if they are absent or unreadable."""
+        return read_json(self.folder / "answers.json", Answers) or Answers()
+
+    def keep_answers(self, answers: Answers) -> None:
+        """Store the settings of predictions. Raises ArtefactError for a full disk."""
+        self._write("answers.json", msgspec.json.encode(answers))
 
     def revoke(self) -> None:
         """Delete the personal heads."""

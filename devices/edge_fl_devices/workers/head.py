@@ -27,29 +27,34 @@ from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh, Train
 from edge_fl_devices.agent.events import Event, Failed, Installed, Refreshed
 from edge_fl_devices.features import drift
-from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader
+from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader, FeatureSet
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PRECISION_LIMITS, PrecisionLimits, choose
 from edge_fl_devices.install.trust import Trust, wall_clock
-from edge_fl_devices.serving.comparison import disagreements, is_worse
+from edge_fl_devices.serving.comparison import disagreements, is_significant, is_worse
 from edge_fl_devices.serving.served_model import ServedModel, installed_extractors, serving
 from edge_fl_devices.storage import slots
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import StoredHead
 from edge_fl_devices.workers import head_updates
-from edge_fl_devices.workers.head_fitting import FitData, FitSpec, Fitter
+from edge_fl_devices.workers.head_fitting import NOTHING_HELD_OUT, FitData, FitSpec, Fitter
 from edge_fl_devices.workers.worker import Material, Worker
 
 BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
 AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
+PRETRAINED = "pretrained"
+"""Method of a release that no run trained; its linear head is the cosine head."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Inputs:
-    """Inputs of one fit: the release, its features, and the served model with its own features for the comparison."""
+    """Inputs of one fit: the release, its features, and the served model with its own features for the comparison.
+
+    `pooled`: the images are too few to set some apart, so the head is fitted on all of them and measured by cross-validation.
+    """
 
     manifest: Manifest
     features: ClientFeatures
@@ -57,13 +62,29 @@ class _Inputs:
     extras: Mapping[str, Mapping[str, Array]]
     served: ServedModel | None
     served_features: ClientFeatures | None
+    pooled: bool
+
+    @property
+    def fitted(self) -> FeatureSet:
+        """The images that the head is fitted on."""
+        return self.features.pool if self.pooled else self.features.train
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Images that only the served model classifies correctly, those that only the new one does, and whether the new one is worse."""
+
+    lost: int = 0
+    gained: int = 0
+    worse: bool = False
 
 
 @dataclass(eq=False)
 class HeadWorker(Worker):
     """Installs releases and fits heads.
 
-    kind, balanced, budget_s: which head to fit. share: whether head updates may be sent. guard: a new model is served only if it is
+    kind, balanced, budget_s: which head to fit. calibrate: whether to calibrate it. cross_validate_below: with fewer images than this a
+    head is fitted on all of them. share: whether head updates may be sent. guard: a new model is served only if it is
     not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
     root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: the worker that trains, of a
     full device, which installs releases and fits heads only while it is demoted to head-only.
@@ -76,6 +97,8 @@ class HeadWorker(Worker):
     kind: str
     balanced: bool = False
     budget_s: float = 60.0
+    calibrate: bool = False
+    cross_validate_below: int = 0
     share: bool = True
     guard: bool = False
     root: bytes | None = None
@@ -160,14 +183,15 @@ class HeadWorker(Worker):
             return Failed("incomplete", detail="there is no release to fit a head on")
         inputs = self._load_inputs(installed)
         choice, fit_key = self._fit_head(inputs)
-        if self.guard and _is_worse(choice.head, inputs):
+        compared = self._compare(choice, inputs)
+        if self.guard and compared.worse:
             return self._keep_served_model(installed, inputs)
         report = Report(
             job.assignment.id,
             "head",
             job.boot,
-            len(inputs.features.train),
-            {**_measure(choice.head, inputs), **choice.numbers},
+            len(inputs.fitted),
+            {**_measure(choice, inputs, compared), **choice.numbers},
             release=inputs.manifest.release,
             extractor=choice.head.extractor,
             head=choice.head.kind,
@@ -175,7 +199,8 @@ class HeadWorker(Worker):
             bytes_down=job.bytes_down,
         )
         parcel = parcel_for(job.assignment, report, self.limits)
-        self._serve(StoredHead(choice.head, inputs.manifest.release, parcel, fit_key), inputs)
+        stored = StoredHead(choice.head, inputs.manifest.release, parcel, fit_key, choice.calibration)
+        self._serve(stored, inputs)
         # a refit of the device's own accord has no version, and sends no head update
         blob = self._head_update(choice.head, inputs) if job.assignment.version > 0 else None
         report = replace(report, blob=describe(blob) if blob else None)
@@ -189,7 +214,7 @@ class HeadWorker(Worker):
             releases.append(served.installed)
         loaded = self.loader(releases)
         features = loaded.by_extractor[0]
-        assert features  # the loader raises if the images do not fit the first release
+        assert features is not None  # the loader raises if the images do not fit the first release
         extras = head_updates.read_extras(installed.extras)
         if served and isinstance(served.stored.head, Tuned):
             extras[OWN] = served.stored.head.raw().arrays()
@@ -200,27 +225,63 @@ class HeadWorker(Worker):
             extras=extras,
             served=served,
             served_features=loaded.by_extractor[-1] if served else None,
+            pooled=len(features) < self.cross_validate_below,
         )
 
     def _fit_head(self, inputs: _Inputs) -> tuple[Choice, str]:
         """Return the head and the key of its fit. A head with the same key is reused: it follows from the same inputs."""
-        manifest, features = inputs.manifest, inputs.features
-        spec = FitSpec(
+        manifest, fitted = inputs.manifest, inputs.fitted
+        spec = self._spec(manifest)
+        fit_key = digest(msgspec.json.encode((spec, inputs.pooled)) + inputs.fingerprint.encode())
+        known = self.store.head(manifest.extractor.sha256)
+        if known and known.fit_key == fit_key:
+            return Choice(known.head, calibration=known.calibration), fit_key
+        validation = inputs.features.validation
+        held = NOTHING_HELD_OUT if inputs.pooled else HeldOut(validation.z, validation.y)
+        return self.fitter(spec, FitData(fitted.z, fitted.y, inputs.extras, held)), fit_key
+
+    def _spec(self, manifest: Manifest) -> FitSpec:
+        plan = manifest.heads
+        if manifest.method == PRETRAINED and plan.way == "own":
+            plan = replace(plan, way="cosine")
+        return FitSpec(
             self.kind,
             len(manifest.classes),
             manifest.unit_norm,
             manifest.extractor.sha256,
             seed=manifest.round,
             balanced=self.balanced,
-            plan=manifest.heads,
+            plan=plan,
             budget_s=self.budget_s,
+            calibrate=self.calibrate or self.cross_validate_below > 0,
         )
-        fit_key = digest(msgspec.json.encode(spec) + inputs.fingerprint.encode())
-        known = self.store.head(manifest.extractor.sha256)
-        if known and known.fit_key == fit_key:
-            return Choice(known.head), fit_key
-        held = HeldOut(features.validation.z, features.validation.y)
-        return self.fitter(spec, FitData(features.train.z, features.train.y, inputs.extras, held)), fit_key
+
+    def _compare(self, choice: Choice, inputs: _Inputs) -> _Comparison:
+        """Compare the new model with the served one on images that neither was fitted on."""
+        served, features = inputs.served, inputs.served_features
+        if served is None or features is None:
+            return _Comparison()
+        if inputs.pooled:
+            lost, gained = self._compare_out_of_fold(choice, inputs, served, features.pool)
+            return _Comparison(lost, gained, is_significant(lost, gained))
+        old, new = served.stored.head, choice.head
+        lost, gained = disagreements(old, features.test, new, inputs.features.test)
+        return _Comparison(lost, gained, is_worse(old, features, new, inputs.features))
+
+    def _compare_out_of_fold(
+        self, choice: Choice, inputs: _Inputs, served: ServedModel, old: FeatureSet
+    ) -> tuple[int, int]:
+        """Cross-validate a head on the served extractor too, on the same images and folds; return losses and gains."""
+        manifest = served.installed.manifest
+        if manifest.extractor == inputs.manifest.extractor or len(old) != len(inputs.fitted):
+            return 0, 0
+        extras = head_updates.read_extras(served.installed.extras)
+        spec = replace(self._spec(manifest), classes=len(inputs.manifest.classes))  # they may have grown
+        before = self.fitter(spec, FitData(old.z, old.y, extras)).calibration.right
+        after = choice.calibration.right
+        if len(before) != len(after):
+            return 0, 0
+        return int((before & ~after).sum()), int((after & ~before).sum())
 
     def _keep_served_model(self, installed: slots.Installed, inputs: _Inputs) -> Event:
         """Reject a worse model; a release that led to it is rolled back and not tried again."""
@@ -231,7 +292,7 @@ class HeadWorker(Worker):
     def _serve(self, stored: StoredHead, inputs: _Inputs) -> None:
         self.store.keep_head(stored, installed_extractors(self._slots))
         if self.guard:
-            moments = drift.moments(stored.head.extractor, inputs.features.train.z)
+            moments = drift.moments(stored.head.extractor, inputs.fitted.z)
             drift.remember_fit(self.store.folder, moments)
         self._slots.mark_good()
 
@@ -249,31 +310,33 @@ class HeadWorker(Worker):
                 self.store.keep(replace(parcel, report=report))
 
 
-def _is_worse(head: Head, inputs: _Inputs) -> bool:
-    if inputs.served is None or inputs.served_features is None:
-        return False
-    return is_worse(inputs.served.stored.head, inputs.served_features, head, inputs.features)
-
-
-def _measure(head: Head, inputs: _Inputs) -> dict[str, float]:
+def _measure(choice: Choice, inputs: _Inputs, compared: _Comparison) -> dict[str, float]:
     """Numbers of samples, and accuracies and latency of the new model and, where comparable, of the served one."""
-    features = inputs.features
+    features, old, old_features = inputs.features, inputs.served, inputs.served_features
+    calibrations = (old.stored.calibration if old else None, choice.calibration)
     sizes = {
-        metrics.TEST_SAMPLES: float(len(features.test)),
-        metrics.VALIDATION_SAMPLES: float(len(features.validation)),
+        metrics.TEST_SAMPLES: float(len(choice.calibration.right) if inputs.pooled else len(features.test)),
+        metrics.VALIDATION_SAMPLES: float(0 if inputs.pooled else len(features.validation)),
     }
-    after = {**_accuracies(head, features, AFTER), metrics.LATENCY_AFTER: features.latency_ms}
-    if inputs.served is None or inputs.served_features is None:
-        return {**sizes, **after}
-    old, old_features = inputs.served.stored.head, inputs.served_features
-    lost, gained = disagreements(old, old_features.test, head, features.test)
-    before = {
-        **_accuracies(old, old_features, BEFORE),
+    numbers = {**sizes, metrics.LATENCY_AFTER: features.latency_ms}
+    if inputs.pooled:
+        numbers |= {
+            name: calibration.accuracy
+            for name, calibration in zip((BEFORE[0], AFTER[0]), calibrations, strict=True)
+            if calibration and len(calibration.right)
+        }
+    else:
+        numbers |= _accuracies(choice.head, features, AFTER)
+    if old is None or old_features is None:
+        return numbers
+    if not inputs.pooled:
+        numbers |= _accuracies(old.stored.head, old_features, BEFORE)
+    return {
+        **numbers,
         metrics.LATENCY_BEFORE: old_features.latency_ms,
-        metrics.TEST_LOST: float(lost),
-        metrics.TEST_GAINED: float(gained),
+        metrics.TEST_LOST: float(compared.lost),
+        metrics.TEST_GAINED: float(compared.gained),
     }
-    return {**sizes, **before, **after}
 
 
 def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) -> dict[str, float]:

@@ -10,7 +10,7 @@ import gc
 import resource
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.abc import MetaPathFinder
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.heads import HeadPlan
+from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
 from edge_fl.heads.head import Array, Extras
 from edge_fl_devices.child import Children, decode, encode, serve
@@ -37,7 +38,10 @@ class FitLimits:
 
 
 class FitSpec(Struct, frozen=True):
-    """Which head to fit: the arguments of `edge_fl.heads.fit`. Kind "auto" selects the best kind within `budget_s`."""
+    """Which head to fit: the arguments of `edge_fl.heads.fit`. Kind "auto" selects the best kind within `budget_s`.
+
+    With `calibrate` the head is also calibrated, which fits up to five more.
+    """
 
     kind: str
     classes: int
@@ -47,6 +51,7 @@ class FitSpec(Struct, frozen=True):
     balanced: bool = False
     plan: HeadPlan = HeadPlan()
     budget_s: float = 60.0
+    calibrate: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +65,12 @@ class FitData:
 
 
 class FittedHead(Struct, frozen=True):
-    """A `Choice` as it travels: the head by its arrays and its description."""
+    """A `Choice` as it travels: head and calibration by their arrays."""
 
     arrays: dict[str, Array]
     description: dict[str, str]
     numbers: dict[str, float]
+    calibration: dict[str, Array]
 
 
 Fitter = Callable[[FitSpec, FitData], Choice]
@@ -83,9 +89,17 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
         plan=spec.plan,
         extras=data.extras,
     )
-    if spec.kind == AUTO:
-        return choose(fit, data.z, data.y, data.held, budget_s=spec.budget_s)
-    return Choice(fit(spec.kind, data.z, data.y))
+    choice = (
+        Choice(fit(spec.kind, data.z, data.y), kind=spec.kind)
+        if spec.kind != AUTO
+        else choose(fit, data.z, data.y, data.held, budget_s=spec.budget_s)
+    )
+    if not spec.calibrate:
+        return choice
+    fit_chosen = partial(fit, choice.kind)
+    return replace(
+        choice, calibration=calibrations.calibrate(fit_chosen, data.z, data.y, budget_s=spec.budget_s)
+    )
 
 
 class ChildFitter:
@@ -98,7 +112,8 @@ class ChildFitter:
 
     def __call__(self, spec: FitSpec, data: FitData) -> Choice:
         fitted = decode(self._children.request(encode((spec, data)), self._deadline_s), FittedHead)
-        return Choice(heads.from_arrays(fitted.arrays, fitted.description), fitted.numbers)
+        head = heads.from_arrays(fitted.arrays, fitted.description)
+        return Choice(head, fitted.numbers, calibration=calibrations.from_arrays(fitted.calibration))
 
     def close(self) -> None:
         """End the idle children."""
@@ -124,7 +139,8 @@ def main(arguments: list[str]) -> int:
 
 def _respond(request: bytes) -> bytes:
     choice = fit_here(*decode(request, tuple[FitSpec, FitData]))
-    return encode(FittedHead(choice.head.to_arrays(), choice.head.describe(), choice.numbers))
+    head, calibration = choice.head, choice.calibration
+    return encode(FittedHead(head.to_arrays(), head.describe(), choice.numbers, calibration.to_arrays()))
 
 
 if __name__ == "__main__":

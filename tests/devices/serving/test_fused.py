@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +18,10 @@ from edge_fl.heads import HeadPlan
 from edge_fl.release.manifest import scale
 from edge_fl_devices.serving.fused import fuse
 from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.storage.store import Store
 from tests.devices import graphs
 from tests.devices.images import X, Y
-from tests.devices.serving.refit import refit
+from tests.devices.serving.refit import calibrated, refit
 from tests.devices.serving.test_predict import BANNED
 
 D = graphs.DIM
@@ -33,7 +35,7 @@ EXTRAS = {
         "1.bias": RNG.normal(size=2 * D),
     },
 }
-OWN = ("logistic", "svm", "nearest", "mlp", "constant")
+OWN = ("logistic", "svm", "nearest", "mlp", "cosine", "constant")
 
 
 @pytest.mark.parametrize("kind", [*OWN, "tuned", "gated", "ensemble"])
@@ -42,6 +44,8 @@ def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tm
         refit(folder, kind, np.ones_like(Y) if kind == "constant" else Y)
     else:  # found as the release's method finds it
         refit(folder, "logistic", plan=HeadPlan(kind, "head"), extras=EXTRAS)
+    (stored,) = Store(folder).heads()
+    Store(folder).keep_head(replace(stored, calibration=calibrated(temperature=1.7)))
     predictor, file = Predictor(folder), tmp_path / "fused.onnx"
     assert predictor.head.kind == kind
     assert main(["device", "predict", "--export", str(file), "--dir", str(folder)]) == 0

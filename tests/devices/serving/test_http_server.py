@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from PIL import Image
 
@@ -19,7 +20,7 @@ from edge_fl.errors import InputError
 from edge_fl_devices.serving.http_server import Service
 from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 from tests.devices.images import X, Y
-from tests.devices.serving.refit import refit
+from tests.devices.serving.refit import calibrated, refit
 
 
 def png(number: int) -> bytes:
@@ -55,6 +56,24 @@ def test_a_picture_gets_its_class(service: Service) -> None:
         status, answer = ask(service, "POST", "/predict", png(number))
         assert (status, answer["label"]) == (200, "ab"[Y[number]]) and 0.5 < answer["probability"] <= 1
     assert ask(service, "GET", "/health") == (200, {"release": 1, "head": "logistic"})
+
+
+def test_the_query_sets_the_number_of_classes_and_the_fields_are_those_of_the_predictor(
+    service: Service, folder: Path
+) -> None:
+    assert len(ask(service, "POST", "/predict", png(0))[1]["top"]) == 1
+    status, answer = ask(service, "POST", "/predict?top=2", png(0))
+    expected = Predictor(folder, top=2).read_picture("picture", png(0))
+    assert status == 200 and json.loads(msgspec.json.encode(expected)) == answer
+    for top in ("0", "x", "-1"):
+        assert ask(service, "POST", f"/predict?top={top}", png(0))[0] == 400
+
+
+def test_a_service_with_a_target_precision_abstains(folder: Path) -> None:
+    refit(folder, "logistic", calibration=calibrated(temperature=100.0))
+    with Service(folder, min_precision=0.9) as service:
+        found = service.predict(png(0))
+    assert (found.status, found.label) == ("unsure", None) and found.top[0].label == "ab"[Y[0]]
 
 
 def test_a_new_model_is_used_from_the_next_request_on(service: Service, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -24,11 +25,12 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.serving.predict import Predictor
-from edge_fl_devices.storage.store import Store, StoredHead
+from edge_fl_devices.storage.store import Answers, Store, StoredHead
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.images import X, Y
 from tests.devices.scripted import TOPICS, ScriptedServer
+from tests.devices.serving.refit import calibrated, refit
 
 
 def test_the_served_model_predicts_names_and_probabilities(folder: Path) -> None:
@@ -80,6 +82,60 @@ def test_the_command_predicts_a_picture_a_folder_and_an_archive(
         assert [row["name"] for row in rows] == names and [row["label"] for row in rows] == [
             "ab"[y] for y in expected
         ]
+
+
+def test_a_target_precision_makes_improbable_predictions_unsure(folder: Path) -> None:
+    refit(folder, "logistic", calibration=calibrated())
+    assert all(each.status == "answered" for each in Predictor(folder).predictions(X))
+    careful = Predictor(folder, min_precision=0.9)
+    assert 0.5 < careful.threshold.probability < 1 and 0.3 < careful.threshold.coverage < 0.7
+    for found in careful.predictions(X):
+        answered = found.probability >= careful.threshold.probability
+        assert (
+            (found.status == "answered")
+            == (found.label is not None)
+            == (found.class_id is not None)
+            == answered
+        )
+    Store(folder).keep_answers(Answers(min_precision=0.9))
+    assert Predictor(folder).threshold == careful.threshold
+    assert Predictor(folder, min_precision=0).threshold.coverage == 1
+    assert Predictor(folder).predict(X)[0][0] in "ab"  # without abstention, as before
+
+
+def test_a_distant_picture_is_unknown(folder: Path) -> None:
+    refit(folder, "logistic", calibration=calibrated(furthest=1e-6))
+    found = Predictor(folder).predictions(X)
+    unknown = [each for each in found if each.status == "unknown"]
+    assert len(unknown) > 6 and all(each.label is None and each.distance > 0.95 for each in unknown)
+    assert all(each.status == "answered" for each in Predictor(folder, false_alarm=0).predictions(X))
+
+
+def test_every_format_has_the_same_fields(
+    folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    refit(folder, "logistic", calibration=calibrated())
+    album = pictures(tmp_path / "album")
+    (album / "broken.png").unlink()
+    command = ["device", "predict", str(album), "--dir", str(folder), "--top", "2", "--precision", "0.9"]
+    assert main([*command, "--format", "json"]) == 0
+    output = capsys.readouterr()
+    assert "precision 0.9: answers from probability 0." in output.err and "% of these" in output.err
+    rows = json.loads(output.out)
+    assert list(rows[0]) == ["name", "class_id", "label", "probability", "status", "distance", "top"]
+    assert [list(each) for each in rows[0]["top"]] == [["class_id", "label", "probability"]] * 2
+    assert main([*command, "--format", "csv"]) == 0
+    lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    for row, line in zip(rows, lines, strict=True):
+        assert line["status"] == row["status"] and line["label"] == (row["label"] or "")
+        assert (
+            line["label_2"] == row["top"][1]["label"]
+            and float(line["probability_2"]) == row["top"][1]["probability"]
+        )
+    assert main([*command, "--precision", "0.999"]) == 0
+    output = capsys.readouterr()
+    assert "not reachable" in output.err and output.out.count("unsure") == 3
+    assert main([*command, "--top", "0"]) == 4
 
 
 @pytest.mark.timeout(60)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from edge_fl import heads
 from edge_fl.errors import InputError
 from edge_fl.heads import Head
+from edge_fl.heads.calibration import UNCALIBRATED, Calibration
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.effects import Memory
@@ -95,6 +97,22 @@ def test_a_head_comes_back_with_its_release_and_its_report(tmp_path: Path) -> No
     assert np.array_equal(found.head.logits(z), head().logits(z)) and store.head("b" * 64) is None
     store.revoke()
     assert store.heads() == []
+
+
+def test_a_head_comes_back_with_its_calibration_and_an_older_file_has_temperature_1(tmp_path: Path) -> None:
+    store, old = Store(tmp_path), Store(tmp_path / "old")
+    right = np.arange(30) % 4 > 0
+    shares = np.linspace(0.5, 1, 30, dtype=np.float32)
+    calibrated = Calibration(1.5, shares, right, np.eye(3, 4, dtype=np.float32), shares)
+    store.keep_head(StoredHead(head(), 3, parcel("rel-3"), calibration=calibrated))
+    found = store.head(SHA)
+    assert found and found.calibration.temperature == 1.5 and found.calibration.accuracy == right.mean()
+    assert np.array_equal(found.calibration.distances, shares)
+    old.keep_head(StoredHead(head(), 3, parcel("rel-3")))
+    with safe_open(tmp_path / "old" / "heads" / f"{SHA}.safetensors", "numpy") as file:
+        assert not [name for name in file.keys() if "." in name]  # noqa: SIM118
+    older = old.head(SHA)
+    assert older and older.calibration is UNCALIBRATED
 
 
 def test_only_the_heads_of_installed_extractors_stay(tmp_path: Path) -> None:

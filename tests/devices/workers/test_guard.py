@@ -27,7 +27,7 @@ from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
-from tests.devices.site import FAST, QUICK, Site, big, samples, site_over
+from tests.devices.site import FAST, QUICK, Site, big, expected, samples, site_over
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 FIRST = ClientData(samples(20, 0), samples(12, 1), samples(10, 2))
@@ -53,7 +53,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
     broker.close()
 
 
-def guarded(folder: Path, fitter: Counting, holding: list[ClientData]) -> Device:
+def guarded(
+    folder: Path, fitter: Counting, holding: list[ClientData], kind: str = "nearest", below: int = 0
+) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: holding[0], folder)
     worker = HeadWorker(
         "pi-01",
@@ -61,7 +63,8 @@ def guarded(folder: Path, fitter: Counting, holding: list[ClientData]) -> Device
         loader=loader,
         fitter=fitter,
         runtime=runtime(),
-        kind="nearest",
+        kind=kind,
+        cross_validate_below=below,
         guard=True,
         check=lambda installed: None,
         limits=QUICK,
@@ -86,6 +89,33 @@ def test_a_worse_model_is_not_served_and_is_reported(site: Site) -> None:
         server.ack("pi-01", "rel-2")
         server.wait_for("pi-01", "state", lambda s: (s.release, s.why, s.activity) == (1, "worse", "idle"))
     assert Predictor(site.home).manifest.release == 1 and len(fitter.fits) == 2
+
+
+def test_with_few_images_the_head_is_fitted_on_all_and_compared_by_cross_validation(site: Site) -> None:
+    server, fitter = site.server, Counting()
+    site.serve(site.publish())
+    with running(guarded(site.home, fitter, [FIRST], below=43), connect=site.connect):
+        first = server.wait_for("pi-01", "rpt")
+        assert first.samples == 42
+        assert first.metrics["test_samples"] == 42 and first.metrics["personal.test_acc.after"] > 0.8
+        server.ack("pi-01", "rel-1")
+        site.serve(site.publish(blind(), expected=np.zeros((2, graphs.DIM))))
+        assert server.wait_for("pi-01", "rpt", number=2).error == "worse"
+        server.ack("pi-01", "rel-2")
+        site.serve(site.publish(big(2 * graphs.WEIGHTS), expected=2 * expected()))
+        last = server.wait_for("pi-01", "rpt", number=3)
+        assert (last.release, last.error, last.metrics["personal.test_acc.before"]) == (
+            3, "", first.metrics["personal.test_acc.after"],
+        )  # fmt: skip
+    (stored,) = [each for each in Store(site.home).heads() if each.release == 3]
+    assert len(stored.calibration.right) == 42 and Predictor(site.home).manifest.release == 3
+
+
+def test_the_default_head_of_a_release_without_training_is_the_cosine_head(site: Site) -> None:
+    site.serve(site.publish(method="pretrained"))
+    with running(guarded(site.home, Counting(), [FIRST], "logistic"), connect=site.connect):
+        report = site.server.wait_for("pi-01", "rpt")
+    assert (report.head, report.samples) == ("cosine", 20)
 
 
 def test_a_head_is_fitted_again_only_when_images_or_extractor_are_new(site: Site) -> None:

@@ -1,0 +1,64 @@
+"""Show predictions as a table, as JSON or as CSV; imports neither NumPy nor onnxruntime before a command runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import csv_text
+
+if TYPE_CHECKING:
+    from edge_fl_devices.serving.predict import Prediction, Predictor
+
+
+class PredictionFormat(StrEnum):
+    """Output format of predictions."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def show_predictions(found: Sequence[Prediction], format: PredictionFormat) -> None:
+    """Print predictions on stdout; CSV has the columns of JSON, with three numbered columns for each class of `top`."""
+    rows = [asdict(prediction) for prediction in found]
+    if format is PredictionFormat.CSV:
+        sys.stdout.write(csv_text([_flat(row) for row in rows]))
+    elif format is PredictionFormat.JSON:
+        show_table(rows, {key: key for key in rows[0]} if rows else {}, Format.JSON)
+    else:
+        several = any(len(prediction.top) > 1 for prediction in found)
+        columns = {"name": "image", "text": "class", "class_id": "id", "probability": "probability"}
+        for row, prediction in zip(rows, found, strict=True):
+            row["text"] = prediction.text
+            row["best"] = ", ".join(f"{each.label} {each.probability:.3f}" for each in prediction.top)
+        show_table(rows, columns | {"distance": "distance"} | ({"best": "best"} if several else {}))
+
+
+def print_threshold(predictor: Predictor, found: Sequence[Prediction] = ()) -> None:
+    """Print on stderr what the target precision costs: the threshold, and the share of answers expected and found."""
+    if not predictor.min_precision:
+        return
+    threshold = predictor.threshold
+    if threshold.problem:
+        print_status(
+            f"precision {predictor.min_precision:g}: not reachable ({threshold.problem}); every prediction is unsure"
+        )
+        return
+    answered = sum(prediction.status == "answered" for prediction in found)
+    here = f", {answered / len(found):.0%} of these" if found else ""
+    print_status(
+        f"precision {predictor.min_precision:g}: answers from probability {threshold.probability:.3f},"
+        f" {threshold.coverage:.0%} of the device's own pictures{here}"
+    )
+
+
+def _flat(row: dict[str, object]) -> dict[str, object]:
+    """A row with the classes of `top` as columns of their own."""
+    top = row.pop("top")
+    assert isinstance(top, tuple)
+    return row | {f"{key}_{rank}": each[key] for rank, each in enumerate(top, 1) for key in each}

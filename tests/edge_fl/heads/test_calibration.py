@@ -1,0 +1,171 @@
+"""Calibration from out-of-fold predictions: probabilities, thresholds and rejections hold on samples that no head has seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge_fl import heads
+from edge_fl.errors import ArtefactError
+from edge_fl.heads import calibration
+from edge_fl.heads.auto import CANDIDATES
+from edge_fl.heads.calibration import LEAST, UNCALIBRATED, Calibration, calibrate, folds
+from edge_fl.heads.head import Features, Head
+from edge_fl.heads.linear import direction
+
+DIM, CLASSES = 64, 5
+CENTRES = np.random.default_rng(0).normal(size=(CLASSES, DIM))
+
+
+def some(
+    per_class: int, seed: int, classes: int = CLASSES, noise: float = 4
+) -> tuple[Features, NDArray[np.int64]]:
+    """Overlapping classes: about four of five samples are classified correctly."""
+    y = np.repeat(np.arange(classes), per_class)
+    errors = np.random.default_rng(seed).normal(size=(len(y), DIM))
+    return (CENTRES[y] + noise * errors).astype(np.float32), y
+
+
+def fit(kind: str, z: Features, y: NDArray[np.int64]) -> Head:
+    return heads.fit(kind, z, y, CLASSES, unit_norm=False)
+
+
+def fitted(kind: str, per_class: int = 40, seed: int = 1) -> tuple[Head, Calibration]:
+    z, y = some(per_class, seed)
+    return fit(kind, z, y), calibrate(lambda z, y: fit(kind, z, y), z, y)
+
+
+def error(confidence: Features, right: NDArray[np.bool_], bins: int = 15) -> float:
+    """Expected calibration error with equal-width bins."""
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [abs(confidence[place == b].sum() - right[place == b].sum()) for b in range(bins)]
+    return float(sum(gaps) / len(right))
+
+
+@pytest.mark.parametrize("kind", CANDIDATES)
+def test_probabilities_are_as_frequently_right_as_they_say(kind: str) -> None:
+    z, y = some(400, 2)
+    head, calibrated = fitted(kind)
+    logits = head.logits(z)
+    raw, better = UNCALIBRATED.probabilities(logits), calibrated.probabilities(logits)
+    assert (
+        np.array_equal(raw.argmax(axis=1), better.argmax(axis=1))
+        and 0.4 < (better.argmax(1) == y).mean() < 0.95
+    )
+    assert error(better.max(axis=1), better.argmax(axis=1) == y) <= 0.08
+    if kind == "logistic":
+        assert error(raw.max(axis=1), raw.argmax(axis=1) == y) > 0.08
+
+
+@pytest.mark.parametrize("target", [0.8, 0.9])
+def test_the_threshold_keeps_its_precision_on_unseen_samples(target: float) -> None:
+    z, y = some(400, 2)
+    precisions, coverages = [], []
+    for seed in range(8):
+        head, calibrated = fitted("cosine", seed=10 + seed)
+        threshold = calibrated.threshold(target)
+        probabilities = calibrated.probabilities(head.logits(z))
+        answered = probabilities.max(axis=1) >= threshold.probability
+        precisions.append((probabilities.argmax(axis=1) == y)[answered].mean())
+        coverages.append(answered.mean() - threshold.coverage)
+    assert -0.01 <= np.mean(precisions) - target <= 0.05 and abs(np.mean(coverages)) <= 0.05
+
+
+def test_without_a_target_everything_is_answered_and_an_unreachable_one_answers_nothing() -> None:
+    _, calibrated = fitted("cosine")
+    everything, nothing = calibrated.threshold(0), calibrated.threshold(0.999)
+    assert (everything.probability, everything.coverage, everything.problem) == (0, 1, "")
+    assert nothing.probability == np.inf and "held-out predictions" in nothing.problem
+
+
+def test_too_few_samples_give_no_threshold_and_no_rejection() -> None:
+    z, y = some(3, 1)
+    calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y)
+    assert 0 < len(calibrated.right) < LEAST and calibrated.temperature > 0
+    assert f"expected {LEAST} or more" in calibrated.threshold(0.5).problem
+    assert not calibrated.percentiles(100 * z).any()
+
+
+def test_unknown_samples_are_far_and_few_known_ones_are() -> None:
+    z, y = some(40, 1, noise=1)
+    calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y)
+    known, unknown = some(400, 2, noise=1)[0], -some(400, 3, noise=1)[0]
+    assert (calibrated.percentiles(known) > 0.95).mean() < 0.08
+    assert (calibrated.percentiles(unknown) > 0.95).mean() > 0.5
+
+
+def test_samples_whose_class_the_other_folds_lack_do_not_count() -> None:
+    z, y = some(6, 1, classes=4)
+    z, y = np.concatenate([z, z[:1]]), np.append(y, 4)
+    calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y)
+    assert len(calibrated.right) == 24 and len(calibrated.means) == 5
+
+
+def test_a_single_class_is_not_calibrated() -> None:
+    z, _ = some(6, 1)
+    assert calibrate(lambda z, y: fit("cosine", z, y), z, np.zeros(len(z), np.int64)) is UNCALIBRATED
+
+
+def test_folds_are_stratified_and_even() -> None:
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(7), 5))
+    fold = folds(y)
+    assert all(sorted(y[fold == number]) == list(range(7)) for number in range(calibration.FOLDS))
+
+
+def test_the_budget_ends_after_a_fold() -> None:
+    z, y = some(40, 1)
+    calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y, budget_s=-1)
+    assert len(calibrated.right) == len(y) / calibration.FOLDS
+
+
+def test_arrays_describe_the_calibration_and_an_old_file_has_none() -> None:
+    _, calibrated = fitted("cosine")
+    again = calibration.from_arrays(calibrated.to_arrays())
+    z, _ = some(5, 2)
+    assert again.threshold(0.9) == calibrated.threshold(0.9)
+    assert np.isclose(again.temperature, calibrated.temperature)
+    assert np.array_equal(again.percentiles(z), calibrated.percentiles(z))
+    assert calibration.from_arrays({}) is UNCALIBRATED
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"temperature": np.zeros(1, np.float32)},
+        {"confidences": np.zeros(3, np.float32)},
+        {"means": np.full((2, 3), np.nan, np.float32)},
+        {"right": np.zeros(3, np.float32)},
+    ],
+)
+def test_damaged_arrays_are_rejected(damage: dict[str, np.ndarray]) -> None:
+    _, calibrated = fitted("cosine")
+    with pytest.raises(ArtefactError, match="calibration"):
+        calibration.from_arrays({**calibrated.to_arrays(), **damage})
+
+
+def test_the_cosine_head_solves_the_regression_in_either_form() -> None:
+    """With more samples than dimensions the primal form is used; duplicated samples with half the weight give the same head."""
+    z, y = some(20, 1)
+    narrow, wide = z[:, :32], np.tile(z[:, :32], 5)
+    assert len(z) > narrow.shape[1] and len(z) < wide.shape[1]
+    found = [fit("cosine", features, y).predict(features) for features in (narrow, wide)]
+    assert np.array_equal(*found)
+
+
+def test_the_cosine_head_knows_only_its_classes_and_ignores_the_length() -> None:
+    z, y = some(20, 1, classes=3)
+    head = fit("cosine", z, y)
+    logits = head.logits(z)
+    assert np.isneginf(logits[:, 3:]).all() and np.isfinite(logits[:, :3]).all()
+    assert np.allclose(head.logits(9 * z)[:, :3], logits[:, :3], atol=1e-4)
+    assert np.allclose(np.linalg.norm(direction(z), axis=1), 1, atol=1e-5)
+
+
+def test_balanced_samples_weigh_as_if_they_were_repeated() -> None:
+    z, y = some(8, 1, classes=2)
+    few = np.r_[0:8, 8:10]
+    repeated = np.r_[0:8, np.tile([8, 9], 4)]
+    balanced = heads.fit("cosine", z[few], y[few], 2, unit_norm=False, balanced=True)
+    twice = heads.fit("cosine", z[repeated], y[repeated], 2, unit_norm=False)
+    assert (balanced.predict(z) == twice.predict(z)).mean() > 0.9
