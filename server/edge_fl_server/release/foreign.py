@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from msgspec import Struct
 from numpy.typing import NDArray
-from onnx import TensorProto, compose, helper, inliner, numpy_helper, shape_inference, version_converter
+from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference, version_converter
 
 from edge_fl.errors import InputError, brief
 from edge_fl.inputs import MAX_CHANNELS, MAX_SIDE, InputSpec
@@ -31,6 +31,7 @@ from edge_fl_server.release.onnx_graph import (
     named,
     one_line,
     opset,
+    renamed,
     tensors,
     typed,
 )
@@ -39,7 +40,7 @@ from edge_fl_server.release.onnx_session import Session
 MIN_OPSET = 7
 PARITY = 1e-4  # largest difference of features relative to the largest feature
 REFERENCE_PARITY = 1e-3  # the same, to features that another program computed
-PREFIX = "model/"
+OURS = ("image", "features", "mean", "std", "centred")  # names of values that conversion adds
 FREE = "n"
 HOW = "export it with a dynamic first axis: torch.onnx.export(..., dynamic_axes={'image': {0: 'n'}})"
 RNG_SEED = 0
@@ -257,19 +258,18 @@ def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int], path: 
 
 def _with_ends(model: onnx.ModelProto, given: ForeignInput, shape: tuple[int, int, int]) -> onnx.ModelProto:
     """The model between "image" and "features", with mean and std before it."""
+    graph, channels = renamed(model, {name: f"model/{name}" for name in OURS}).graph, shape[0]
     first, last = inputs(model)[0].name, model.graph.output[0].name
-    inner = compose.add_prefix(model, PREFIX)
-    graph, channels = inner.graph, shape[0]
     nodes, constants = [], []
     if given.mean:
         for name, values in (("mean", given.mean), ("std", given.std)):
             array = np.broadcast_to(np.array(values, np.float32), (channels,)).reshape(1, channels, 1, 1)
             constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         nodes.append(helper.make_node("Sub", ["image", "mean"], ["centred"]))
-        nodes.append(helper.make_node("Div", ["centred", "std"], [PREFIX + first]))
+        nodes.append(helper.make_node("Div", ["centred", "std"], [first]))
     else:
-        nodes.append(helper.make_node("Identity", ["image"], [PREFIX + first]))
-    ends = [helper.make_node("Flatten", [PREFIX + last], ["features"], axis=1)]
+        nodes.append(helper.make_node("Identity", ["image"], [first]))
+    ends = [helper.make_node("Flatten", [last], ["features"], axis=1)]
     whole = helper.make_model(
         helper.make_graph(
             [*nodes, *graph.node, *ends],
@@ -279,7 +279,7 @@ def _with_ends(model: onnx.ModelProto, given: ForeignInput, shape: tuple[int, in
             [*constants, *graph.initializer],
             sparse_initializer=list(graph.sparse_initializer),
         ),
-        opset_imports=[helper.make_opsetid("", opset(inner))],
+        opset_imports=[helper.make_opsetid("", opset(model))],
         ir_version=model.ir_version,
     )
     return whole

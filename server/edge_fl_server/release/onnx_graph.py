@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
@@ -54,6 +54,18 @@ def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from attribute.tensors
 
 
+def renamed(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """Rename values in the graph and in the bodies of its loops and branches, in place; returns the model."""
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            for values in (node.input, node.output):
+                values[:] = [names.get(name, name) for name in values]
+        sparse = [tensor.values for tensor in graph.sparse_initializer]
+        for item in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *sparse):
+            item.name = names.get(item.name, item.name)
+    return model
+
+
 def item_bytes(kind: int) -> int:
     """Bytes of one value of a tensor type."""
     return int(helper.tensor_dtype_to_np_dtype(kind).itemsize)
@@ -67,7 +79,11 @@ def named(values: Sequence[onnx.ValueInfoProto]) -> str:
 def typed(value: onnx.ValueInfoProto) -> str:
     """Type and shape of an input or output: float [n, 3, 224, 224]."""
     kind = value.type.tensor_type
-    dims = [dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else "?") for dim in kind.shape.dim]
+    names = [dim.dim_param.replace("unk__", "?") for dim in kind.shape.dim]  # of shape inference
+    dims = [
+        name[:1] if name.startswith("?") else name or (dim.dim_value if dim.HasField("dim_value") else "?")
+        for name, dim in zip(names, kind.shape.dim, strict=True)
+    ]
     shape = f"[{', '.join(map(str, dims))}]" if kind.HasField("shape") else "of any rank"
     return f"{TYPE_NAMES.get(kind.elem_type, 'no tensor')} {shape}"
 
