@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,23 +12,23 @@ from edge_fl.data import arrays
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError
-from edge_fl_devices.data.spec import DataSpec, SourceData
+from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.data.split import hashed, position
 
 RESERVOIR = b"reservoir"
 LEFT_OUT = "of a class that this device leaves out"
 
 
-def select(content: SourceData, spec: DataSpec) -> SourceData:
-    """Keep the images of the classes `spec.only`, at most `spec.keep` of them. Raises DataError when none is left."""
-    ids = [number for number, name in enumerate(content.classes) if not spec.only or name in spec.only]
+def of_classes(samples: Samples, classes: Sequence[str], spec: DataSpec) -> Samples:
+    """Keep the samples of the classes `spec.only`."""
+    ids = [number for number, name in enumerate(classes) if name in spec.only]
+    return samples.take(np.flatnonzero(np.isin(samples.y, ids))) if spec.only else samples
 
-    def of_classes(samples: Samples) -> Samples:
-        return samples.take(np.flatnonzero(np.isin(samples.y, ids)))
 
-    kept = of_classes(content.samples)
-    skipped = Counter(content.skipped)
-    if left_out := len(content.samples) - len(kept):
+def select(samples: Samples, classes: Sequence[str], spec: DataSpec, skipped: Counter[str]) -> Samples:
+    """Keep the samples of the classes `spec.only`, at most `spec.keep`; count the others. Raises DataError when none is left."""
+    kept = of_classes(samples, classes, spec)
+    if left_out := len(samples) - len(kept):
         skipped[LEFT_OUT] += left_out
     if spec.keep and len(kept) > spec.keep:
         skipped["beyond the images that this device keeps"] += len(kept) - spec.keep
@@ -40,15 +39,9 @@ def select(content: SourceData, spec: DataSpec) -> SourceData:
         kept = kept.take(np.sort(rows))
     if not len(kept):
         raise DataError(
-            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(content.classes)}"
+            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(classes)}"
         )
-    return replace(
-        content,
-        samples=kept,
-        validation=content.validation and of_classes(content.validation),
-        test=content.test and of_classes(content.test),
-        skipped=skipped,
-    )
+    return kept
 
 
 def select_files(files: Iterable[Path], spec: DataSpec) -> list[Path]:

@@ -9,28 +9,37 @@ import difflib
 import hashlib
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_fl.data import arrays, npz
-from edge_fl.data.pictures import SUFFIXES, PictureError, check, decode
-from edge_fl.data.samples import Array, Samples
+from edge_fl.data import arrays, npz, pictures
+from edge_fl.data.pictures import SUFFIXES, PictureError
+from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError, nearest
 from edge_fl.files.folder import unusable, walk
+from edge_fl.inputs import InputSpec
+from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.report import DataReport
-from edge_fl_devices.data.selection import LEFT_OUT, select_files
+from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
 from edge_fl_devices.data.spec import DataSpec, SourceData
 from edge_fl_devices.data.split import require_two
 
+BATCH = 32
+
 
 def read(source: str, spec: DataSpec) -> SourceData:
-    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder or an .npz. Raises DataError."""
+    """Read a source, given as KIND:LOCATION with a kind of SOURCES, or as a folder or an .npz. Raises DataError, also between batches.
+
+    Images are resized to `spec.input`.
+    """
     kind, location = parsed(source)
+    if spec.input:
+        pictures.require_pictures(spec.input, source)
     return SOURCES[kind](location, spec)
 
 
@@ -90,7 +99,7 @@ def count(location: str, spec: DataSpec) -> DataReport:
     counts = [0] * len(found.classes)
     for path, label in found.files:
         try:
-            check(path, spec.limits)
+            pictures.check(path, spec.limits)
         except PictureError as error:
             found.skipped[error.reason] += 1
         else:
@@ -101,27 +110,39 @@ def count(location: str, spec: DataSpec) -> DataReport:
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
-    """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted."""
+    """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted.
+
+    The pictures are decoded in a thread, one at a time.
+    """
     found = _scan(location, spec)
-    pictures: list[NDArray[np.uint8]] = []
-    labels: list[int] = []
+    batches = ahead(_batches(_decoded(found, spec)))
+    return SourceData(found.classes, batches, skipped=found.skipped, hints=found.hints)
+
+
+def _decoded(found: _Folder, spec: DataSpec) -> Iterator[tuple[Images, int]]:
+    first, usable = None, 0
     for path, label in found.files:
         try:
-            picture = decode(path, spec.input, spec.limits)
+            picture = pictures.decode(path, spec.input, spec.limits)
         except PictureError as error:
             found.skipped[error.reason] += 1
             continue
-        if pictures and picture.shape != pictures[0].shape:
+        first = picture.shape if first is None else first
+        if picture.shape != first:
             raise DataError(
-                f"{path}: {list(picture.shape)}, but the first image is {list(pictures[0].shape)}; expected one shape"
+                f"{path}: {list(picture.shape)}, but the first image is {list(first)}; expected one shape"
             )
-        if len(pictures) >= spec.limits.max_images or len(pictures) * picture.size >= spec.limits.max_bytes:
-            raise DataError(f"{found.root}: more than {len(pictures)} images; at most {spec.limits}")
-        pictures.append(picture)
-        labels.append(label)
-    found.require(len(pictures), spec)
-    samples = Samples(np.stack(pictures), np.array(labels, np.int64))
-    return SourceData(found.classes, samples, skipped=found.skipped, hints=found.hints)
+        usable += 1
+        if usable > spec.limits.max_images:
+            break
+        yield picture, label
+    found.require(usable, spec)
+
+
+def _batches(pictures: Iterator[tuple[Images, int]]) -> Iterator[Samples]:
+    while batch := list(islice(pictures, BATCH)):
+        images, labels = zip(*batch, strict=True)
+        yield Samples(np.stack(images), np.array(labels, np.int64))
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:
@@ -144,7 +165,7 @@ def archive(location: str, spec: DataSpec) -> SourceData:
         raise DataError(f"{location}: no samples to train or to test on")
     if len({part.shape for part in samples.values()}) > 1:
         raise DataError(f"{location}: train, validation and test images differ in shape; expected one")
-    return SourceData(classes, samples[train], samples.get("_validation"), samples.get("_test"))
+    return _of_arrays(location, classes, spec, samples.pop(train), samples)
 
 
 def function(location: str, spec: DataSpec) -> SourceData:
@@ -159,7 +180,30 @@ def function(location: str, spec: DataSpec) -> SourceData:
         ) from error
     x, y = np.asarray(x), np.asarray(y)
     classes = spec.classes or _names([y], where)
-    return SourceData(classes, arrays.samples(x, y, classes, where))
+    return _of_arrays(where, classes, spec, arrays.samples(x, y, classes, where), {})
+
+
+def _of_arrays(
+    where: str, classes: tuple[str, ...], spec: DataSpec, train: Samples, others: dict[str, Samples]
+) -> SourceData:
+    """Select from arrays; with a "_test" set among the `others` their split is kept."""
+    skipped = Counter[str]()
+    train = select(train, classes, spec, skipped)
+    if "_test" not in others:
+        return SourceData(classes, resized([train], spec.input, where), skipped=skipped)
+    nothing = train.take(np.empty(0, np.int64))
+    rest = [of_classes(others.get(part, nothing), classes, spec) for part in ("_validation", "_test")]
+    sets = [train, *rest]
+    sizes = (len(train), len(rest[0]), len(rest[1]))
+    return SourceData(classes, resized(sets, spec.input, where), sizes, skipped)
+
+
+def resized(sets: Iterable[Samples], input: InputSpec | None, where: str) -> Iterator[Samples]:
+    """Yield the samples of all sets in batches, in the size that the extractor takes."""
+    for samples in sets:
+        for start in range(0, len(samples), BATCH):
+            x, y = samples.x[start : start + BATCH], samples.y[start : start + BATCH]
+            yield Samples(pictures.fit(x, input, where) if input else x, y)
 
 
 SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = {

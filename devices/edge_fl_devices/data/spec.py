@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,14 +36,14 @@ UNKNOWN = DataSpec()
 
 @dataclass(frozen=True)
 class SourceData:
-    """Content of a source: all samples, or train, validation (optional) and test samples where the source defines a split.
+    """Content of a source, in batches to be read once; those of train, validation and test in this order where the source defines a split.
 
-    `skipped` counts unused files by reason; `hints` suggest classes for folders outside the class list.
+    `sizes` are the numbers of samples of the three sets, None without a split. `skipped` counts unused files by reason; it is complete
+    after the last batch. `hints` suggest classes for folders outside the class list.
     """
 
     classes: tuple[str, ...]
-    samples: Samples
-    validation: Samples | None = None
-    test: Samples | None = None
+    batches: Iterable[Samples]
+    sizes: tuple[int, int, int] | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     hints: tuple[str, ...] = ()

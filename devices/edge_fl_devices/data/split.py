@@ -7,31 +7,51 @@ image are always in the same set.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from edge_fl.data.samples import Array, ClientData, Samples
+from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
 from edge_fl.seeds import seed_for
 
+Sets = tuple[Indices, Indices, Indices]
+"""Positions of the train, validation and test images in the order of reading."""
 
-def split(
-    samples: Samples, test_fraction: float, validation_fraction: float, *, seed: int = 0, client: str = ""
-) -> ClientData:
-    """Split by a keyed hash of each image; train and test get at least one image each.
 
-    The fractions hold on average; `validation_fraction` is of the images outside the test set. Raises DataError for fewer than two samples.
-    """
-    require_two(len(samples))
-    key = seed_for(seed, "partition", client=client).to_bytes(8, "big")
-    positions = np.array([position(image, key) for image in samples.x])
-    last = len(samples) - 1
-    tests = min(max(int(np.sum(positions < test_fraction)), 1), last)
-    untrained = int(np.sum(positions < test_fraction + (1 - test_fraction) * validation_fraction))
-    test, validation, train = np.split(
-        np.argsort(positions, kind="stable"), [tests, min(max(untrained, tests), last)]
-    )
-    return ClientData(*(samples.take(np.sort(part)) for part in (train, validation, test)))
+@dataclass(frozen=True)
+class Split:
+    """Split by a keyed hash of each image. The fractions hold on average; `validation_fraction` is of the images outside the test set."""
+
+    test_fraction: float = 0.25
+    validation_fraction: float = 0.1
+    seed: int = 0
+    client: str = ""
+
+    @cached_property
+    def key(self) -> bytes:
+        return seed_for(self.seed, "partition", client=self.client).to_bytes(8, "big")
+
+    def sets(self, positions: Sequence[float]) -> Sets:
+        """Assign images by their positions (`position` with `key`); train and test get at least one each.
+
+        Raises DataError for fewer than two images.
+        """
+        require_two(len(positions))
+        hashes = np.asarray(positions)
+        last = len(hashes) - 1
+        tests = min(max(int(np.sum(hashes < self.test_fraction)), 1), last)
+        boundary = self.test_fraction + (1 - self.test_fraction) * self.validation_fraction
+        untrained = int(np.sum(hashes < boundary))
+        test, validation, train = np.split(
+            np.argsort(hashes, kind="stable"), [tests, min(max(untrained, tests), last)]
+        )
+        return np.sort(train), np.sort(validation), np.sort(test)
+
+
+SPLIT = Split()
 
 
 def require_two(samples: int) -> None:

@@ -54,8 +54,8 @@ def _data_spec(installed: Installed | None) -> DataSpec:
 
 
 def _extract_black(installed: Installed, images: int) -> None:
-    """Run the installed extractor on black images."""
-    extractor = Extractor(installed.extractor, installed.manifest)
+    """Run the installed extractor on black images, on one thread as the other measurements."""
+    extractor = Extractor(installed.extractor, installed.manifest, threads=1)
     extractor.features(np.zeros((images, *installed.manifest.input.shape), np.uint8))
 
 
@@ -65,7 +65,9 @@ def answer(payload: bytes) -> bytes:
     if not request.releases:
         return encode(inspect(request))
     releases = [Installed(manifest, Path(file), {}, pending=False) for file, manifest in request.releases]
-    return encode(LocalFeatureLoader(load.loader(request.config), Path(request.config.folder))(releases))
+    loader = LocalFeatureLoader(load.streamer(request.config), Path(request.config.folder), threads=0)
+    with load.recording(request.config):
+        return encode(loader(releases))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,13 @@
-"""Compute features from images with onnxruntime, on one thread and in little memory."""
+"""Compute features from images with onnxruntime, on the board's cores and in little memory.
+
+Features do not depend on the batch, so cached and new ones can be mixed. With EfficientNet-Lite0 at 224 pixels a batch of 16 images takes
+twice the time per image and 248 instead of 104 MB, because activations leave the processor's cache; onnxruntime's memory arena saves time
+and, for one image, memory.
+"""
 
 from __future__ import annotations
 
+import os
 from bisect import bisect
 from functools import cache
 from pathlib import Path
@@ -15,8 +21,7 @@ from edge_fl.release.manifest import Manifest, scale
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 
 MAX_BATCH = 64
-# pixel values per batch: 64 images up to 3x73x73, 6 at 3x224x224, where activations dominate the memory use
-BATCH_VALUES = 2**20
+BATCH_VALUES = 2**18  # pixel values per batch: 64 images up to 3x36x36, 9 at 3x96x96, one at 3x224x224
 OPSETS = range(7, 100)  # onnxruntime supports opsets from 7; the upper end is beyond any runtime
 IDENTITY = b'\x08\x07:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01g' + (
     b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10"
@@ -38,16 +43,16 @@ def runtime() -> Runtime:
 
 
 class Extractor:
-    """A loaded extractor.
+    """A loaded extractor; it computes on `threads` threads (0: one for each core that the process may use).
 
     Raises ArtefactError: "unsupported_opset", or "canary_failed" for a graph that does not match its manifest.
     """
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, threads: int = 0) -> None:
         require_runnable(manifest, runtime())
         self.sha256 = manifest.extractor.sha256
         self._dim, self._shape = manifest.feature_dim, manifest.input.shape
-        self._session = self._open(path)
+        self._session = self._open(path, threads or usable_cores())
         self._check_signature()
 
     def features(self, x: Images) -> Features:
@@ -81,9 +86,9 @@ class Extractor:
             )
         return z
 
-    def _open(self, path: Path) -> onnxruntime.InferenceSession:
+    def _open(self, path: Path, threads: int) -> onnxruntime.InferenceSession:
         try:
-            return _session(str(path))
+            return _session(str(path), threads)
         except Exception as error:  # as above
             too_new = any(words in str(error).lower() for words in UNSUPPORTED)
             why = "unsupported_opset" if too_new else "canary_failed"
@@ -103,11 +108,15 @@ class Extractor:
         return ArtefactError(f"extractor {self.sha256[:8]} {reason}", why)
 
 
-def _session(model: str | bytes) -> onnxruntime.InferenceSession:
+def usable_cores() -> int:
+    """Number of cores on which this process may run."""
+    return len(os.sched_getaffinity(0))
+
+
+def _session(model: str | bytes, threads: int = 1) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.enable_cpu_mem_arena = False  # memory is returned to the system between batches
     options.log_severity_level = 4  # errors are raised; do not log them as well
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

@@ -44,7 +44,7 @@ def main() -> None:
     path, manifest = Path(where), decode(text)
     _limit_process(limits, path.stat().st_size)
     try:
-        result = compare(Extractor(path, manifest), manifest)
+        result = compare(Extractor(path, manifest, threads=1), manifest)
     except ArtefactError as error:
         result = error.message
     except Exception as error:  # a model can raise anything

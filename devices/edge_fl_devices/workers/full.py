@@ -28,7 +28,7 @@ from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.assignments import KINDS
 from edge_fl_devices.agent.effects import Job, Train
 from edge_fl_devices.agent.events import Event, Failed
-from edge_fl_devices.data.load import LoadData, require_usable
+from edge_fl_devices.data.load import LoadData, usable
 from edge_fl_devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, PRIVACY_FILE
 from edge_fl_devices.workers.worker import Material, Worker
 
@@ -99,7 +99,7 @@ class FullWorker(Worker):
         """Return the update to send, and the new personal parts where the stage changes them."""
         assignment, spec = job.assignment, job.spec
         data = self.load_data(tuple(spec.classes), spec.input)
-        require_usable(data, spec.classes, spec.input, "", "the run")
+        data = usable(data, spec.classes, spec.input, "", "the run")
         batch_size, classes = spec.method.batch_size, len(spec.classes)
         client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)
         own = self._own(assignment, method)

@@ -37,7 +37,7 @@ def test_features_are_those_of_the_scaled_images_whatever_the_batches(tmp_path, 
 def test_large_images_are_processed_in_small_batches(tmp_path):
     assert extractor(tmp_path).batch_size == 64
     payload = graph(input_shape=("n", "c", "h", "w"))
-    assert extractor(tmp_path, payload, input=InputSpec((3, 224, 224))).batch_size == 6
+    assert extractor(tmp_path, payload, input=InputSpec((3, 224, 224))).batch_size == 1
     assert extractor(tmp_path, payload, input=InputSpec((3, 4096, 4096))).batch_size == 1
 
 

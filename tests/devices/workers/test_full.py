@@ -202,15 +202,24 @@ def test_an_unreadable_privacy_file_does_not_count_as_zero(torn: bytes, tmp_path
     assert "privacy.safetensors: the epsilon spent by this device cannot be read" in failed.detail
 
 
-def test_a_run_with_other_images_is_rejected_by_name(tmp_path: Path) -> None:
-    other = Samples(np.zeros((4, 1, 9, 9), np.uint8), np.arange(4) % 3)
+def test_images_of_another_size_are_resized_to_that_of_the_run(tmp_path: Path) -> None:
+    spec = spec_for("fedavg")
+    method = build_method(spec)
+    payload = pack(tree.to_arrays(steps.broadcast(method, steps.start(method), "pi-01")))
+    wide = Samples(np.zeros((4, 1, 9, 30), np.uint8), np.arange(4) % 3)
+    device = worker(tmp_path, ClientData(wide, wide, wide))
+    assert perform(device, assign("train", 1, payload), spec, payload).report.samples == 4
+
+
+def test_a_run_with_other_channels_is_rejected_by_name(tmp_path: Path) -> None:
+    other = Samples(np.zeros((4, 3, 8, 8), np.uint8), np.arange(4) % 3)
     device, spec = worker(tmp_path, ClientData(other, other, other)), spec_for("fedavg")
     failed = attempt(partial(device.perform, Train(assign("train", 1, b"x"), spec, "b", 0), None))
     assert (
         isinstance(failed, Failed)
         and failed.reason == "no_data"
         and failed.final
-        and "[1, 9, 9]" in failed.detail
+        and "[3, 8, 8]" in failed.detail
     )
 
 

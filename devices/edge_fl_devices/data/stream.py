@@ -1,0 +1,85 @@
+"""A device's images, read in batches and forgotten: only their labels and their places in the split are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from edge_fl.data.pictures import LIMITS
+from edge_fl.data.samples import ClientData, Labels, Samples
+from edge_fl.errors import DataError
+from edge_fl.inputs import InputSpec
+from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.sources import resized
+from edge_fl_devices.data.spec import SourceData
+from edge_fl_devices.data.split import SPLIT, Sets, Split, position
+
+
+def _unchanged(report: DataReport) -> DataReport:
+    return report
+
+
+class ImageStream:
+    """Iterate over it once, completely; afterwards `labels`, `sets` and `report` are known.
+
+    labels: class ids int64 [n] in the order of reading. sets: the rows of the three sets in that order. `where` begins the messages of
+    errors, `remember` completes the report.
+    """
+
+    labels: Labels
+    sets: Sets
+    report: DataReport
+
+    def __init__(
+        self,
+        content: SourceData,
+        split: Split = SPLIT,
+        where: str = "",
+        remember: Callable[[DataReport], DataReport] = _unchanged,
+    ) -> None:
+        self._content, self._split, self._where, self._remember = content, split, where, remember
+
+    @classmethod
+    def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> ImageStream:
+        """Stream the three sets of data in memory, resized to `input`."""
+        sets = (data.train, data.validation, data.test)
+        sizes = (len(data.train), len(data.validation), len(data.test))
+        return cls(SourceData(tuple(classes), resized(sets, input, "this device's data"), sizes))
+
+    def __iter__(self) -> Iterator[Samples]:
+        """Read the images in batches. Raises DataError, also without training images or for a label without a class."""
+        content = self._content
+        labels: list[Labels] = [np.empty(0, np.int64)]
+        positions: list[float] = []
+        for batch in content.batches:
+            if content.sizes is None:
+                positions += [position(image, self._split.key) for image in batch.x]
+            labels.append(batch.y)
+            yield batch
+        self.labels = np.concatenate(labels)
+        self.sets = self._split.sets(positions) if content.sizes is None else _consecutive(content.sizes)
+        if not len(self.sets[0]):
+            raise DataError(f"{self._where}no training samples on this device")
+        classes = len(content.classes)
+        if self.labels.max() >= classes:
+            raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
+        counts = tuple(np.bincount(self.labels, minlength=classes).tolist())
+        self.report = self._remember(DataReport(content.classes, counts, content.skipped, content.hints))
+
+
+def _consecutive(sizes: tuple[int, int, int]) -> Sets:
+    train, validation, test = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:2])
+    return train, validation, test
+
+
+def collect(stream: ImageStream, most_bytes: int = LIMITS.max_bytes) -> ClientData:
+    """Read all images into memory. Raises DataError."""
+    images, held = [], 0
+    for batch in stream:
+        images.append(batch.x)
+        held += batch.x.nbytes
+        if held > most_bytes:
+            raise DataError(f"images of more than {most_bytes >> 20} MB in memory, expected less; set keep")
+    every = Samples(np.concatenate(images), stream.labels)
+    return ClientData(*(every.take(rows) for rows in stream.sets))
