@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,14 @@ from edge_fl.data import arrays, npz, pictures
 from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.inputs import InputSpec
+from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor, Features
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
-BATCH = 32
+BATCH = 8  # pictures decoded while the extractor works on as many; the first results come after them
 MAX_PICTURE_BYTES = 32 * 1024 * 1024
 X_KEYS = ("x", "x_test", "x_train")
 Status = Literal["answered", "unsure", "unknown"]
@@ -172,6 +173,14 @@ class Predictor:
         return "answered" if probability >= self.threshold.probability else "unsure"
 
 
+class _Batch(NamedTuple):
+    """Decoded pictures with their names, and skipped files with the reason."""
+
+    names: list[str]
+    images: list[NDArray[np.uint8]]
+    skipped: list[tuple[Path, str]]
+
+
 def _not_a_picture(where: str, error: pictures.PictureError) -> str:
     reason = "" if error.reason == UNREADABLE else f" ({error.reason})"
     return f"{where}, not a picture that can be read{reason}"
@@ -198,19 +207,27 @@ def _batches(
     elif source.suffix == ".npz":
         yield from _from_archive(source, input)
         return
+    for names, images, skipped in ahead(_decoded(files, input, is_folder=is_folder)):
+        for path, reason in skipped:
+            on_skip(path, reason)
+        if images:
+            yield names, np.stack(images)
+
+
+def _decoded(files: Sequence[Path], input: InputSpec, *, is_folder: bool) -> Iterator[_Batch]:
+    """Decode pictures, one at a time; of a folder those that cannot be read are skipped."""
     for start in range(0, len(files), BATCH):
-        names, images = [], []
+        batch = _Batch([], [], [])
         for file in files[start : start + BATCH]:
             try:
-                images.append(pictures.decode(file, input))
+                batch.images.append(pictures.decode(file, input))
             except pictures.PictureError as error:
                 if not is_folder:
                     raise DataError(_not_a_picture(str(file), error)) from error
-                on_skip(file, error.reason)
+                batch.skipped.append((file, error.reason))
             else:
-                names.append(str(file))
-        if images:
-            yield names, np.stack(images)
+                batch.names.append(str(file))
+        yield batch
 
 
 def _from_archive(source: Path, input: InputSpec) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
