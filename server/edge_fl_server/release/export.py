@@ -33,7 +33,7 @@ from edge_fl.wire import blob, tensors
 from edge_fl_server.release.onnx_graph import IR_VERSION, OPSET
 from edge_fl_server.release.onnx_session import Session, quiet
 
-PARITY = 1e-4  # largest absolute difference allowed between onnxruntime and torch
+PARITY = 1e-4  # largest difference allowed between onnxruntime and torch, relative to the largest feature
 CANARY_IMAGES = 2
 CANARY_FEATURES = 16
 INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels of different machines
@@ -41,7 +41,9 @@ INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels 
 
 @dataclass(frozen=True)
 class Exported:
-    """An ONNX extractor: its bytes, feature dimension, largest difference from torch on the check batch, and versions of the graph."""
+    """An ONNX extractor: its bytes, feature dimension, largest relative difference from torch on the check batch, and
+    versions of the graph.
+    """
 
     onnx: bytes
     feature_dim: int
@@ -120,10 +122,12 @@ def export(method: Method, shared: Parts) -> Exported:
         expected = graph(batch).numpy()
     features = Session(payload).run(batch.numpy())
     same_shape = features.shape == expected.shape
-    difference = float(np.abs(features - expected).max()) if same_shape else float("inf")
+    largest = max(float(np.abs(expected).max()), float(np.finfo(np.float32).tiny))
+    difference = float(np.abs(features - expected).max()) / largest if same_shape else float("inf")
     if not difference <= PARITY:
         raise ArtefactError(
-            f"export of {method.title}: onnxruntime differs from torch by {difference:.2e}, at most {PARITY:.0e}",
+            f"export of {method.title}: onnxruntime differs from torch by {difference:.2e} of the largest feature, at most"
+            f" {PARITY:.0e}",
             consequence="not released",
         )
     return Exported(payload, expected.shape[1], difference)

@@ -284,11 +284,12 @@ def test_what_a_client_owns_keeps_its_structure(name: str) -> None:
 def test_the_export_equals_torch_or_is_refused_by_name(name: str) -> None:
     method, run = toy.method(name), ran(name)
     if method.exports:
-        # raises when onnxruntime and torch differ by more than 1e-4
+        # raises when onnxruntime and torch differ by more than 1e-4 of the largest feature
         exported = export.export(method, run.shared)
         x = images(run.clients["c0"])
         expected = steps.exported_features(method, run.shared, x)
-        assert np.abs(Session(exported.onnx).run(x.numpy()) - expected.numpy()).max() <= export.PARITY
+        difference = np.abs(Session(exported.onnx).run(x.numpy()) - expected.numpy()).max()
+        assert difference <= export.PARITY * expected.abs().max()
         if method.unit_norm:
             assert torch.allclose(expected.norm(dim=1), torch.ones(len(x)))
     else:
