@@ -67,7 +67,7 @@ MAX_NAMED = 10
 def register(app: App) -> None:
     """Add the group `device`, `fleet up` and `flash`."""
     device = app.group("device", help="One device: run its agent, predict, show its status.")
-    for command in (run, predict, serve, status, doctor):
+    for command in (run, predict, serve, watch, status, doctor):
         device.command()(command)
     app.group("fleet", help="Many devices: simulate, list, enrol and revoke them.").command()(up)
     app.root.command()(flash)
@@ -202,6 +202,55 @@ def serve(
         print_threshold(service.predictor)
         print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; stop with Ctrl-C")
         service.run()
+
+
+def watch(
+    camera: Annotated[
+        str, typer.Option(help="Number of a camera, an rtsp:// or http:// address, or a video file.")
+    ] = "0",
+    folder: ExistingFolder = DEVICE_FOLDER,
+    top: TopOption = 1,
+    precision: PrecisionOption = None,
+    false_alarm: FalseAlarmOption = None,
+    interval: Annotated[
+        float, typer.Option(min=0, help="Shortest time between predictions, in seconds.")
+    ] = 0.0,
+    count: Annotated[int, typer.Option(min=0, help="Number of predictions; 0: until Ctrl-C.")] = 0,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Also publish over MQTT, with Home Assistant discovery.")
+    ] = False,
+    config: ConfigOption = None,
+    id: IdOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Predict the newest frame of a camera, again and again: one JSON object per line."""
+    from contextlib import ExitStack
+
+    import msgspec
+
+    from edge_fl_devices.serving.camera import Camera
+    from edge_fl_devices.serving.current_model import CurrentModel
+    from edge_fl_devices.serving.watch import watch as predictions
+
+    with ExitStack() as stack:
+        model = CurrentModel(folder, top=top, min_precision=precision, false_alarm=false_alarm)
+        print_threshold(model.current())
+        publisher = None
+        if publish:
+            from edge_fl_devices.runtime.publishing import home_assistant
+
+            publisher = stack.enter_context(
+                home_assistant(config, id, connection(host, port, fleet, identity))
+            )
+        frames = stack.enter_context(Camera(camera))
+        for found in predictions(model, frames, interval_s=interval, count=count):
+            sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+            sys.stdout.flush()
+            if publisher:
+                publisher.publish(found)
 
 
 def doctor(

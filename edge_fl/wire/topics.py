@@ -15,6 +15,10 @@ The topics of a fleet start with ``efl/1/FLEET``, where 1 is the protocol's majo
     d/DEVICE/up/{req,log}             device                    a request, a log line
     enroll/NAME/{req,rsp}             claim, device             a certificate for a claim, or a device's next one
 
+Outside this branch a device may publish its predictions where Home Assistant expects them:
+
+    homeassistant/sensor/DEVICE/#     device                    sensors, predictions, availability
+
 A client's rights follow from the name on its certificate: `role_of` gives the role, `access_rules` its rights.
 """
 
@@ -194,6 +198,11 @@ def _in_group(group: str, index: str) -> bool:
     return bool(NUMBER.match(group) and NUMBER.match(index)) and int(group) == int(index) // GROUP
 
 
+def home_assistant(device: str, leaf: str) -> str:
+    """A topic of a device's branch for Home Assistant."""
+    return f"homeassistant/sensor/{device}/{leaf}"
+
+
 def role_of(name: str) -> Role:
     """The role that follows from a name on a certificate: a reserved role, worker, claim, else device."""
     for role in RESERVED:
@@ -218,13 +227,16 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     yield "operator", "read", f"{root}/#"
     for family in ("srv", "tuf", "art", "d/+/dn"):  # the operator replaces the server while none is online
         yield "operator", "write", f"{root}/{family}/#"
+    yield "operator", "read", home_assistant("+", "#")
     yield "registrar", "readwrite", f"{root}/enroll/#"
     for family in BROADCAST:
         yield "device", "read", f"{root}/{family}/#"
     yield "device", "read", f"{root}/d/%u/dn/#"
     yield "device", "write", f"{root}/d/%u/dn/echo"
     yield "device", "write", f"{root}/d/%u/up/#"
+    yield "device", "write", home_assistant("%u", "#")
     yield "device", "read", f"{root}/enroll/%u/rsp"
     yield "device", "write", f"{root}/enroll/%u/req"
     for family in (*BROADCAST, "d"):
         yield "claim", "deny", f"{root}/{family}/#"
+    yield "claim", "deny", home_assistant("+", "#")

@@ -23,7 +23,7 @@ from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl.wire.topics import Topics, access_rules, role_of
+from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
 from edge_fl_broker.check import CheckResult
 from edge_fl_broker.config import Settings
@@ -226,6 +226,30 @@ def test_a_role_writes_and_reads_what_it_should_and_nothing_else(site: Site, who
     assert written == may_write
     assert read == may_read
     for ear in {id(witness): witness, id(subject): subject}.values():
+        ear.transport.close()
+
+
+def test_a_device_publishes_predictions_for_home_assistant_under_its_own_name_alone(site: Site) -> None:
+    """The operator, as whom Home Assistant signs in, reads them; devices and claims do not."""
+    operator, device, claim = (site.enter(who) for who in ("operator", "pi-1", "claim0"))
+    me = name_of(site, "claim0")
+    for ear in (operator, device, claim):
+        ear.transport.subscribe("homeassistant/#")
+        ear.transport.drain(WAIT_S)
+    claim.transport.publish(Packet(home_assistant(me, "class/config"), b"of a claim"))
+    claim.transport.drain(WAIT_S)
+    for topic in (
+        home_assistant("pi-2", "prediction"),
+        "homeassistant/status",
+        "homeassistant/sensor/prediction",
+    ):
+        device.transport.publish(Packet(topic, b"not its own"))
+    for leaf in ("class/config", "prediction", "availability"):
+        device.transport.publish(Packet(home_assistant("pi-1", leaf), leaf.encode()))
+    device.transport.drain(WAIT_S)
+    assert operator.until(b"availability") == {b"class/config", b"prediction"}
+    assert device.heard.empty() and claim.heard.empty()
+    for ear in (operator, device, claim):
         ear.transport.close()
 
 

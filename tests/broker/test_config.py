@@ -128,9 +128,10 @@ def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
     assert found == {
         "server": {f"topic readwrite {root}/#"},
         "reader": {f"topic read {root}/#"},
-        "operator": {f"topic read {root}/#"}
+        "operator": {f"topic read {root}/#", "topic read homeassistant/sensor/+/#"}
         | {f"topic write {root}/{family}/#" for family in ("srv", "tuf", "art", "d/+/dn")},
         "registrar": {f"topic readwrite {root}/enroll/#"},
-        "claim-1": {f"topic deny {root}/{family}/#" for family in ("srv", "tuf", "art", "round", "d")},
+        "claim-1": {f"topic deny {root}/{family}/#" for family in ("srv", "tuf", "art", "round", "d")}
+        | {"topic deny homeassistant/sensor/+/#"},
         "pi-9": {"topic deny #"},
     }

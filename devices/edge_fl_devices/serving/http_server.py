@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from email.message import Message
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 
 from edge_fl.errors import DataError, EdgeFLError, InputError
 from edge_fl.wire.transport import JSON
+from edge_fl_devices.serving.current_model import CurrentModel
 from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Prediction, Predictor
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ LOOPBACK = "127.0.0.1"
 READ_S = 10.0
 MAX_TOP = 1000
 NOT_FOUND = "expected POST /predict or GET /health"
-Stamp = tuple[tuple[int, int], ...]
 
 
 class Service:
@@ -44,9 +43,7 @@ class Service:
     """
 
     def __init__(self, folder: Path, port: int = 0, **options: Any) -> None:
-        self._stamp = _stamp(folder)
-        self._folder, self._load = folder, partial(Predictor, folder, remember=True, **options)
-        self._predictor = self._load()
+        self._model = CurrentModel(folder, **options)
         self._lock = threading.Lock()
         try:
             self._server = ThreadingHTTPServer((LOOPBACK, port), _handler(self))
@@ -67,27 +64,18 @@ class Service:
 
     def health(self) -> dict[str, object]:
         """Return the served release and the kind of head."""
-        model = self._current()
+        model = self.predictor
         return {"release": model.manifest.release, "head": model.head.kind}
 
     @property
     def predictor(self) -> Predictor:
         """The model in use."""
-        return self._predictor
+        return self._model.current()
 
     def predict(self, picture: bytes, top: int | None = None) -> Prediction:
         """Predict from the bytes of a picture file. Raises DataError when they cannot be decoded."""
-        model = self._current()
         with self._lock:
-            return model.read_picture("picture", picture, top)
-
-    def _current(self) -> Predictor:
-        """Return the current model, or the previous one while the new one cannot be read."""
-        stamp = _stamp(self._folder)
-        if stamp != self._stamp:
-            with suppress(EdgeFLError):  # the agent is replacing the model
-                self._predictor, self._stamp = self._load(), stamp
-        return self._predictor
+            return self.predictor.read_picture("picture", picture, top)
 
     def __enter__(self) -> Self:
         return self
@@ -185,14 +173,3 @@ def _picture(headers: Message, body: bytes) -> bytes:
         if b"filename" in head.lower():
             return content
     raise DataError("multipart/form-data without a file; expected one, as curl -F file=@cat.png sends it")
-
-
-def _stamp(folder: Path) -> Stamp:
-    """Return a value that changes when the served model may have changed."""
-    files = [folder / "release" / "state.json", *sorted((folder / "heads").glob("*.safetensors"))]
-    stamps = []
-    for file in files:
-        with suppress(OSError):
-            stat = file.stat()
-            stamps.append((stat.st_mtime_ns, stat.st_ino))
-    return tuple(stamps)

@@ -1,0 +1,68 @@
+"""Predict the newest frames of a camera, one after the other: `edge-fl device watch`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from edge_fl.data import pictures
+from edge_fl.inputs import InputSpec
+from edge_fl_devices.serving.camera import Camera, Frame
+from edge_fl_devices.serving.current_model import CurrentModel
+from edge_fl_devices.serving.predict import Candidate, Prediction, Status
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedPrediction:
+    """A prediction (the fields of `Prediction`; `name` is the camera) with the time and the number of its frame.
+
+    behind: the number of newer frames at the start of the prediction.
+    """
+
+    time: str
+    frame: int
+    behind: int
+    name: str
+    class_id: int | None
+    label: str | None
+    probability: float
+    status: Status
+    distance: float
+    top: tuple[Candidate, ...]
+
+
+def watch(
+    model: CurrentModel, camera: Camera, *, interval_s: float = 0.0, count: int = 0
+) -> Iterator[WatchedPrediction]:
+    """Predict the newest frame at most every `interval_s`, `count` times (0: until the video ends)."""
+    made, due_s = 0, time.monotonic()
+    while not count or made < count:
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        due_s = max(due_s + interval_s, time.monotonic())
+        if (frame := camera.newest()) is None:
+            return
+        behind, seen = camera.grabbed - frame.number, datetime.now(UTC)
+        predictor = model.current()
+        (found,) = predictor.predictions(_image(frame, predictor.manifest.input), [camera.name])
+        made += 1
+        yield _watched(found, seen, frame.number, behind)
+
+
+def _watched(found: Prediction, seen: datetime, number: int, behind: int) -> WatchedPrediction:
+    fields = {name: getattr(found, name) for name in Prediction.__slots__}
+    return WatchedPrediction(seen.isoformat(timespec="milliseconds"), number, behind, **fields)
+
+
+def _image(frame: Frame, input: InputSpec) -> NDArray[np.uint8]:
+    """The frame as the extractor's input uint8 [1, C, H, W]."""
+    if input.channels == 1:
+        planes = np.asarray(Image.fromarray(frame.pixels).convert("L"), np.uint8)[None]
+    else:
+        planes = frame.pixels.transpose(2, 0, 1)
+    return pictures.fit(planes[None], input)

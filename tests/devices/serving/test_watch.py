@@ -1,0 +1,255 @@
+"""A camera's newest frames are predicted, at most one frame behind; interrupted streams continue; results go to Home Assistant."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from edge_fl.cli import main
+from edge_fl.errors import ConnectError, EdgeFLError
+from edge_fl.wire.endpoint import Endpoint
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.serving.camera import Camera, CameraLimits
+from edge_fl_devices.serving.current_model import CurrentModel
+from edge_fl_devices.serving.home_assistant import HomeAssistant
+from edge_fl_devices.serving.watch import WatchedPrediction, watch
+from tests.devices.serving.refit import refit
+
+pytest.importorskip("cv2", reason="edge-fl[camera]")
+from tests.devices.serving.videos import number_of, streaming, write_video
+
+QUICK = CameraLimits(timeout_s=2.0, min_retry_s=0.05, max_retry_s=0.1)
+SLOW_S = 0.1
+
+
+def test_a_slow_extractor_gets_the_newest_frame_of_a_video(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "numbers.avi", 60, fps=50)
+    seen = []
+    with Camera(str(video)) as camera:
+        while frame := camera.newest():
+            assert number_of(frame.pixels) == frame.number and camera.grabbed - frame.number <= 1
+            seen.append(frame.number)
+            time.sleep(SLOW_S)
+        assert camera.grabbed == 60
+    assert seen == sorted(seen) and 5 < len(seen) < 30  # 1.2 s in steps of 0.1 s or more
+
+
+def test_the_frames_of_a_stream_are_at_most_one_behind_the_newest_one_sent(folder: Path) -> None:
+    with streaming(fps=20) as (address, stream), Camera(address, limits=QUICK) as camera:
+        behind = []
+        for _ in range(12):
+            frame = camera.newest()
+            assert frame
+            behind.append(stream.sent - number_of(frame.pixels))
+            time.sleep(SLOW_S)
+        assert sorted(behind)[-2] <= 1  # a busy machine may delay one
+
+
+def test_an_interrupted_stream_is_opened_again(capsys: pytest.CaptureFixture[str]) -> None:
+    notes: list[str] = []
+    with (
+        streaming(length=5) as (address, stream),
+        Camera(address, limits=QUICK, notify=notes.append) as camera,
+    ):
+        while stream.connections < 3:
+            assert camera.newest()
+    assert "interrupted" in notes[0] and "frames again" in notes[1]
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "says"),
+    [
+        ("97", 4, "camera 97: /dev/video97 cannot be opened (devices: "),
+        ("nowhere.mp4", 4, "no such file"),
+        ("rtsp://user:secret@127.0.0.1:9/cam", 2, "camera rtsp://127.0.0.1:9/cam: no video stream"),
+        (__file__, 4, "not a video that can be read"),
+    ],
+)
+def test_a_missing_camera_is_one_line(
+    source: str, code: int, says: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["device", "watch", "--camera", source, "--dir", str(folder)]) == code
+    output = capfd.readouterr()
+    assert (
+        says in output.err and output.err.count("\n") == 1 and not output.out and "secret" not in output.err
+    )
+
+
+def test_without_opencv_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(EdgeFLError, match=r"edge-fl\[camera\]"):
+        Camera("0")
+
+
+def test_a_pi_camera_is_read_through_picamera2(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Picamera2:
+        @staticmethod
+        def global_camera_info() -> list[dict[str, str]]:
+            return [{"Model": "imx708"}]
+
+        def __init__(self, number: int) -> None:
+            self.taken = number
+
+        def create_video_configuration(self, main: dict[str, str], **_: object) -> dict[str, str]:
+            return main
+
+        def configure(self, main: dict[str, str]) -> None:
+            assert main == {"format": "BGR888"}
+
+        def start(self) -> None: ...
+
+        def capture_array(self, stream: str) -> np.ndarray:
+            time.sleep(0.01)
+            self.taken += 1
+            return np.full((2, 2, 3), self.taken, np.uint8)
+
+        def close(self) -> None: ...
+
+    module = ModuleType("picamera2")
+    module.Picamera2 = Picamera2  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "picamera2", module)
+    with Camera("0") as camera:
+        for _ in range(3):
+            frame = camera.newest()
+            assert frame and frame.pixels[0, 0, 0] == frame.number
+
+
+def test_the_command_writes_one_object_per_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = write_video(tmp_path / "numbers.avi", 40, fps=100)
+    command = ["device", "watch", "--camera", str(video), "--dir", str(folder), "--top", "2"]
+    assert main([*command, "--count", "3", "--interval", "0.02"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == [str(video)] * 3 and all(line["behind"] <= 1 for line in lines)
+    assert lines[0]["frame"] < lines[1]["frame"] < lines[2]["frame"] and len(lines[0]["top"]) == 2
+    assert {"time", "class_id", "label", "probability", "status", "distance"} <= lines[0].keys()
+    assert main([*command, "--publish"]) == 4
+    assert "--id" in capsys.readouterr().err
+
+
+def test_a_new_model_is_used_from_the_next_frame_on(folder: Path, tmp_path: Path) -> None:
+    video = write_video(tmp_path / "numbers.avi", 200, fps=100)
+    kinds = []
+    with Camera(str(video)) as camera:
+        model = CurrentModel(folder)
+        for _ in watch(model, camera, count=2):
+            kinds.append(model.current().head.kind)
+            refit(folder, "nearest")
+    assert kinds == ["logistic", "nearest"]
+
+
+# Home Assistant
+
+
+@pytest.mark.broker
+def test_home_assistant_discovers_the_device_and_sees_it_leave(
+    mosquitto: Mosquitto, folder: Path, tmp_path: Path
+) -> None:
+    """A subscriber that comes later, as Home Assistant after a restart, gets the retained messages of a real broker."""
+    video, port = write_video(tmp_path / "numbers.avi", 60, fps=50), mosquitto.settings.port
+    options = ["--publish", "--id", "pi-07", "--host", "127.0.0.1", "--port", str(port)]
+    listener = subprocess.Popen(
+        _subscribed(port, "homeassistant/sensor/pi-07/prediction", "-C", "1"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.5)
+    assert (
+        main(["device", "watch", "--camera", str(video), "--dir", str(folder), "--count", "3", *options]) == 0
+    )
+    state = json.loads(listener.communicate(timeout=10)[0])
+    assert state["status"] == "answered" and state["label"] in "ab"
+
+    found = subprocess.run(
+        _subscribed(port, "homeassistant/#", "-v", "--retained-only", "-W", "1"),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    retained = dict(line.split(" ", 1) for line in found.stdout.splitlines())
+    prefix = "homeassistant/sensor/pi-07"
+    assert retained.keys() == {
+        f"{prefix}/class/config",
+        f"{prefix}/probability/config",
+        f"{prefix}/availability",
+    }
+    assert retained[f"{prefix}/availability"] == "offline"
+    for sensor in ("class", "probability"):
+        config = json.loads(retained[f"{prefix}/{sensor}/config"])
+        assert config["state_topic"] == f"{prefix}/prediction"  # the one required field of a sensor
+        assert config["availability_topic"] == f"{prefix}/availability"
+        assert (
+            config["unique_id"] == f"edge-fl-main-pi-07-{sensor}"
+        )  # required for a device, as are its identifiers
+        assert (
+            config["device"]["identifiers"] == ["edge-fl-main-pi-07"]
+            and config["origin"]["name"] == "edge-fl"
+        )
+        assert "value_json" in config["value_template"]
+
+
+@pytest.mark.broker
+def test_after_a_crash_the_will_says_offline_and_a_reconnect_online(mosquitto: Mosquitto) -> None:
+    endpoint = Endpoint(port=mosquitto.settings.port)
+    made: list[MqttTransport] = []
+
+    def connect(name: str, will: object, deliver: object) -> MqttTransport:
+        made.append(MqttTransport(endpoint, name, will, deliver))  # type: ignore[arg-type]
+        return made[-1]
+
+    publisher = HomeAssistant(connect, "pi-08-watch", "pi-08", "main")
+    publisher.publish(prediction("a"))
+    made[0].drain(10)
+    read = partial(_retained, mosquitto.settings.port, "homeassistant/sensor/pi-08/availability")
+    assert read() == "online"
+    made[0].close(clean=False)
+    time.sleep(0.3)
+    assert read() == "offline"
+
+
+@pytest.mark.broker
+def test_an_unchanged_class_is_not_repeated(mosquitto: Mosquitto) -> None:
+    port = mosquitto.settings.port
+    listener = subprocess.Popen(
+        _subscribed(port, "homeassistant/sensor/pi-09/prediction", "-W", "3", "-C", "3"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.5)
+    connect = partial(MqttTransport, Endpoint(port=port))
+    with HomeAssistant(connect, "pi-09-watch", "pi-09", "main") as publisher:
+        for label in ("a", "a", "b", "b", "a"):
+            publisher.publish(prediction(label))
+        output = listener.communicate(timeout=10)[0]
+    assert [json.loads(line)["label"] for line in output.splitlines()] == ["a", "b", "a"]
+
+
+def test_without_a_broker_publishing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_fl_devices.serving.home_assistant.CONNECT_S", 0.3)
+    with pytest.raises(ConnectError, match="no MQTT broker"):
+        HomeAssistant(partial(MqttTransport, Endpoint(port=9)), "x-watch", "x", "main")
+
+
+def prediction(label: str) -> WatchedPrediction:
+    return WatchedPrediction("2026-01-01T00:00:00.000+00:00", 1, 0, "0", 0, label, 0.9, "answered", 0.1, ())
+
+
+def _subscribed(port: int, topic: str, *options: str) -> list[str]:
+    return ["mosquitto_sub", "-h", "127.0.0.1", "-p", str(port), "-V", "5", "-t", topic, *options]
+
+
+def _retained(port: int, topic: str) -> str:
+    command = _subscribed(port, topic, "-C", "1", "-W", "5")
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.strip()
