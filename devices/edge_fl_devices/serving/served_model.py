@@ -1,7 +1,8 @@
 """The served model: an extractor and the head fitted on it.
 
 Heads are stored per extractor, in a file named after the extractor's hash. The installed release is served once a head is fitted on it;
-until then, and after a rollback, the previous release with its own head is served.
+until then, and after a rollback, the previous release with its own head is served. A later release of the same extractor may append
+classes: the head for fewer classes is served with it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class ServedModel:
 def serving(store: Store, slots: Slots) -> ServedModel | None:
     """Return the model to predict with; None before the first head."""
     for installed in (slots.current(), slots.previous()):
-        if installed and (stored := store.head(installed.manifest.extractor.sha256)):
+        stored = store.head(installed.manifest.extractor.sha256) if installed else None
+        # a head for more classes than the release names belongs to a later release of the same extractor
+        if installed and stored and stored.head.classes <= len(installed.manifest.classes):
             return ServedModel(installed, stored)
     return None
 

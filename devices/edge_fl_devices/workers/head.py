@@ -232,10 +232,12 @@ class HeadWorker(Worker):
         """Return the head and the key of its fit. A head with the same key is reused: it follows from the same inputs."""
         manifest, fitted = inputs.manifest, inputs.fitted
         spec = self._spec(manifest)
-        fit_key = digest(msgspec.json.encode((spec, inputs.pooled)) + inputs.fingerprint.encode())
-        known = self.store.head(manifest.extractor.sha256)
-        if known and known.fit_key == fit_key:
-            return Choice(known.head, calibration=known.calibration), fit_key
+        fit_key = _fit_key(spec, inputs)
+        if known := self.store.head(manifest.extractor.sha256):
+            # a head for fewer classes stays as long as there is no image of the appended ones
+            narrower = replace(spec, classes=min(known.head.classes, spec.classes))
+            if known.fit_key in (fit_key, _fit_key(narrower, inputs)):
+                return Choice(known.head, calibration=known.calibration), known.fit_key
         validation = inputs.features.validation
         held = NOTHING_HELD_OUT if inputs.pooled else HeldOut(validation.z, validation.y)
         return self.fitter(spec, FitData(fitted.z, fitted.y, inputs.extras, held)), fit_key
@@ -308,6 +310,11 @@ class HeadWorker(Worker):
             if parcel.report.release == release:
                 report = replace(parcel.report, error="crash_loop", metrics={}, head="", extractor="")
                 self.store.keep(replace(parcel, report=report))
+
+
+def _fit_key(spec: FitSpec, inputs: _Inputs) -> str:
+    """A hash of everything that a head follows from."""
+    return digest(msgspec.json.encode((spec, inputs.pooled)) + inputs.fingerprint.encode())
 
 
 def _measure(choice: Choice, inputs: _Inputs, compared: _Comparison) -> dict[str, float]:
