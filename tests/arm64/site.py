@@ -1,4 +1,4 @@
-"""Set-up of both arm64 tests: the device's identity and pictures, and a server with one release."""
+"""Set-up of both arm64 tests: the device's identity and pictures, and a server with a release of EfficientNet-Lite0."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl.models import backbone_input
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.release import export
+from edge_fl_server.release.export import ReleaseOrigin
 from edge_fl_server.release.repository import Repository
 from tests.conftest import Issue
-from tests.devices import graphs
 from tests.devices.flash import cards
 from tests.devices.scripted import TOPICS, ScriptedServer
 
 DEVICE = "pi-07"
-PER_CLASS = 16
+PER_CLASS = 12
 SAMPLES = 2 * PER_CLASS
 
 
@@ -45,23 +50,37 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
+def backbone(folder: Path) -> Repository:
+    """Release the frozen EfficientNet-Lite0, with the weights of the extra [backbone]."""
+    model = ModelConfig("efficientnet-lite0", train="none")
+    input = backbone_input(model)
+    assert input is not None
+    spec = MethodSpec(model, input, ["a", "b"], MethodConfig("pretrained"), seed=0)
+    method = build_method(spec)
+    manifest, payloads = export.release(method, steps.start(method), spec, ReleaseOrigin(1, "toy", 1))
+    repository = Repository(folder)
+    repository.artefacts.mkdir(parents=True, exist_ok=True)
+    for sha256, payload in payloads.items():
+        (repository.artefacts / sha256).write_bytes(payload)
+    repository.publish(manifest)
+    return repository
+
+
 @contextmanager
-def serving(broker: Mosquitto, issue: Issue, folder: Path) -> Iterator[ScriptedServer]:
-    """A server that assigns release 1 to the device."""
+def serving(broker: Mosquitto, issue: Issue, repository: Repository) -> Iterator[ScriptedServer]:
+    """A server that assigns release 1 to the device, without its bytes: they are on the card."""
     ca, cert, key = issue("server")
     endpoint = Endpoint("127.0.0.1", broker.endpoint.port, ca, cert, key)
     server = ScriptedServer(partial(MqttTransport, endpoint))
     server.online()
-    payload = graphs.graph()
-    manifest = graphs.manifest_for(payload)
-    server.release(Repository(folder), manifest, payload)
+    server.metadata(repository.files())
     server.assignment(DEVICE, "serve", run_id="toy", round=1, id="rel-1", release=1)
     yield server
     server.leave()
 
 
-def flash(card: Path, host: str, broker: Mosquitto, identity: Path) -> list[str]:
-    """Run the flash command."""
+def flash(card: Path, host: str, broker: Mosquitto, identity: Path, releases: Path) -> list[str]:
+    """Return the flash command."""
     there = [
         "--host",
         host,
@@ -72,6 +91,7 @@ def flash(card: Path, host: str, broker: Mosquitto, identity: Path) -> list[str]
         "--identity",
         str(identity),
     ]
+    there += ["--releases", str(releases)]
     return ["flash", "--device", DEVICE, "--boot", str(card), "--offline", *there]
 
 

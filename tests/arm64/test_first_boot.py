@@ -1,4 +1,7 @@
-"""From an image to a prediction on aarch64: flashed, installed offline as the first boot does, and run against a real broker."""
+"""From an image to a prediction on aarch64, with a pretrained backbone in the bundle.
+
+Flashed, installed offline as the first boot does, and run against a real broker.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.flash.first_boot import START
 from edge_fl_devices.flash.templates import INSTALLER, SERVICE
+from edge_fl_server.release import website
 from tests.arm64 import site, userland
 from tests.arm64.pi import Pi, require
 from tests.conftest import Issue
@@ -38,7 +42,10 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     began_s = time.monotonic()
     base = userland.build(userland.BASE)
     card = cards.image(tmp_path / "sd.img", site.issued_for(userland.python(base)), mebibytes=192)
-    flash = site.flash(card, "127.0.0.1", broker, site.identity(issue, tmp_path / "id"))
+    repository = site.backbone(tmp_path / "server")
+    website.export(repository, tmp_path / "releases")
+    identity = site.identity(issue, tmp_path / "id")
+    flash = site.flash(card, "127.0.0.1", broker, identity, tmp_path / "releases")
     assert main([*flash, "--images", str(site.pictures(tmp_path / "images"))]) == 0
     flashed_s = time.monotonic()
 
@@ -52,7 +59,7 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     assert (pi.boot / "cmdline.txt").read_text() == f"{cards.CMDLINE}\n" and not (
         pi.boot / "firstrun.sh"
     ).exists()
-    assert not {"identity", "images"} & {path.name for path in (pi.boot / "edge-fl").iterdir()}
+    assert not {"identity", "images", "releases"} & {path.name for path in (pi.boot / "edge-fl").iterdir()}
     assert pi.run("stat", "-c", "%a %U", "/etc/edge-fl/identity/client.key") == "600 edge-fl\n"
     as_user = "setpriv --reuid=1000 --regid=1000 --clear-groups sh -c".split()
     pi.run(*as_user, "cd /srv/images && mv a/0.png a/first.png && mkdir c && rmdir c")
@@ -65,15 +72,15 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     again_s = time.monotonic()
 
     agent, log = Listener(), tmp_path / "agent.log"
-    with site.serving(broker, issue, tmp_path / "server") as server, agent as systemd:
+    with site.serving(broker, issue, repository) as server, agent as systemd:
         with pi.running(*as_systemd_does(pi, systemd.address), log=log):
             try:
                 meta = server.wait_for(site.DEVICE, "meta", deadline_s=STEP_S)
                 assert (meta.machine, meta.samples) == ("aarch64", site.SAMPLES)
                 born_s = time.monotonic()
                 report = server.wait_for(site.DEVICE, "rpt", deadline_s=STEP_S)
-                assert (report.release, report.head, report.error) == (1, "logistic", "")
-                assert report.metrics[metrics.PERSONAL_AFTER] == 1.0
+                assert (report.release, report.head, report.error) == (1, "cosine", "")
+                assert (report.metrics[metrics.PERSONAL_AFTER], report.bytes_down) == (1.0, 0)
                 server.ack(site.DEVICE, report.id)
                 server.wait_for(site.DEVICE, "state", lambda s: (s.status, s.release) == ("ready", 1))
             except AssertionError as error:

@@ -15,6 +15,7 @@ import pytest
 from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.release import website
 from tests.arm64 import site, userland
 from tests.arm64.machine import HOST, Machine
 from tests.conftest import Issue
@@ -31,7 +32,10 @@ def test_a_card_boots_installs_learns_and_survives_a_power_cut(
 ) -> None:
     base = userland.build([*userland.BASE, *userland.SYSTEM])
     machine = Machine(tmp_path / "machine", site.issued_for(userland.python(base)))
-    flash = site.flash(machine.card, HOST, broker, site.identity(issue, tmp_path / "id"))
+    repository = site.backbone(tmp_path / "server")
+    website.export(repository, tmp_path / "releases")
+    identity = site.identity(issue, tmp_path / "id")
+    flash = site.flash(machine.card, HOST, broker, identity, tmp_path / "releases")
     assert main([*flash, "--images", str(site.pictures(tmp_path / "images"))]) == 0
     capsys.readouterr()
     machine.boot_until_reboot("first", REBOOT_S)
@@ -47,7 +51,7 @@ def test_a_card_boots_installs_learns_and_survives_a_power_cut(
         await_lines(machine, "edge-fl: installing", 3, "installing")
         time.sleep(5)  # then the power is cut
     assert lines(machine, "install rc=0") == 1
-    with site.serving(broker, issue, tmp_path / "server") as server:
+    with site.serving(broker, issue, repository) as server:
         try:
             began_s = time.monotonic()
             with machine.powered("ready"):

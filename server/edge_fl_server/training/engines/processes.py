@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import select
 import shutil
 import signal
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from types import ModuleType
@@ -86,8 +87,10 @@ def end_with_parent() -> None:
 
 def _await_parent() -> None:
     parent = multiprocessing.parent_process()
-    assert parent
-    parent.join()
+    assert parent and parent.pid
+    parent.join()  # ends while the parent may still hold its locks
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(parent.pid)], [], [])
     folders.remove_abandoned()
     shutil.rmtree(util.get_temp_dir(), ignore_errors=True)  # the parent's, with the fork server's socket
     os._exit(1)
