@@ -41,7 +41,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     options: Options = {}
     weights: str = ""
     train: Literal["all", "none", "lora"] = "all"
-    rank: Annotated[int, Meta(ge=1, le=256)] = 4
+    rank: Annotated[int, Meta(ge=1, le=256)] = 2
 
 
 class OptimiserConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
-from edge_fl.models import backbones, cnn, mobilenet, resnet, weights
+from edge_fl.models import backbones, cnn, lora, mobilenet, resnet, weights
 from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
@@ -70,6 +70,8 @@ def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
         raise MethodError(
             f"model {model.name} for images {size}: {brief(' '.join(str(error).split()))}"
         ) from error
+    if model.train == "lora":
+        return lora.Adapted(network, model.name, model.rank)
     return Frozen(network) if model.train == "none" else network
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 
 class Frozen(nn.Module):
-    """A network whose tensors are non-persistent buffers, so that its part has no parameters; always with inference behaviour."""
+    """A network whose tensors are non-persistent buffers, so that its part has no parameters; always with inference behaviour.
 
-    def __init__(self, network: nn.Module) -> None:
+    `trained` selects parameters by name that stay parameters.
+    """
+
+    def __init__(self, network: nn.Module, trained: Callable[[str], bool] = lambda name: False) -> None:
         super().__init__()
-        self.network = constant(network).eval()
+        self.network = constant(network, trained).eval()
         self.feature_dim = network.feature_dim
 
     def train(self, mode: bool = True) -> Frozen:
@@ -21,10 +26,11 @@ class Frozen(nn.Module):
         return self.network(x)  # type: ignore[no-any-return]
 
 
-def constant(network: nn.Module) -> nn.Module:
-    """Turn every parameter and buffer of a network into a non-persistent buffer; returns the network."""
-    for module in network.modules():
+def constant(network: nn.Module, trained: Callable[[str], bool]) -> nn.Module:
+    """Turn the parameters and buffers of a network that are not `trained` into non-persistent buffers; returns the network."""
+    for path, module in network.named_modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            module._parameters.pop(name, None)
-            module.register_buffer(name, tensor.detach(), persistent=False)
+            if not trained(f"{path}.{name}"):
+                module._parameters.pop(name, None)
+                module.register_buffer(name, tensor.detach(), persistent=False)
     return network

@@ -22,7 +22,7 @@ from edge_fl import heads, methods, models
 from edge_fl.config import ModelConfig
 from edge_fl.data.samples import Dataset
 from edge_fl.methods.finetuned import FineTuned
-from edge_fl.models import backbones, frozen
+from edge_fl.models import backbones, frozen, lora
 from edge_fl_server.orchestrate.setup import torch_device
 from edge_fl_server.training.study import Study
 
@@ -97,7 +97,7 @@ def _hash(files: Iterable[Path], text: str = "") -> str:
 
 
 def _modules_of_model(model: ModelConfig) -> tuple[str, ...]:
-    trained = () if model.train == "all" else (frozen.__name__,)
+    trained = {"all": (), "none": (frozen.__name__,), "lora": (lora.__name__,)}[model.train]
     if backbones.is_backbone(model.name):
         return backbones.__name__, *trained
     own, colon, _ = model.name.partition(":")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -27,6 +27,8 @@ from edge_fl.methods import METHODS
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import head_plan
+from edge_fl.methods.finetuned import FineTuned
+from edge_fl.models import lora
 from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.seeds import seed_for
 from edge_fl.wire import blob, tensors
@@ -113,7 +115,7 @@ def export(method: Method, shared: Parts) -> Exported:
     method.net.to("cpu")
     graph = _Graph(method, to_device(shared, "cpu")).eval()
     batch = torch.rand(4, *method.net.input.shape, generator=torch.Generator().manual_seed(0))
-    model = _trace(graph, batch)
+    model = _trace(_without_adapters(method, shared), batch)
     model.ir_version = IR_VERSION
     _strip_metadata(model)
     onnx.checker.check_model(model)
@@ -229,6 +231,13 @@ def _canary(payload: bytes, seed: int, input: InputSpec) -> Canary:
     canary = Canary(seed=seed, images=CANARY_IMAGES, features=[])
     features = Session(payload).run(canary_images(canary, input))[:, :CANARY_FEATURES]
     return msgspec.structs.replace(canary, features=[[float(value) for value in row] for row in features])
+
+
+def _without_adapters(method: Method, shared: Parts) -> nn.Module:
+    """The graph with low-rank adapters merged into the weights, so that the ONNX file is that of an ordinary network."""
+    net, shared = lora.merged(method.net, to_device(shared, "cpu"))
+    plain = method.inner if isinstance(method, FineTuned) else method
+    return _Graph(replace(plain, net=net), shared).eval()
 
 
 def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:
