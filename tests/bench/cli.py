@@ -13,7 +13,7 @@ import msgspec
 from edge_fl import heads
 from edge_fl.errors import ConnectError
 from edge_fl.files import atomic
-from tests.bench import cohort, gpu, measure, messages, plot, releasing, table, training
+from tests.bench import backbone, cohort, gpu, measure, messages, plot, releasing, table, training
 from tests.bench.figures import Figure, Report
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
@@ -27,6 +27,9 @@ FIGURES: dict[str, Callable[[int], Figure]] = {
     "round-trip": messages.round_trip,
     **{f"head-{kind}": partial(releasing.head, kind) for kind in heads.HEADS if kind != "constant"},
     **{f"release-{model}": partial(releasing.released, model) for model in releasing.MODELS},
+    "backbone": backbone.extraction,
+    "predict-photos": partial(backbone.prediction, "photos of 12 megapixels"),
+    "predict-small": partial(backbone.prediction, "pictures of 96 pixels"),
 }
 FULL: dict[str, Callable[[int], Figure]] = {
     "release-mobilenet": partial(releasing.released, "mobilenet"),

@@ -12,7 +12,19 @@ import pytest
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_broker.find import Program
 from edge_fl_server.training.client_store import ClientStore
-from tests.bench import cli, cohort, gpu, messages, plain, plot, releasing, table, training, workloads
+from tests.bench import (
+    backbone,
+    cli,
+    cohort,
+    gpu,
+    messages,
+    plain,
+    plot,
+    releasing,
+    table,
+    training,
+    workloads,
+)
 from tests.bench.figures import Figure, Report
 from tests.bench.measure import Machine, Times, gemm_peak, tree_bytes
 from tests.bench.plain import PlainLoop
@@ -160,3 +172,9 @@ def test_without_a_gpu_the_gpu_figures_run_and_have_no_target() -> None:
 def test_a_message_and_its_reply_are_timed(mosquitto_program: Program) -> None:
     found = messages.round_trip(1, messages=30)
     assert 0 < found.found < 1000 and found.notes["messages"] == 20
+
+
+@pytest.mark.slow
+def test_a_device_computes_the_features_of_plain_onnxruntime() -> None:
+    found = backbone.extraction(1)
+    assert found.difference is not None and found.difference < 1e-5 and found.ratios

@@ -7,8 +7,10 @@ and, for one image, memory.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from bisect import bisect
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -88,11 +90,14 @@ class Extractor:
 
     def _open(self, path: Path, threads: int) -> onnxruntime.InferenceSession:
         try:
-            return _session(str(path), threads)
+            session = _session(str(path), threads)
         except Exception as error:  # as above
             too_new = any(words in str(error).lower() for words in UNSUPPORTED)
             why = "unsupported_opset" if too_new else "canary_failed"
             raise self._error(f"does not load: {_reason(error)}", why) from error
+        with suppress(OSError, AttributeError):  # glibc only: return what loading freed to the system, 25 MB
+            ctypes.CDLL(None).malloc_trim(0)
+        return session
 
     def _check_signature(self) -> None:
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()

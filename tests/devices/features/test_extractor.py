@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from edge_fl.errors import ArtefactError
@@ -112,3 +114,27 @@ def test_a_feature_size_that_shows_only_when_run_is_rejected(tmp_path):
 def test_features_that_are_not_finite_are_rejected(tmp_path):
     with pytest.raises(ArtefactError, match="6 values that are not finite"):
         extractor(tmp_path, graphs.gives_nan()).features(images(2))
+
+
+def test_threads_do_not_change_the_features(tmp_path):
+    payload, x = graph(), images(70)
+    path, manifest = on_disk(tmp_path, payload), manifest_for(payload)
+    one, two = (Extractor(path, manifest, threads).features(x) for threads in (1, 2))
+    assert np.array_equal(one, two)
+
+
+def test_by_default_there_is_a_thread_for_each_core_that_the_process_may_use(tmp_path, monkeypatch):
+    asked = []
+    session = onnxruntime.InferenceSession
+
+    def recorded(model, options, **settings):
+        asked.append(options.intra_op_num_threads)
+        return session(model, options, **settings)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 3})
+    payload = graph()
+    path, manifest = on_disk(tmp_path, payload), manifest_for(payload)
+    Extractor(path, manifest)
+    Extractor(path, manifest, threads=1)
+    assert asked == [3, 1]

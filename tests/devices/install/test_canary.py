@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from edge_fl.config import ModelConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.wire.blob import split
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.canary import MEBIBYTE, CanaryLimits
 from edge_fl_devices.storage.slots import Slots
+from tests.bench import backbone
 from tests.devices import graphs
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 
@@ -94,3 +97,14 @@ def test_a_bad_release_is_never_current_and_the_old_one_keeps_serving(tmp_path):
         assert caught.value.why == "canary_failed"
     assert slots.current().manifest.release == 1
     assert slots.blocked == {2: "canary_failed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "timm:vit_small_patch14_dinov2.lvd142m"])
+def test_backbones_pass_within_half_of_the_limit_of_memory(tmp_path, name):
+    manifest, payloads = backbone.released(["a", "b"], ModelConfig(name, {"size": 224}, weights="random"))
+    path = on_disk(tmp_path, payloads[manifest.extractor.sha256])
+    limits = CanaryLimits()
+    assert canary.check(path, manifest, limits).reason == "ok"
+    assert canary.check(path, manifest, replace(limits, memory_bytes=limits.memory_bytes // 2)).reason == "ok"
+    assert not canary.check(path, manifest, replace(limits, memory_bytes=-3 * path.stat().st_size)).ok

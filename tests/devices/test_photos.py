@@ -1,0 +1,106 @@
+"""Memory with a backbone and 200 photos of 12 megapixels, of an agent and of the process that serves, and the bounds for boards of 512 MB.
+
+pytest tests/devices/test_photos.py -s
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_fl.data.pictures import ORIENTATION
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.release.repository import Repository
+from tests.bench import backbone
+from tests.devices.scripted import TOPICS, ScriptedServer
+from tests.devices.test_figures import MEGABYTE, Scales, resident
+
+DEVICE = "pi-photos"
+SHAPE = (4000, 3000)
+DIFFERENT, ORIENTATIONS = 25, 8
+IDLE_MB, PEAK_MB, SERVING_MB = 75, 300, 120
+SERVING = """
+import sys
+from pathlib import Path
+from edge_fl_devices.serving.predict import Predictor
+predictor = Predictor(sys.argv[1])
+print(len(list(predictor.read(Path(sys.argv[2])))))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def photos(folder: Path) -> None:
+    """As a phone takes them, held in all directions: 200 different pictures of two classes."""
+    rng = np.random.default_rng(0)
+    for number in range(DIFFERENT):
+        label = number % 2
+        rough = rng.integers(0, 120, (24, 32, 3)).astype(np.uint8) + np.uint8(120 * label)
+        encoded = BytesIO()
+        Image.fromarray(rough).resize(SHAPE, Image.Resampling.BICUBIC).save(encoded, "JPEG", quality=90)
+        payload = encoded.getvalue()
+        (folder / "cd"[label]).mkdir(parents=True, exist_ok=True)
+        for orientation in range(1, ORIENTATIONS + 1):
+            exif = Image.Exif()
+            exif[ORIENTATION] = orientation
+            block = exif.tobytes()
+            header = b"\xff\xd8\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block
+            (folder / "cd"[label] / f"{number}-{orientation}.jpg").write_bytes(header + payload[2:])
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_backbone_and_200_photos_fit_a_board_of_512_mb(
+    mosquitto: Mosquitto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    album, home = tmp_path / "images", tmp_path / "pi"
+    photos(album)
+    manifest, payloads = backbone.released(["c", "d"])
+    server = ScriptedServer(partial(MqttTransport, mosquitto.endpoint, session_expiry_s=0), "photos-server")
+    server.online()
+    server.release(Repository(tmp_path / "server"), manifest, payloads[manifest.extractor.sha256])
+    broker = ["--host", mosquitto.endpoint.host, "--port", str(mosquitto.endpoint.port)]
+    what = ["--id", DEVICE, "--data", str(album), "--dir", str(home), "--tier", "head"]
+    command = [sys.executable, "-m", "edge_fl", "device", "run", *what, *broker, "--fleet", TOPICS.fleet]
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    scales = Scales(agent.pid)
+    try:
+        server.wait_for(DEVICE, "state", lambda state: state.status == "ready")
+        idle = resident(agent.pid)
+        counting = scales.peak
+        server.assignment(DEVICE, "serve", run_id="toy", round=1, id="rel-1", release=1)
+        report = server.wait_for(DEVICE, "rpt", deadline_s=300)
+        server.ack(DEVICE, "rel-1")
+        server.wait_for(DEVICE, "state", lambda state: state.activity == "idle" and state.release == 1)
+        between = resident(agent.pid)
+    finally:
+        scales.stop()
+        agent.terminate()
+        agent.wait(30)
+    server.leave()
+    assert not report.error and report.release == 1
+    one = next((album / "c").iterdir())
+    serving = subprocess.run(
+        [sys.executable, "-c", SERVING, str(home), str(one)], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert serving[0] == "1"
+    figures = {
+        "agent, before the first release": (idle / MEGABYTE, IDLE_MB),
+        "agent, between fits": (between / MEGABYTE, IDLE_MB),
+        "agent and children, while counting": (counting / MEGABYTE, PEAK_MB),
+        "agent and children, peak of install and fit": (scales.peak / MEGABYTE, PEAK_MB),
+        "process that serves, peak of a photo": (int(serving[1]) / 1024, SERVING_MB),
+    }
+    with capsys.disabled():
+        sys.stdout.write("\nEfficientNet-Lite0, 200 photos of 12 megapixels, MB\n")
+        for name, (value, bound) in figures.items():
+            sys.stdout.write(f"  {name:50s} {value:6.0f} <= {bound}\n")
+    assert {name for name, (value, bound) in figures.items() if value > bound} == set()
