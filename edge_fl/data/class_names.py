@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from edge_fl.config import MAX_CLASSES
 from edge_fl.errors import ConfigError
 
 LONGEST = 100  # characters
+OUTSIDE = "in a folder that is not in the class list"
+"""Begins the reason why a device skips a picture: it sends these reasons with counts, but no name of a folder."""
 
 
 def require_class_names(names: Sequence[str], where: str) -> None:
@@ -23,6 +26,18 @@ def require_class_names(names: Sequence[str], where: str) -> None:
             raise ConfigError(f"{where}: class {number}, {name[:LONGEST]!r}, {flaw}")
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{where}: class {repeated[0]!r} occurs more than once, expected different names")
+
+
+def outside(folder: str, classes: Sequence[str]) -> str:
+    """The reason to skip pictures of a folder outside the class list, with the nearest class: OUTSIDE, nearest 'horse'."""
+    near = nearest_class(folder, classes)
+    return f"{OUTSIDE}, nearest {near!r}" if near else OUTSIDE
+
+
+def nearest_class(folder: str, classes: Sequence[str]) -> str:
+    """The class whose name is similar to that of a folder, ignoring case; "" if none is."""
+    by_name = {name.lower(): name for name in classes}
+    return next((by_name[near] for near in get_close_matches(folder.lower(), by_name, n=1)), "")
 
 
 def _flaw(name: str) -> str:

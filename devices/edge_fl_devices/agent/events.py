@@ -74,10 +74,14 @@ class Failed(AgentEvent, frozen=True):
 
 
 class DataChanged(AgentEvent, frozen=True):
-    """The device's own data changed; `capability` is measured again. `why`: the failure word if they could not be read."""
+    """The device's own data changed; `capability` is measured again. `why`: the failure word if they could not be read.
+
+    Without `refit` only the count is another one, because a release brought its class list.
+    """
 
     capability: Capability
     why: str = ""
+    refit: bool = True
 
 
 class TierChanged(AgentEvent, frozen=True):

@@ -101,7 +101,7 @@ def _end_settling(context: StepContext) -> None:
 
 
 def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
-    refit = context.state.refit or not event.why
+    refit = context.state.refit or (event.refit and not event.why)
     context.update(capability=event.capability, refit=refit, data_problem=event.why)
     if context.state.connected:
         _publish_birth(context)

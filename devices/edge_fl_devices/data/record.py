@@ -27,6 +27,12 @@ class DataRecord(Struct, frozen=True):
     why: str = ""
     problem: str = ""
 
+    @property
+    def report(self) -> DataReport:
+        """The report that was stored."""
+        counts = tuple(self.samples), tuple(self.samples.values())
+        return DataReport(*counts, self.skipped, self.hints, self.disappeared)
+
 
 def read(folder: Path) -> DataRecord:
     """Return the record; an empty one if there is none."""

@@ -5,7 +5,6 @@ To add a source: one function (location, spec -> SourceData) and one line in SOU
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 from collections import Counter
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.data import arrays, npz, pictures
+from edge_fl.data.class_names import nearest_class, outside
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError, nearest
@@ -227,17 +227,16 @@ def parsed(source: str) -> tuple[str, str]:
 
 def _hints(folders: list[str], classes: tuple[str, ...]) -> Iterator[str]:
     """Name the class that is nearest to the name of each folder outside the class list, ignoring case."""
-    by_name = {name.lower(): name for name in classes}
     for name in folders:
-        if name not in classes and (near := difflib.get_close_matches(name.lower(), by_name, n=1)):
-            yield f"folder {name!r} is not a class: did you mean {by_name[near[0]]!r}?"
+        if name not in classes and (near := nearest_class(name, classes)):
+            yield f"folder {name!r} is not a class: did you mean {near!r}?"
 
 
 def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
     if path.parent.parent != root:
         return "not directly in a class folder"
     if path.parent.name not in classes:
-        return "in a folder that is not in the class list"
+        return outside(path.parent.name, classes)
     if only and path.parent.name not in only:
         return LEFT_OUT
     return "" if path.suffix.lower() in SUFFIXES else "not a picture file"

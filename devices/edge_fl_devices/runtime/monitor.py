@@ -23,12 +23,15 @@ from edge_fl_devices.board import health, usage
 from edge_fl_devices.board.health import Health, Readings
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import sources
+from edge_fl_devices.data import record, sources
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.runtime.device import Device
 
 log = logging.getLogger(__name__)
+
+COUNT_S = 1.0
+MEASURED = 2  # notes of a capability that are not about its data: the tier, and the board's measurements
 
 
 @dataclass
@@ -45,6 +48,7 @@ class DeviceMonitor:
     _last_stamp: str = ""
     _used_stamp: str = ""
     _refit_at_s: float = 0.0
+    _counted: Capability | None = None
     _health: Health = field(default_factory=Health)
     _delivered: dict[type, object] = field(default_factory=dict)
 
@@ -54,10 +58,14 @@ class DeviceMonitor:
             self._used_stamp = ""  # count again
 
     def run(self, stopped: threading.Event) -> None:
-        """Check every `watch_s` until `stopped`."""
-        while not stopped.wait(self.config.watch_s):
+        """Check every `watch_s` until `stopped`; the count of the images every COUNT_S."""
+        next_s = self.clock() + self.config.watch_s
+        while not stopped.wait(min(self.config.watch_s, COUNT_S)):
             try:
-                self.check()
+                self.check_count()
+                if self.clock() >= next_s:
+                    next_s = self.clock() + self.config.watch_s
+                    self.check()
             except (EdgeFLError, OSError, MemoryError) as error:
                 log.warning("%s: monitoring: %s", self.config.id, error)
 
@@ -69,6 +77,18 @@ class DeviceMonitor:
         self._deliver_change(Drifted(score), bool(score))
         why = usage.exceeded(self.meter.update(), self.config.budget)
         self._deliver_change(BudgetChanged(why), bool(why))
+
+    def check_count(self) -> None:
+        """Deliver how the last fit counted the images, if not as before: a new release brings its class list."""
+        known, capability = record.read(Path(self.config.folder)), self.device.state.capability
+        counts = list(known.samples.values())[:MAX_CLASSES]
+        notes = [*capability.notes[:MEASURED], *known.report.notes]
+        found = replace(capability, samples=sum(counts), samples_per_class=counts, notes=notes)
+        if counts and not known.why and found not in (capability, self._counted):
+            self._counted = found
+            self.deliver(DataChanged(found, refit=False))
+            for line in known.report.local_notes:
+                log.warning("%s: %s", self.config.id, line)
 
     def _check_images(self) -> None:
         stamp, now_s = self._stamp(), self.clock()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 NEXT = """\
 edge-fl server run {path}
-edge-fl device run --host HOST --id DEVICE --data PICTURES"""
+edge-fl device run --tier head --host HOST --id DEVICE --data PICTURES"""
 
 
 def new(

@@ -6,6 +6,7 @@ The first release comes after round 1, so that heads serve early; then every `re
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import msgspec
 
 from edge_fl.capability import Tier
 from edge_fl.console.progress import Progress
+from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import DeadlineError, StoppedError
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
@@ -41,6 +43,7 @@ from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 
 log = logging.getLogger(__name__)
 
+COUNT_S = 2.0
 MAX_NAMES = 8  # devices named in one message
 NO_EXTRACTOR = "no_extractor"
 
@@ -133,6 +136,7 @@ class Deployment(RunHooks):
             self._release(result.method, result.shared, result.round)
             self._name_idle_devices()
             self._wait_for_heads(announce=True)
+            self._print_pictures_outside()
 
     def _name_idle_devices(self) -> None:
         """Print the full devices of a run that trains nothing."""
@@ -141,6 +145,15 @@ class Deployment(RunHooks):
                 f"full devices are online: {_names(idle)}; they receive nothing from source 'none'. To fit heads on them, start them"
                 " with 'edge-fl device run --tier head'"
             )
+
+    def _print_pictures_outside(self) -> None:
+        """Print which devices have pictures in folders that are no class, as they report it soon after their heads."""
+        if self._setup.recipe.source == "none":
+            time.sleep(COUNT_S)
+        for id, device in sorted(self._server.roster.table.items()):
+            notes = device.capability.notes if device.capability else []
+            if found := [note for note in notes if OUTSIDE in note]:
+                self._progress.print(f"{id}: {'; '.join(found)}; its own log names the folder")
 
     def _wait_for_devices(self) -> None:
         recipe, roster = self._setup.recipe, self._server.roster

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from PIL import Image, ImageOps
 
 from edge_fl.data import datasets, npz, pictures
+from edge_fl.data.class_names import OUTSIDE
 from edge_fl.data.pictures import PictureError, PictureLimits
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
@@ -84,6 +85,15 @@ def test_files_that_cannot_be_used_are_skipped_and_counted(tmp_path: Path) -> No
         "not directly in a class folder": 1,
     }
     assert not any("broken" in note for note in report.notes)
+
+
+def test_a_misspelt_folder_is_named_here_and_only_its_nearest_class_is_sent(tmp_path: Path) -> None:
+    pets(tmp_path)
+    for number in range(3):
+        picture(tmp_path / "Dogg" / f"{number}.png", 200)
+    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    assert report.local_notes == ["folder 'Dogg' is not a class: did you mean 'dog'?"]
+    assert report.notes == [f"3 files skipped: {OUTSIDE}, nearest 'dog'"]
 
 
 def test_pictures_are_resized_and_recoloured_to_what_the_extractor_takes(tmp_path: Path) -> None:

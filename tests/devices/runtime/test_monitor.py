@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_fl.data.class_names import OUTSIDE
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent import events
 from edge_fl_devices.agent.state import AgentState
@@ -15,6 +16,9 @@ from edge_fl_devices.agent.step import step
 from edge_fl_devices.board.health import CALM_S, Readings
 from edge_fl_devices.board.usage import Budget, Meter
 from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import record
+from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features import drift
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.monitor import DeviceMonitor
@@ -42,7 +46,7 @@ class Board:
     heard: list[events.Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        can = Capability(self.tier, "test", "3", notes=["full: torch"])  # type: ignore[arg-type]
+        can = Capability(self.tier, "test", "3", notes=["full: torch", "measured"])  # type: ignore[arg-type]
         worker = HeadWorker.__new__(HeadWorker)
         Worker.__init__(worker, "pi-01", Store(self.home))
         self.device = Device(AgentState("pi-01", "boot", TOPICS, can), worker)
@@ -87,6 +91,28 @@ def test_new_images_count_once_stable_and_at_most_every_refit_interval(board: Bo
     picture(board.home / "images" / "a" / "2.png")
     assert board.look() == [] and board.look() == []  # within refit_every_s
     assert [type(event) for event in board.look(after_s=100)] == [events.DataChanged]
+
+
+def test_the_class_list_of_a_release_is_counted_without_another_fit(
+    board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    board.monitor.check_count()
+    assert board.heard == []  # nothing was counted yet
+    skipped, hints = {f"{OUTSIDE}, nearest 'horse'": 8}, ("folder 'hourse' is not a class",)
+    report = DataReport(("cat", "horse"), (5, 0), skipped, hints)
+    record.remember(board.home, report, DataSpec(("cat", "horse")))
+    board.monitor.check_count()
+    (changed,) = board.heard
+    assert isinstance(changed, events.DataChanged) and not board.device.state.refit
+    assert (changed.capability.samples, changed.capability.samples_per_class) == (5, [5, 0])
+    assert (
+        "8 files skipped: in a folder that is not in the class list, nearest 'horse'"
+        in changed.capability.notes
+    )
+    assert not any("hourse" in note for note in changed.capability.notes)  # the folder's name stays here
+    assert "hourse" in caplog.text
+    board.monitor.check_count()
+    assert len(board.heard) == 1
 
 
 def test_a_full_device_is_demoted_at_once_and_promoted_after_a_calm_period(board: Board) -> None:
