@@ -1,4 +1,6 @@
-"""Convert a dataset that is already split over clients, by PFLlib or LEAF, to an .npz file and a split file.
+"""Convert folders of pictures to an .npz file, and a dataset that PFLlib or LEAF has split over clients to an .npz file and a split file.
+
+FOLDER/CLASS/*.jpg|png|...      pictures; devices decode and resize theirs alike
 
 FOLDER/{train,test}/0.npz       PFLlib: one file per client with {"x", "y"}; pixels 0..1, or -1..1 as its transforms leave them
 FOLDER/{train,test}/*.json      LEAF: {"user_data": {user: {"x", "y"}}}; pixels 0..1, flat and square, as of FEMNIST
@@ -11,18 +13,22 @@ import json
 import pickle  # noqa: TID251  # the format of PFLlib; `_Unpickler` reads only arrays
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_fl.data import arrays, npz, split_file
+from edge_fl.data import arrays, npz, pictures, split_file
 from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
+from edge_fl.files.folder import walk
+from edge_fl.inputs import InputSpec
 
 SETS = ("train", "test")
 EXPECTED = "expected the folders train and test, with the .npz files of PFLlib or the .json files of LEAF"
+SIZE = 224  # of most backbones
 NUMPY = {
     (f"numpy{inner}.{module}", name)
     for inner in (".core", "._core")
@@ -33,13 +39,44 @@ NUMPY = {
 Client = tuple[str, Array, Array]  # name, images, labels
 
 
+def holds_pictures(folder: Path) -> bool:
+    """Whether a folder has pictures by class, not the folders train and test of other formats."""
+    return not any(any((folder / part).glob(f"*.{suffix}")) for part in SETS for suffix in ("npz", "json"))
+
+
+def convert_pictures(folder: Path, name: str, data_dir: Path, size: int = SIZE) -> tuple[Path, int]:
+    """Write the pictures of FOLDER/CLASS to `data_dir`/NAME.npz, `size` pixels per side, their centres cut out.
+
+    Returns the file and the number of files left out, because they are no pictures or damaged. Raises DataError.
+    """
+    _require_name(name)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; expected one folder of pictures per class in it")
+    listing, input = walk(folder), InputSpec((3, size, size))
+    files = [path for path in listing.files if path.parent.parent == folder]
+    classes = sorted({path.parent.name for path in files if path.suffix.lower() in pictures.SUFFIXES})
+    images, labels = [], []
+    for path in files:
+        if path.suffix.lower() in pictures.SUFFIXES:
+            with suppress(pictures.PictureError):
+                images.append(pictures.decode(path, input))
+                labels.append(classes.index(path.parent.name))
+    if len(set(labels)) < 2:
+        raise DataError(
+            f"{folder}: usable pictures of {len(set(labels))} classes; expected two or more folders named after classes"
+        )
+    data = data_dir / f"{name}.npz"
+    data_dir.mkdir(parents=True, exist_ok=True)
+    npz.write(data, {"x": np.stack(images), "y": np.array(labels), "classes": np.array(classes)})
+    return data, len(listing.files) + len(listing.skipped) - len(images)
+
+
 def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:
     """Write `data_dir`/NAME.npz and NAME-split.csv; returns both paths and the number of clients left out.
 
     A client without training or without test samples is left out: its samples are in the dataset, but unused. Raises DataError.
     """
-    if name != Path(name).name or not name:
-        raise DataError(f"dataset {name!r}: expected a name, not a path")
+    _require_name(name)
     clients: dict[str, dict[str, Indices]] = {}
     images, labels, samples = [], [], 0
     for part in SETS:
@@ -67,6 +104,11 @@ def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:
         split, samples, list(whole), {part: [sets[part] for sets in whole.values()] for part in SETS}
     )
     return data, split, len(clients) - len(whole)
+
+
+def _require_name(name: str) -> None:
+    if name != Path(name).name or not name:
+        raise DataError(f"dataset {name!r}: expected a name, not a path")
 
 
 def _read(folder: Path) -> Iterator[Client]:

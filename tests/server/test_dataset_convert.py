@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from edge_fl import cli
 from edge_fl.config import DataConfig
-from edge_fl.data import datasets
+from edge_fl.data import datasets, pictures
 from edge_fl.data.partition import split_clients
 from edge_fl.errors import DataError
-from edge_fl_server.dataset_convert import convert
+from edge_fl.inputs import InputSpec
+from edge_fl_server.dataset_convert import convert, convert_pictures
 
 RNG = np.random.default_rng(0)
 
@@ -117,3 +119,38 @@ def test_other_folders_are_one_line(tmp_path: Path) -> None:
     refused(r"images range over -\d.*, expected 0\.\.1", "normalised")
     (tmp_path / "normalised" / "train" / "0.npz").write_bytes(b"no archive")
     refused("not a file of PFLlib", "normalised")
+
+
+def test_folders_of_pictures_become_a_dataset_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = RNG.integers(0, 256, (4, 20, 30, 3), np.uint8)
+    for number, image in enumerate(x):
+        (tmp_path / "pets" / ("dog", "cat")[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "pets" / ("dog", "cat")[number % 2] / f"{number}.png")
+    (tmp_path / "pets" / "cat" / "broken.jpg").write_text("no picture")
+    arguments = [
+        "data",
+        "convert",
+        str(tmp_path / "pets"),
+        "pets",
+        "--data-dir",
+        str(tmp_path),
+        "--size",
+        "16",
+    ]
+    assert cli.main(arguments) == 0
+    assert "1 files that are no pictures, or damaged" in capsys.readouterr().err
+    dataset = datasets.load("pets", tmp_path)
+    assert dataset.classes == ("cat", "dog") and dataset.samples.y.tolist() == [0, 0, 1, 1]
+    fitted = pictures.fit(x[[1, 3, 0, 2]].transpose(0, 3, 1, 2), InputSpec((3, 16, 16)))
+    assert np.array_equal(dataset.samples.x, fitted)
+
+
+def test_a_folder_without_pictures_is_rejected(tmp_path: Path) -> None:
+    for folder, message in (
+        (tmp_path, "usable pictures of 0 classes"),
+        (tmp_path / "none", "no such folder"),
+    ):
+        with pytest.raises(DataError, match=message):
+            convert_pictures(folder, "pets", tmp_path)

@@ -31,17 +31,27 @@ def download(
 
 def convert(
     folder: Annotated[
-        Path, typer.Argument(help="A dataset's folder of PFLlib or LEAF, with train and test.")
+        Path,
+        typer.Argument(
+            help="Folders of pictures by class, or a folder of PFLlib or LEAF with train and test."
+        ),
     ],
     name: Annotated[str, typer.Argument(help="Name of the new dataset.")],
     data_dir: Annotated[Path, typer.Option(help="Folder to write NAME.npz and NAME-split.csv to.")] = Path(
         ".data"
     ),
+    size: Annotated[int, typer.Option(min=8, max=1024, help="Pixels per side of converted pictures.")] = 224,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Convert a dataset that PFLlib or LEAF split over clients to an .npz file and a split file, for --dataset and --split."""
+    """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset (and a file for --split)."""
     from edge_fl_server import dataset_convert
 
+    if dataset_convert.holds_pictures(folder):
+        data, unusable = dataset_convert.convert_pictures(folder, name, data_dir, size)
+        if unusable:
+            print_status(f"{unusable} files that are no pictures, or damaged, are left out")
+        show_paths({"data": data}, format)
+        return
     data, split, left_out = dataset_convert.convert(folder, name, data_dir)
     if left_out:
         print_status(f"{left_out} clients without training or test samples are left out")
