@@ -3,8 +3,8 @@
 Comments directly above a code block control how its commands are tested:
 
     ```console            lines that begin with "$ " are run in order in a temporary folder, one per page; each must succeed.
-    $ edge-fl ...         The folder contains photo.png and every block of the page whose first line is "# NAME.py" or "# NAME.toml".
-    ```
+    $ edge-fl ...         It contains photo.png, pictures/ with a folder per class, and every block of the page whose first line is
+    ```                   "# NAME.py" or "# NAME.toml".
     <!-- read after README.md -->   anywhere on the page: continue in the other page's folder, with its running services
     <!-- run side by side -->       run all commands of the block concurrently; the last one has to end, services are stopped afterwards
     <!-- run with --set rounds=1 -->    add these options to every command that has them, to shorten it
@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,9 @@ def test_missing_paths_and_modules_are_found() -> None:
 )
 def test_commands_of_a_page_run(app: Any, page: Path, tmp_path: Path) -> None:
     Image.linear_gradient("L").save(tmp_path / "photo.png")
+    for name, number in product(("cat", "dog"), range(6)):
+        (tmp_path / "pictures" / name).mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((32, 32), 20 * number + 10).save(tmp_path / "pictures" / name / f"{number}.png")
     with network_namespace() as prefix, Session(app, tmp_path, prefix) as session:
         for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
             for block in blocks(chapter):
