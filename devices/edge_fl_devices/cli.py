@@ -80,7 +80,7 @@ def run(
     tier: Annotated[str | None, typer.Option(help="auto, head or full [auto].")] = None,
     head: Annotated[
         str | None,
-        typer.Option(help="Kind of personal head: logistic, svm, mlp, nearest or auto [logistic]."),
+        typer.Option(help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto [logistic]."),
     ] = None,
     folder: FolderOption = None,
     root: Annotated[

@@ -1,4 +1,4 @@
-"""Connect the publisher of predictions to the broker of the device's settings, besides its agent."""
+"""Connect the publisher of predictions to the broker of the device's settings; the agent has a connection of its own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Frames of a camera, a stream or a video file: a thread reads all of them and hands over only the newest.
 
-The thread decodes and converts a frame only while somebody waits for one, so a slow extractor never works on a frame that is older than
+The thread decodes and converts a frame only while a caller waits for one, so a slow extractor never works on a frame that is older than
 the last one read. OpenCV reads V4L2 devices, RTSP, HTTP and files; picamera2, where it is installed, reads the cameras of a Raspberry Pi.
 """
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -38,6 +39,18 @@ def test_a_child_fits_the_same_head_as_this_process(kind: str, fitter: ChildFitt
     here, there = fit_here(spec(kind), GIVEN).head, fitter(spec(kind), GIVEN).head
     assert (there.kind, there.extractor, there.classes) == (kind, SHA, 5)
     assert np.allclose(there.logits(Z), here.logits(Z), atol=1e-5) and (there.predict(Z) == Y).mean() > 0.9
+
+
+def test_a_calibration_comes_with_the_head_if_requested(fitter: ChildFitter) -> None:
+    request = msgspec.structs.replace(spec("nearest"), calibrate=True)
+    here, there = fit_here(request, GIVEN).calibration, fitter(request, GIVEN).calibration
+    assert len(there.right) == 60 and 0.7 < there.accuracy < 1 and there.temperature != 1
+    assert np.allclose(there.confidences, here.confidences, atol=1e-5) and there.threshold(
+        0.8
+    ) == here.threshold(0.8)
+    assert not len(fitter(spec("nearest"), GIVEN).calibration.right)
+    chosen = fitter(msgspec.structs.replace(spec("auto"), calibrate=True), GIVEN)
+    assert chosen.calibration.accuracy > 0.7
 
 
 def test_a_client_with_one_class_gets_a_constant_head(fitter: ChildFitter) -> None:
