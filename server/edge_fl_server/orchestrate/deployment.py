@@ -137,6 +137,8 @@ class Deployment(RunHooks):
             self._name_idle_devices()
             self._wait_for_heads(announce=True)
             self._print_pictures_outside()
+            if self._setup.recipe.source == "none":
+                self._progress.print("devices that come later are served while 'edge-fl server up' runs")
 
     def _name_idle_devices(self) -> None:
         """Print the full devices of a run that trains nothing."""

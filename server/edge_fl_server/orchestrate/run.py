@@ -29,6 +29,8 @@ from edge_fl_server.orchestrate.deployment import Deployment, registered
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
 from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
 from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.release.class_growth import require_grown
+from edge_fl_server.release.repository import Repository
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
@@ -51,6 +53,7 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
     _require_same_data(request, setup)
     if request.connect:
         _require_few_classes(setup)
+        _require_known_classes(request, setup)
     elif setup.study:
         print_status(setup.study.histogram())
     with ExitStack() as stack:
@@ -198,6 +201,13 @@ def _require_few_classes(setup: RunSetup) -> None:
             f"dataset {data_name(setup.recipe)!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
             consequence="no run was started",
         )
+
+
+def _require_known_classes(request: RunRequest, setup: RunSetup) -> None:
+    """Raise InputError if a run that trains nothing reorders or removes classes that devices have heads for."""
+    folder = request.home / setup.recipe.broker.fleet
+    if setup.recipe.source == "none" and (folder / "metadata").is_dir():
+        require_grown(setup.spec.classes, Repository(folder).releases())
 
 
 def _results(request: RunRequest, setup: RunSetup, after: int | None) -> Results:

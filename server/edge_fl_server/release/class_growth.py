@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from edge_fl.data.arrays import shortened
 from edge_fl.errors import InputError
 from edge_fl.release.manifest import Manifest, extends
 
 
-def require_same_ids(manifest: Manifest, kept: Iterable[Manifest]) -> None:
+def require_same_ids(manifest: Manifest, kept: Sequence[Manifest]) -> None:
     """Raise InputError if a kept release of the same extractor, whose heads devices reuse, has other class ids."""
-    for other in kept:
+    for other in reversed(kept):
         if manifest.extractors & other.extractors and not extends(manifest.classes, other.classes):
             raise _error(manifest.classes, other)
 

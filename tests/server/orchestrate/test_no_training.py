@@ -77,7 +77,9 @@ def test_a_run_without_data_releases_the_extractor_as_it_is_and_collects_heads(
 def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path, capsys):
     stage.device("d1"), stage.head("h1", tmp_path)
     finished(none_request)
-    assert "full devices are online: d1; they receive nothing" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "full devices are online: d1; they receive nothing" in said
+    assert "served while 'edge-fl server up' runs" in said
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,17 @@ def test_a_completed_run_without_rounds_is_not_resumed(stage, none_request, tmp_
     path = finished(none_request)
     with pytest.raises(ConfigError, match="completed, with all its 0 rounds"):
         finished(changed(none_request, recipe=Results.open(path).recipe(), resume=path))
+
+
+def test_classes_grow_and_are_never_reordered(stage, none_request, tmp_path):
+    head = stage.head("h1", tmp_path)
+    finished(none_request)
+    for classes in (["dog", "cat", "horse"], ["cat", "dog"]):
+        with pytest.raises(InputError, match=r"release 1 has cat, dog, horse.*nothing was published"):
+            finished(with_recipe(none_request, data=DataConfig(classes=classes)))
+    finished(with_recipe(none_request, data=DataConfig(classes=[*PETS, "cow"])))
+    assert head.served == [1, 2]
+    assert len(list_runs(none_request.runs)) == 2  # what was refused began no run
 
 
 def test_devices_train_together_without_a_dataset_on_the_server(stage, run_request):
