@@ -23,6 +23,8 @@ from edge_fl_devices.storage import read_json
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5
 MIN_SEEN = 30
+LEAST_SPREAD = 0.1
+"""Features that vary less than this share of the root mean square of all do not count: a few pictures hardly show how much they vary."""
 MAX_WEIGHT = 500
 """Cap on the weight of earlier images, so that old ones are forgotten."""
 
@@ -60,7 +62,7 @@ def score(fitted: Moments, seen: Moments) -> float:
     if fitted.extractor != seen.extractor or seen.count < MIN_SEEN or len(fitted.mean) != len(seen.mean):
         return 0.0
     scale = np.sqrt(fitted.variance)
-    varying = scale > 1e-6 * max(1.0, float(scale.max(initial=0.0)))
+    varying = scale > LEAST_SPREAD * max(1e-6, float(np.sqrt(np.mean(np.square(scale)))))
     if not varying.any():
         return 0.0
     shift = (np.asarray(seen.mean) - np.asarray(fitted.mean))[varying] / scale[varying]
