@@ -138,7 +138,7 @@ class Deployment(RunHooks):
             self._wait_for_heads(announce=True)
             self._print_pictures_outside()
             if self._setup.recipe.source == "none":
-                self._progress.print("devices that come later are served while 'edge-fl server up' runs")
+                self._print_accuracies()
 
     def _name_idle_devices(self) -> None:
         """Print the full devices of a run that trains nothing."""
@@ -147,6 +147,15 @@ class Deployment(RunHooks):
                 f"full devices are online: {_names(idle)}; they receive nothing from source 'none'. To fit heads on them, start them"
                 " with 'edge-fl device run --tier head'"
             )
+
+    def _print_accuracies(self) -> None:
+        """Print what each device measured with its head: a run without rounds prints no other accuracy."""
+        for row in self._totals.rows({})[:MAX_NAMES]:
+            if row.after is not None:
+                self._progress.print(
+                    f"{row.device}: accuracy {row.after:.3f} ({row.samples} labelled images)"
+                )
+        self._progress.print("devices that come later are served while 'edge-fl server up' runs")
 
     def _print_pictures_outside(self) -> None:
         """Print which devices have pictures in folders that are no class, as they report it soon after their heads."""

@@ -75,11 +75,11 @@ def test_a_run_without_data_releases_the_extractor_as_it_is_and_collects_heads(
 
 
 def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path, capsys):
-    stage.device("d1"), stage.head("h1", tmp_path)
+    stage.device("d1"), stage.head("h1", tmp_path, after=1.0)
     finished(none_request)
     said = capsys.readouterr().err
     assert "full devices are online: d1; they receive nothing" in said
-    assert "served while 'edge-fl server up' runs" in said
+    assert "h1: accuracy 1.000" in said and "served while 'edge-fl server up' runs" in said
 
 
 @pytest.mark.parametrize(
