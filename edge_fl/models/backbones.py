@@ -93,7 +93,11 @@ def build(model: ModelConfig, backbone: Backbone, input: InputSpec) -> nn.Module
             f"model {model.name}: input {list(input.shape)} {input.axes}, expected [3, H, W] CHW"
         )
     path = weights.locate(model.name, model.weights, backbone.source)
-    return Features(backbone.build(input, weights.read(path) if path else None, path), model.name, input)
+    network = backbone.build(input, weights.read(path) if path else None, path)
+    if model.train != "all" and model.name.startswith(TIMM):
+        # branches that exist for training only, as FastViT's, become one convolution each
+        network = importlib.import_module("timm.utils").reparameterize_model(network)
+    return Features(network, model.name, input)
 
 
 def listing() -> dict[str, tuple[str, str]]:

@@ -4,6 +4,10 @@ Weights and activations are rounded to 256 steps. Their size is calibrated on im
 the extremes of all images would make the steps too coarse. The cosine between int8 and fp32 features and the loss of head accuracy are
 measured on clients' validation images; a variant that misses the gate is not published. Dynamic quantisation is not offered: it is slower
 than fp32 on convolutions.
+
+In networks with attention, the products of two activations and the sums of the residual stream stay fp32: their values have outliers, next
+to which 256 steps leave nothing of the rest (DINOv2: cosine 0.84 with them, 1.00 without). Without any picture, calibration uses synthetic
+images with the spectrum of photographs.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -22,6 +27,7 @@ from edge_fl import heads
 from edge_fl.config import QuantiseConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
+from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import scale
 from edge_fl.seeds import generator
 from edge_fl_server.release.export import QuantisedExtractor, Quantiser
@@ -29,6 +35,7 @@ from edge_fl_server.release.onnx_session import Session, quiet
 
 INPUT = "image"
 BATCH = 16
+SYNTHETIC = 32  # images
 OPERATORS = ["Conv", "MatMul", "Gemm", "Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "Clip"]
 
 
@@ -76,12 +83,14 @@ def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
         original.write_bytes(payload)
         try:
             quant_pre_process(original, prepared, skip_symbolic_shape=True)
+            operators, excluded = _quantisable(onnx.load(prepared, load_external_data=False).graph)
             quantize_static(
                 prepared,
                 quantised,
                 _Images(scale(images)),
                 quant_format=QuantFormat.QDQ,
-                op_types_to_quantize=OPERATORS,
+                op_types_to_quantize=operators,
+                nodes_to_exclude=excluded,
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -93,6 +102,15 @@ def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:
                 f"int8: {type(error).__name__}: {str(error)[:200]}", consequence="not released"
             ) from error
         return quantised.read_bytes()
+
+
+def _quantisable(graph: onnx.GraphProto) -> tuple[list[str], list[str]]:
+    """The operator types to quantise, and the names of nodes that are left out."""
+    constants = {tensor.name for tensor in graph.initializer}
+    products = [n for n in graph.node if n.op_type == "MatMul" and not constants.intersection(n.input)]
+    attention = any(node.op_type == "LayerNormalization" for node in graph.node)
+    operators = [each for each in OPERATORS if each != "Add" or not attention]
+    return operators, [node.name for node in products]
 
 
 def sample(clients: Sequence[ClientData], count: int, seed: int) -> NDArray[np.uint8]:
@@ -160,6 +178,42 @@ def quantiser(
         return QuantisedExtractor(int8, figures.cosine, figures.loss)
 
     return make
+
+
+def quantiser_without_pictures(
+    input: InputSpec, gate: QuantiseConfig, seed: int, report: Callable[[str], None]
+) -> Quantiser:
+    """A quantiser calibrated on synthetic images; the cosine is that on others of them, and the loss of accuracy is unknown (0)."""
+
+    def make(onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None:
+        images = synthetic(input, SYNTHETIC + BATCH, seed)
+        int8 = quantise(onnx, images[:SYNTHETIC])
+        cosine = _cosine(*(Session(each).features(images[SYNTHETIC:]) for each in (onnx, int8)))
+        if not cosine >= gate.min_cosine:
+            report(
+                f"int8 is not published: cosine {cosine:.4f} on synthetic images, at least {gate.min_cosine:g}"
+            )
+            return None
+        report(
+            f"int8: calibrated without pictures, on synthetic images: cosine {cosine:.4f}, accuracy unknown"
+        )
+        return QuantisedExtractor(int8, cosine, 0.0)
+
+    return make
+
+
+def synthetic(input: InputSpec, count: int, seed: int) -> NDArray[np.uint8]:
+    """Images [N, C, H, W] of noise with amplitude 1/frequency, as in photographs: mostly grey, of various brightness and contrast."""
+    rng = generator(seed, "release.synthetic")
+    shape = (count, input.channels + 1, input.height, input.width)
+    frequency = np.hypot(np.fft.fftfreq(input.height)[:, None], np.fft.rfftfreq(input.width))
+    spectrum = np.fft.rfft2(rng.standard_normal(shape)) / np.maximum(frequency, 1 / max(shape[2:]))
+    noise = np.fft.irfft2(spectrum, s=shape[2:])
+    noise /= noise.std((2, 3), keepdims=True)
+    grey, colour = noise[:, :1], noise[:, 1:]
+    brightness, contrast = (rng.uniform(*limits, (count, 1, 1, 1)) for limits in ((0.3, 0.7), (0.1, 0.35)))
+    pixels = 255 * np.clip(brightness + contrast * (0.8 * grey + 0.45 * colour), 0, 1)
+    return pixels.astype(np.uint8)  # type: ignore[no-any-return]
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:

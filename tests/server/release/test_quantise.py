@@ -74,6 +74,18 @@ def test_a_variant_that_misses_the_gate_is_not_published(tiny: Any) -> None:
     assert "int8 is not published: cosine 0.99" in said[0]
 
 
+def test_without_pictures_calibration_is_on_synthetic_images(tiny: Any) -> None:
+    _, _, onnx = tiny
+    said: list[str] = []
+    found = quantise.quantiser_without_pictures(GREY, GATE, 1, said.append)(onnx, 10, False)
+    assert found and found.cosine > 0.99 and "calibrated without pictures" in said[0]
+    strict = QuantiseConfig(int8=True, min_cosine=1.0)
+    assert quantise.quantiser_without_pictures(GREY, strict, 1, said.append)(onnx, 10, False) is None
+    assert "int8 is not published: cosine 0.99" in said[1]
+    images = quantise.synthetic(InputSpec((3, 16, 24)), 4, seed=1)
+    assert images.shape == (4, 3, 16, 24) and images.dtype == np.uint8 and 20 < images.std() < 90
+
+
 @pytest.mark.parametrize(
     ("figures", "words"),
     [
