@@ -50,7 +50,7 @@ class Training:
 
 TRAINING = {
     "cnn": Training(20, 5, 2, "sgd", 0.01),
-    "lora": Training(5, 5, 1, "adam", 1e-3, most=140),
+    "lora": Training(5, 5, 1, "adam", 3e-3, most=140),
     "all": Training(5, 5, 1, "adam", 1e-4, most=140),
 }
 

@@ -31,9 +31,9 @@ from tests.study.backbone_cells import HEADS, KINDS, LABELS, TRAINING, Cell, Stu
 TITLES = {
     "pixels": "pixels (16x16)",
     "cnn": "small CNN (32x32) trained by the devices",
-    "frozen": "frozen backbone",
-    "lora": "backbone with LoRA on full devices",
-    "all": "backbone trained as a whole by full devices",
+    "frozen": "frozen backbone ({0}x{0})",
+    "lora": "backbone with LoRA on full devices ({0}x{0})",
+    "all": "backbone trained as a whole by full devices ({0}x{0})",
 }
 
 
@@ -77,10 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     )
                     return
                 found[row][each].append(cell)
-    sys.stdout.write("\n".join(tables.markdown(table) for table in (accuracies(found), by_domain(found))))
+    sys.stdout.write(
+        "\n".join(
+            tables.markdown(table)
+            for table in (accuracies(found, options.size), by_domain(found, options.size))
+        )
+    )
 
 
-def accuracies(found: dict[str, dict[str, list[Cell]]]) -> Table:
+def accuracies(found: dict[str, dict[str, list[Cell]]], size: int) -> Table:
     """Mean over the domains: mean and standard deviation over seeds, by kind of head."""
     lines = []
     for row, cells in found.items():
@@ -88,12 +93,19 @@ def accuracies(found: dict[str, dict[str, list[Cell]]]) -> Table:
         for kind in KINDS:
             means = [[cell.mean(kind) for cell in each] for each in cells.values()]
             shown = [f"{np.mean(m):.1f} ± {np.std(m, ddof=min(1, len(m) - 1)):.1f}" for m in means]
-            lines.append([TITLES[row], kind + " (default)" * (kind == HEADS[row]), *shown, f"{seconds:.0f}"])
+            lines.append(
+                [
+                    TITLES[row].format(size),
+                    kind + " (default)" * (kind == HEADS[row]),
+                    *shown,
+                    f"{seconds:.0f}",
+                ]
+            )
     headings = ["features", "head", *next(iter(found.values())), "processor s"]
     return Table(headings, lines, "Accuracy in per cent by labels per class", (), headings[2:])
 
 
-def by_domain(found: dict[str, dict[str, list[Cell]]]) -> Table:
+def by_domain(found: dict[str, dict[str, list[Cell]]], size: int) -> Table:
     """Mean over seeds in each domain, with the default head."""
     lines: list[list[str]] = []
     domains: list[str] = []
@@ -102,7 +114,7 @@ def by_domain(found: dict[str, dict[str, list[Cell]]]) -> Table:
             own = [cell.accuracy[HEADS[row]] for cell in each]
             domains = [*own[0]]
             means = [f"{100 * np.mean([accuracy[domain] for accuracy in own]):.1f}" for domain in domains]
-            lines.append([TITLES[row], labels, *means])
+            lines.append([TITLES[row].format(size), labels, *means])
     headings = ["features", "labels", *domains]
     return Table(headings, lines, "By domain, with the default head", (), headings[1:])
 

@@ -7,13 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from edge_fl.config import ModelConfig
 from edge_fl.data import datasets, npz
+from edge_fl.inputs import InputSpec
 from tests.study import backbone_cells, backbones
 from tests.study.backbone_cells import Study
 
 DOMAINS, CLASSES, OF_A_CLASS = datasets.DOMAINS["pacs"], 7, 6
+
+
+def tiny(input: InputSpec, size: int) -> nn.Module:
+    """In place of a pretrained network."""
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Flatten())
+    network.feature_dim = network(torch.zeros(1, *input.shape)).shape[1]  # type: ignore[assignment]
+    return network
 
 
 @pytest.fixture
@@ -32,16 +42,16 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_sample_of_the_study_ends_in_tables(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = data / "out"
-    network = ["--backbone", "torchvision:resnet18", "--weights", "random", "--size", "32"]
-    options = ["--data", str(data), "--out", str(out), "--rows", "pixels,frozen", "--seeds", "1", *network]
+    backbone = f"{tiny.__module__}:{tiny.__name__}"
+    options = ["--data", str(data), "--out", str(out), "--seeds", "1", "--backbone", backbone]
     backbones.main([*options, "--minutes", "0"])
     assert capsys.readouterr().out.startswith("paused")
     backbones.main([*options, "--labels", "1"])
     shown = capsys.readouterr().out
     lines = {tuple(cell.strip() for cell in line.split("|")[1:3]): line for line in shown.splitlines()}
-    for row in ("pixels", "frozen"):
-        assert (backbones.TITLES[row], f"{backbones.HEADS[row]} (default)") in lines
-    assert float(lines["pixels", "logistic (default)"].split("|")[3].split("±")[0]) > 80
+    for row in ("pixels", "cnn", "frozen", "lora"):
+        assert (backbones.TITLES[row].format(224), f"{backbones.HEADS[row]} (default)") in lines
+    assert float(lines["pixels (16x16)", "logistic (default)"].split("|")[3].split("±")[0]) > 80
     stored = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     backbones.main([*options, "--labels", "1"])
     assert capsys.readouterr().out == shown
