@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import Struct, inspect
 
+from edge_fl.inputs import InputSpec
 from edge_fl.wire.blob import Blob, describe
 
 
@@ -44,10 +45,20 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of(*map(values, kind.types))
         case inspect.StructType(cls=cls) if cls is Blob:
             return st.binary(min_size=1, max_size=3000).map(lambda payload: describe(payload, 1024))
+        case inspect.StructType(cls=cls) if cls is InputSpec:
+            return st.sampled_from(["CHW", "TF", "T"]).flatmap(_inputs)
         case inspect.StructType(cls=cls):
             fields = st.fixed_dictionaries({field.name: values(field.type) for field in kind.fields})
             return fields.map(lambda drawn: _built(cls, drawn)).filter(lambda struct: struct is not None)
     raise NotImplementedError(kind)
+
+
+def _inputs(axes: str) -> st.SearchStrategy[InputSpec]:
+    sizes = st.tuples(*[st.integers(1, 16)] * len(axes))
+    means = st.lists(st.floats(-1, 1), max_size=3).map(tuple)
+    spreads = st.lists(st.floats(0.01, 1), max_size=3).map(tuple)
+    kinds = (st.sampled_from(["uint8", "float32"]), st.sampled_from(["crop", "letterbox", "stretch"]))
+    return st.builds(InputSpec, sizes, means, spreads, st.just(axes), *kinds)
 
 
 @cache

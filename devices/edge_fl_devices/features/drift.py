@@ -3,8 +3,9 @@
     FOLDER/drift/fitted.json    moments of the features of the last fit
     FOLDER/drift/seen.json      moments of the features predicted since, with slow forgetting
 
-The score is the root mean square, over the features, of the shift of the mean in standard deviations of the fit. Images of the same
-distribution score about sqrt(1/n); a score above THRESHOLD over at least MIN_SEEN images is drift.
+The score is the root mean square, over the features, of the shift of the mean in standard deviations of the fit. Variances are shrunk
+towards their mean over the features, because few images say little about a feature that rarely responds. Images of the same distribution
+score about sqrt(1/n + 1/m) for n fitted and m seen ones; a score above THRESHOLD over at least MIN_SEEN images is drift.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from edge_fl_devices.storage import read_json
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5
 MIN_SEEN = 30
-LEAST_SPREAD = 0.1
-"""Features that vary less than this share of the root mean square of all do not count: a few pictures hardly show how much they vary."""
+PRIOR_IMAGES = 30
+"""Number of images with the mean variance that are added to those of the fit."""
+
 MAX_WEIGHT = 500
 """Cap on the weight of earlier images, so that old ones are forgotten."""
 
@@ -61,11 +63,11 @@ def score(fitted: Moments, seen: Moments) -> float:
     """Return the drift score; 0 when the two are not comparable or fewer than MIN_SEEN images were seen."""
     if fitted.extractor != seen.extractor or seen.count < MIN_SEEN or len(fitted.mean) != len(seen.mean):
         return 0.0
-    scale = np.sqrt(fitted.variance)
-    varying = scale > LEAST_SPREAD * max(1e-6, float(np.sqrt(np.mean(np.square(scale)))))
-    if not varying.any():
+    variance = np.asarray(fitted.variance)
+    shrunk = (fitted.count * variance + PRIOR_IMAGES * variance.mean()) / (fitted.count + PRIOR_IMAGES)
+    if not shrunk.any():
         return 0.0
-    shift = (np.asarray(seen.mean) - np.asarray(fitted.mean))[varying] / scale[varying]
+    shift = (np.asarray(seen.mean) - np.asarray(fitted.mean)) / np.sqrt(shrunk)
     return float(np.sqrt(np.mean(np.square(shift))))
 
 
