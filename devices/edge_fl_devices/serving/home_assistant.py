@@ -13,11 +13,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 import msgspec
 
 from edge_fl import __version__
+from edge_fl.errors import DeadlineError
 from edge_fl.wire.topics import home_assistant
 from edge_fl.wire.transport import Connected, Event, Listener, Packet, Transport
 from edge_fl_devices.serving.watch import WatchedPrediction
@@ -28,6 +30,7 @@ Connect = Callable[[str, Packet | None, Listener], Transport]
 ONLINE, OFFLINE = b"online", b"offline"
 TEXT = "text/plain"
 CONNECT_S = 15.0
+DRAIN_S = 2.0
 REPEAT_S = 10.0
 """An unchanged class is published at most this often."""
 
@@ -35,8 +38,8 @@ REPEAT_S = 10.0
 class HomeAssistant:
     """Announces the device's sensors and publishes its predictions. `client` is the MQTT client's name.
 
-    Raises ConnectError if no broker accepts the client at first; later connections are made in the background, and predictions
-    without one are dropped.
+    Raises ConnectError if no broker accepts the client at first. Later connections are made in the background; predictions expire
+    after REPEAT_S.
     """
 
     def __init__(self, connect: Connect, client: str, device: str, fleet: str) -> None:
@@ -50,6 +53,7 @@ class HomeAssistant:
         except BaseException:
             self._transport.close()
             raise
+        self._announce.set()
 
     def publish(self, found: WatchedPrediction) -> None:
         """Publish a prediction if its class is new or the last one is older than REPEAT_S."""
@@ -64,11 +68,13 @@ class HomeAssistant:
             return
         self._published, self._due_s = shown, now_s + REPEAT_S
         topic = home_assistant(self._device, "prediction")
-        self._transport.publish(Packet(topic, msgspec.json.encode(found), qos=0))
+        self._transport.publish(Packet(topic, msgspec.json.encode(found), expiry_s=int(REPEAT_S)))
 
     def close(self) -> None:
         """Publish that the device is offline, and disconnect."""
         self._transport.publish(self._availability(OFFLINE))
+        with suppress(DeadlineError):
+            self._transport.drain(DRAIN_S)
         self._transport.close()
 
     def __enter__(self) -> Self:
