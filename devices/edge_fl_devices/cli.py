@@ -196,8 +196,10 @@ def serve(
     false_alarm: FalseAlarmOption = None,
 ) -> None:
     """Predict over HTTP for programs on this device: POST a picture to /predict."""
+    from edge_fl_devices.board.memory import return_freed_blocks
     from edge_fl_devices.serving.http_server import Service
 
+    return_freed_blocks()
     with Service(folder, port, top=top, min_precision=precision, false_alarm=false_alarm) as service:
         print_threshold(service.predictor)
         print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; stop with Ctrl-C")

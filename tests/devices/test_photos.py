@@ -5,8 +5,11 @@ pytest tests/devices/test_photos.py -s
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import urllib.request
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -27,14 +30,6 @@ DEVICE = "pi-photos"
 SHAPE = (4000, 3000)
 DIFFERENT, ORIENTATIONS = 25, 8
 IDLE_MB, PEAK_MB, SERVING_MB = 75, 300, 120
-SERVING = """
-import sys
-from pathlib import Path
-from edge_fl_devices.serving.predict import Predictor
-predictor = Predictor(sys.argv[1])
-print(len(list(predictor.read(Path(sys.argv[2])))))
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
 
 
 def photos(folder: Path) -> None:
@@ -53,6 +48,21 @@ def photos(folder: Path) -> None:
             block = exif.tobytes()
             header = b"\xff\xd8\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block
             (folder / "cd"[label] / f"{number}-{orientation}.jpg").write_bytes(header + payload[2:])
+
+
+def serve(home: Path, picture: Path) -> tuple[dict[str, object], float]:
+    """Start `device serve` and ask it about a picture -> its answer, and its peak of resident memory in MB."""
+    command = [sys.executable, "-m", "edge_fl", "device", "serve", "--dir", str(home), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
+        with urllib.request.urlopen(address, picture.read_bytes(), timeout=60) as response:
+            answer = json.load(response)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        process.terminate()
+    peak = re.search(r"VmHWM:\s+(\d+)", status)
+    assert peak
+    return answer, int(peak[1]) / 1024
 
 
 @pytest.mark.timeout(500)
@@ -87,17 +97,14 @@ def test_a_backbone_and_200_photos_fit_a_board_of_512_mb(
         agent.wait(30)
     server.leave()
     assert not report.error and report.release == 1
-    one = next((album / "c").iterdir())
-    serving = subprocess.run(
-        [sys.executable, "-c", SERVING, str(home), str(one)], check=True, capture_output=True, text=True
-    ).stdout.split()
-    assert serving[0] == "1"
+    served, serving = serve(home, next((album / "c").iterdir()))
+    assert served["status"] == "answered"
     figures = {
         "agent, before the first release": (idle / MEGABYTE, IDLE_MB),
         "agent, between fits": (between / MEGABYTE, IDLE_MB),
         "agent and children, while counting": (counting / MEGABYTE, PEAK_MB),
         "agent and children, peak of install and fit": (scales.peak / MEGABYTE, PEAK_MB),
-        "process that serves, peak of a photo": (int(serving[1]) / 1024, SERVING_MB),
+        "process that serves, peak with a photo": (serving, SERVING_MB),
     }
     with capsys.disabled():
         sys.stdout.write("\nEfficientNet-Lite0, 200 photos of 12 megapixels, MB\n")

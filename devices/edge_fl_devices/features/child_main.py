@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import edge_fl
 from edge_fl.errors import DataError
 from edge_fl_devices.board import benchmark
+from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.child import decode, encode, serve
 from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
@@ -71,4 +72,5 @@ def answer(payload: bytes) -> bytes:
 
 
 if __name__ == "__main__":
+    return_freed_blocks()
     sys.exit(serve("data", answer))

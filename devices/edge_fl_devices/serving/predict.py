@@ -8,6 +8,7 @@ A predictor keeps the model it was created with, even when a running agent insta
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -207,11 +208,17 @@ def _batches(
     elif source.suffix == ".npz":
         yield from _from_archive(source, input)
         return
+    count, reasons = 0, Counter[str]()
     for names, images, skipped in ahead(_decoded(files, input, is_folder=is_folder)):
         for path, reason in skipped:
             on_skip(path, reason)
+            reasons[reason] += 1
         if images:
+            count += len(images)
             yield names, np.stack(images)
+    if not count:
+        why = ", ".join(f"{number} {reason}" for reason, number in reasons.items())
+        raise DataError(f"{source}: no picture in it can be read ({why})")
 
 
 def _decoded(files: Sequence[Path], input: InputSpec, *, is_folder: bool) -> Iterator[_Batch]:

@@ -64,6 +64,23 @@ def pictures(folder: Path) -> Path:
     return folder
 
 
+def test_a_folder_without_a_readable_picture_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(tmp_path / "cut.jpg")
+    whole = (tmp_path / "cut.jpg").read_bytes()
+    for name, payload in {
+        "cut.jpg": whole[: len(whole) // 2],
+        "text.jpg": b"hello",
+        "empty.png": b"",
+    }.items():
+        (tmp_path / "album").mkdir(exist_ok=True)
+        (tmp_path / "album" / name).write_bytes(payload)
+    assert main(["device", "predict", str(tmp_path / "album"), "--dir", str(folder)]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'album'}: no picture in it can be read (3 unreadable)" in line
+
+
 def test_the_command_predicts_a_picture_a_folder_and_an_archive(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
