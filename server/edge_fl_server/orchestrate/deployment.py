@@ -291,13 +291,15 @@ class Deployment(RunHooks):
         )
 
     def _quantiser(self) -> Quantiser | None:
-        """What makes int8 variants, calibrated on the simulated clients' data or the server's copy of the dataset."""
-        gate = self._setup.recipe.release.quantise
+        """What makes int8 variants, calibrated on the simulated clients' data, the server's copy of the dataset, or synthetic images."""
+        gate, spec = self._setup.recipe.release.quantise, self._setup.spec
         if not gate.int8:
             return None
+        if not self._setup.recipe.data.dataset:
+            return quantise.quantiser_without_pictures(spec.input, gate, spec.seed, self._progress.print)
         study = self._setup.study or studies.prepare(self._setup.recipe)
         data = list(study.data().values())
-        return quantise.quantiser(data, gate, self._setup.spec.seed, self._progress.print)
+        return quantise.quantiser(data, gate, spec.seed, self._progress.print)
 
 
 @contextmanager

@@ -98,7 +98,6 @@ def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -
     _require_heads(recipe)
     if recipe.release.heads:
         export.require_exportable(method)
-    _require_calibration(recipe)
     return RunSetup(recipe, study, spec, method, device)
 
 
@@ -110,12 +109,3 @@ def _require_heads(recipe: Recipe) -> None:
         )
     for name in recipe.heads:
         heads.resolve(name)
-
-
-def _require_calibration(recipe: Recipe) -> None:
-    """Raise ConfigError for int8 variants without images to calibrate them on."""
-    if recipe.release.quantise.int8 and not recipe.data.dataset:
-        raise ConfigError(
-            "[release.quantise] int8 = true: the server has no images to calibrate it on; expected int8 = false here,"
-            " or 'edge-fl release publish --model NAME --images DIR'"
-        )

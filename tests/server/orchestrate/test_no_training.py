@@ -92,10 +92,6 @@ def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path,
         ({"data": DataConfig(classes=["cat", "a/b"])}, "class 2, 'a/b', cannot be the name of a folder"),
         ({"input": None}, r"model 'cnn-tiny' declares no input; expected \[input\] shape"),
         ({"heads": ["svm"]}, "heads = .'svm'. with source 'none'"),
-        (
-            {"release": ReleaseConfig(quantise=QuantiseConfig(int8=True))},
-            "no images to calibrate it on",
-        ),
         ({"cohort": CohortConfig(drop_out=0.5)}, "drop_out = 0.5: expected simulated clients"),
     ],
 )
@@ -104,6 +100,14 @@ def test_a_recipe_without_what_the_run_needs_is_one_line_and_starts_nothing(none
         finished(with_recipe(none_request, **changes))
     assert "\n" not in str(refused.value)
     assert not none_request.runs.exists()
+
+
+def test_int8_is_calibrated_on_synthetic_images(none_request, capsys):
+    release = ReleaseConfig(quantise=QuantiseConfig(int8=True, min_cosine=0.9))
+    path = finished(with_recipe(none_request, release=release))
+    manifest = json.loads((path / "artefacts" / "release-1.json").read_text())
+    assert manifest["variants"]["int8"]["cosine"] > 0.9
+    assert "int8: calibrated without pictures" in capsys.readouterr().err
 
 
 def test_a_completed_run_without_rounds_is_not_resumed(stage, none_request, tmp_path):
