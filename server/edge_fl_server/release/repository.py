@@ -86,14 +86,9 @@ class Repository(tuf.repository.Repository):
         with reporting(str(folder)):
             self.keys = Keys(folder / "keys", elsewhere)
             self._metadata.mkdir(exist_ok=True)
-        with reporting(str(folder)), self.locked():
-            if Root.type not in self._current:
-                with self._commit(), self.edit_root() as root:
-                    for role in (Root.type, *ORDER):
-                        root.add_key(self.keys.create().public_key, role)
-            if Timestamp.type not in self._current:
-                with self._commit():
-                    self._renew(Targets.type)
+            self.reload()
+            if not {Root.type, Timestamp.type} <= self._current.keys():
+                self._create()
 
     @property
     def artefacts(self) -> Path:
@@ -282,6 +277,17 @@ class Repository(tuf.repository.Repository):
             for name, _ in self._written:
                 for obsolete in superseded(name):
                     (self._metadata / obsolete).unlink(missing_ok=True)
+
+    def _create(self) -> None:
+        """Make keys and first metadata, or those that a crash left out."""
+        with self.locked():
+            if Root.type not in self._current:
+                with self._commit(), self.edit_root() as root:
+                    for role in (Root.type, *ORDER):
+                        root.add_key(self.keys.create().public_key, role)
+            if Timestamp.type not in self._current:
+                with self._commit():
+                    self._renew(Targets.type)
 
     def reload(self) -> None:
         """Read what is committed: root, and from timestamp to snapshot to targets. Other files were never committed."""

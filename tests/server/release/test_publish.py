@@ -17,7 +17,7 @@ from edge_fl.wire.transport import UNTYPED, Packet
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_server.mqtt.chunks import ChunkLimits, clear_chunks, numbered, send_chunks
-from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.publish import Publisher, store
 from edge_fl_server.release.repository import Repository
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -205,6 +205,22 @@ def test_the_last_three_releases_stay_and_shared_parts_are_not_cleared(
     assert {topic.split("/")[1] for topic in retained(broker, "art/#")} == needed
     assert {path.name for path in (tmp_path / "server" / "artefacts").iterdir()} == needed
     assert believed(tmp_path / "trust", broker, repository) == [3, 4, 5]
+
+
+def test_releases_that_another_process_signed_on_disk_are_published(
+    publisher, broker, repository, tmp_path, transport
+):
+    publisher.publish(*release(1))
+    for number in (2, 3, 4):
+        store(Repository(tmp_path / "server"), *release(number))
+    assert believed(tmp_path / "trust", broker, repository) == [1]
+    publisher.publish_missing()
+    needed = {blob.sha256 for number in (2, 3, 4) for blob in blobs(release(number)[0])}
+    assert {topic.split("/")[1] for topic in retained(broker, "art/#")} == needed
+    assert believed(tmp_path / "trust", broker, repository) == [2, 3, 4]
+    transport.calls.clear()
+    publisher.publish_missing()
+    assert transport.calls == []  # nothing is sent twice
 
 
 def test_superseded_metadata_is_cleared_but_for_one_version(publisher, broker):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import stat
+import threading
+import time
 from datetime import timedelta
 
 import msgspec
@@ -60,6 +62,54 @@ def test_an_older_release_published_again_has_a_higher_version(tmp_path, reposit
     assert names(files)[0] == "4.targets.json"
     believed = trust.refresh(dict(repository.files()).__getitem__)
     assert [manifest.release for manifest in believed] == [2, 1]
+
+
+def test_processes_with_one_folder_build_on_each_other(tmp_path, repository, make_release):
+    other = Repository(tmp_path)
+    other.publish(make_release(1)[0])
+    repository.publish(make_release(2)[0])
+    assert numbers(repository) == [1, 2]
+    assert names(other.refresh()) == []
+    assert numbers(other) == [1, 2]
+    other.rotate("timestamp")
+    repository.publish(make_release(3)[0])
+    versions = [name for name in names(repository.files()) if name.endswith("targets.json")]
+    assert versions == ["4.targets.json"]
+    Trust(tmp_path / "device", repository.root_bytes).refresh(dict(repository.files()).__getitem__)
+
+
+def test_a_number_is_not_given_away_while_a_release_is_made(tmp_path, repository, make_release):
+    published = []
+
+    def publish():
+        with other.locked():
+            published.append(other.next_release())
+
+    other = Repository(tmp_path)
+    with repository.locked():
+        thread = threading.Thread(target=publish)
+        thread.start()
+        number = repository.next_release()
+        time.sleep(0.1)
+        assert published == []
+        repository.publish(make_release(number)[0])
+    thread.join()
+    assert (number, published) == (1, [2])
+
+
+def test_the_classes_of_one_extractor_only_grow(repository, make_release):
+    first = make_release(1, seed=0)[0]
+    repository.publish(first)
+    for classes in (["one", "zero"], ["zero"], ["zero", "two"]):
+        changed = msgspec.structs.replace(make_release(2, seed=0)[0], classes=classes)
+        with pytest.raises(
+            InputError, match="release 1 has zero, one, and devices know a class by its place"
+        ):
+            repository.publish(changed)
+    repository.publish(msgspec.structs.replace(make_release(2, seed=0)[0], classes=["zero", "one", "two"]))
+    repository.publish(first)  # a roll back to fewer classes
+    repository.publish(msgspec.structs.replace(make_release(3)[0], classes=["one", "zero"]))
+    assert sorted(numbers(repository)) == [1, 2, 3]
 
 
 def test_one_number_names_one_release(repository, make_release):
