@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +44,15 @@ class Pictures:
 
     z: np.ndarray
     y: np.ndarray
+
+
+class Measured(NamedTuple):
+    """Figures of one device; the probability of each prediction, and whether it is right."""
+
+    domain: str
+    values: dict[str, float]
+    confidence: np.ndarray
+    right: np.ndarray
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -111,10 +121,8 @@ def labelled(data: Pictures, labels: int, seed: int, classes: Sequence[int]) -> 
     return rng.permutation(np.concatenate(rows))
 
 
-def measured(
-    domains: dict[str, Pictures], labels: int, head: str, seed: int
-) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield a domain's name and its figures on unseen pictures."""
+def measured(domains: dict[str, Pictures], labels: int, head: str, seed: int) -> Iterator[Measured]:
+    """Measure the head of each domain on unseen pictures."""
     for domain, data in domains.items():
         rows = labelled(data, labels, seed, np.unique(data.y))
         unseen = np.setdiff1d(np.arange(len(data.y)), rows)
@@ -123,7 +131,6 @@ def measured(
         shares, raw = choice.calibration.probabilities(logits), _softmax(logits)
         right = shares.argmax(axis=1) == data.y[unseen]
         values = {
-            "unseen": float(len(unseen)),
             "accuracy": right.mean(),
             "cross-validated": choice.calibration.accuracy,
             "confidence": shares.max(axis=1).mean(),
@@ -135,7 +142,7 @@ def measured(
             answered = shares.max(axis=1) >= choice.calibration.threshold(target).probability
             values[f"precision {target}"] = right[answered].mean() if answered.any() else np.nan
             values[f"coverage {target}"] = answered.mean()
-        yield domain, values
+        yield Measured(domain, values, shares.max(axis=1), right)
 
 
 def rejections(domains: dict[str, Pictures], labels: int, seed: int) -> Iterator[tuple[str, float, float]]:
@@ -158,22 +165,29 @@ def rejections(domains: dict[str, Pictures], labels: int, seed: int) -> Iterator
                 yield kind, float(false), float((calibration.percentiles(z) > 1 - FALSE_ALARM).mean())
 
 
+def pooled_error(found: Sequence[Measured]) -> float:
+    """Expected calibration error over the predictions of all devices."""
+    confidence, right = (np.concatenate([each[place] for each in found]) for place in (2, 3))
+    return error(confidence, right)
+
+
 def error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
     """Expected calibration error with bins of equal width."""
     place = np.minimum((confidence * bins).astype(int), bins - 1)
     return sum(abs(confidence[place == b].sum() - right[place == b].sum()) for b in range(bins)) / len(right)
 
 
-Found = dict[tuple[int, str], list[tuple[str, dict[str, float]]]]
+Found = dict[tuple[int, str], list[Measured]]
 
 
 def calibration_table(found: Found) -> Table:
     """Means over domains and seeds, by head and labels per class."""
     lines = []
     for (labels, head), values in found.items():
-        means = {name: np.nanmean([each[name] for _, each in values]) for name in values[0][1]}
+        means = {name: np.nanmean([each.values[name] for each in values]) for name in values[0].values}
         answers = [f"{means[f'precision {t}']:.3f} at {means[f'coverage {t}']:.0%}" for t in TARGETS]
         shown = [f"{means[name]:.3f}" for name in ("accuracy", "confidence", "ECE before", "ECE")]
+        shown.append(f"{pooled_error(values):.3f}")
         lines.append([str(labels), head, *shown, *answers])
     headings = [
         "labels",
@@ -182,10 +196,11 @@ def calibration_table(found: Found) -> Table:
         "mean probability",
         "ECE, T = 1",
         "ECE",
+        "of all together",
         *(f"precision {t}" for t in TARGETS),
     ]
     some = next(iter(found.values()))
-    note = f"{len(some)} devices (domains and seeds) with {np.mean([each['unseen'] for _, each in some]):.0f} unseen pictures each"
+    note = f"{len(some)} devices (domains and seeds) with {np.mean([len(each.right) for each in some]):.0f} unseen pictures each"
     return Table(headings, lines, "Calibration on unseen pictures", [note])
 
 
@@ -194,8 +209,8 @@ def domain_table(found: Found, head: str) -> Table:
     lines = []
     for labels in LABELS:
         by_domain: dict[str, list[dict[str, float]]] = defaultdict(list)
-        for domain, each in found[labels, head]:
-            by_domain[domain].append(each)
+        for each in found[labels, head]:
+            by_domain[each.domain].append(each.values)
         for domain, values in by_domain.items():
             names = ("accuracy", "ECE", "precision 0.9", "coverage 0.9", "false alarms")
             lines.append(
