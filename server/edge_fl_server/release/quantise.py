@@ -213,7 +213,7 @@ def synthetic(input: InputSpec, count: int, seed: int) -> NDArray[np.uint8]:
     grey, colour = noise[:, :1], noise[:, 1:]
     brightness, contrast = (rng.uniform(*limits, (count, 1, 1, 1)) for limits in ((0.3, 0.7), (0.1, 0.35)))
     pixels = 255 * np.clip(brightness + contrast * (0.8 * grey + 0.45 * colour), 0, 1)
-    return pixels.astype(np.uint8)  # type: ignore[no-any-return]
+    return pixels.astype(np.uint8)
 
 
 def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
