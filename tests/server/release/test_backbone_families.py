@@ -85,7 +85,7 @@ def test_a_family_exports_with_parity_and_passes_the_int8_gate(name: str, size: 
         ms = latencies_ms(fp32.onnx, int8, size=size)
         sys.stdout.write(
             f"\n| `{name}` | {size} | {fp32.feature_dim} | {nodes} | {fp32.difference:.0e} |"
-            f" {len(fp32.onnx) // 1024:,} | {len(int8) // 1024:,} | {ms[0]:.1f} | {ms[1]:.1f} | {cosine:.4f} |\n"
+            f" {len(fp32.onnx) / 2**20:.1f} | {len(int8) / 2**20:.1f} | {ms[0]:.1f} | {ms[1]:.1f} | {cosine:.4f} |\n"
         )
     assert cosine >= GATE.min_cosine
     assert len(int8) < 0.4 * len(fp32.onnx)
