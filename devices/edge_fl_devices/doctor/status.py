@@ -27,7 +27,7 @@ def read(folder: Path) -> list[dict[str, object]]:
         head = served.stored.head
         rows["serves"] = f"release {served.stored.release}"
         rows["head"] = f"{head.kind}, extractor {head.extractor[:12]}"
-        rows["accuracy on own test images"] = served.stored.parcel.report.metrics.get(PERSONAL_AFTER)
+        rows["accuracy on own held-out images"] = served.stored.parcel.report.metrics.get(PERSONAL_AFTER)
     if current:
         state = "not confirmed yet" if current.pending else "good"
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"

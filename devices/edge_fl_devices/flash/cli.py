@@ -44,7 +44,7 @@ def flash(
     fleet: FleetOption = None,
     tier: Annotated[str, typer.Option(help="auto, head or full.")] = "auto",
     head: Annotated[
-        str, typer.Option(help="Kind of personal head: logistic, svm, mlp, nearest or auto.")
+        str, typer.Option(help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto.")
     ] = "logistic",
     root: Annotated[
         Path | None, typer.Option(help="Root of trust for releases [trust on first use].")
