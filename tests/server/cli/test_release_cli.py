@@ -172,7 +172,7 @@ def test_without_a_broker_nothing_is_requested(releases) -> None:
 
     offline = replace(releases, connect=refused)
     with pytest.raises(ConnectError, match="Connection refused; nothing was requested"):
-        release._carry_out(offline, offline.roll_out(2, STAGED), 1.0)
+        release.carry_out(offline, offline.roll_out(2, STAGED), 1.0)
     assert rollouts.current(releases.db, "main") is None
 
 
