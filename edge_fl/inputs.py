@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 ChannelValues = Annotated[tuple[float, ...], Meta(max_length=16)]
-Positive = Annotated[float, Meta(gt=0)]
 Resize = Literal["crop", "letterbox", "stretch"]
 MAX_SIDE = 4096
 MAX_CHANNELS = 16
@@ -28,7 +27,7 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     shape: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1, max_length=4)]
     mean: ChannelValues = (0.5,)
-    std: Annotated[tuple[Positive, ...], Meta(max_length=16)] = (0.5,)
+    std: ChannelValues = (0.5,)
     axes: Annotated[str, Meta(pattern=r"^[CHWTF]{1,4}\Z")] = "CHW"
     dtype: Literal["uint8", "float32"] = "uint8"
     resize: Resize = "crop"
@@ -42,6 +41,9 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"shape {list(self.shape)}: expected at most {MAX_CHANNELS} channels of {MAX_SIDE}x{MAX_SIDE}"
             )
+
+        if not all(value > 0 for value in self.std):
+            raise ValueError(f"std {list(self.std)}: expected values above 0")
 
     @property
     def is_picture(self) -> bool:
