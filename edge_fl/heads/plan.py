@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 Way = Literal["own", "tuned", "mixed", "ridge", "gated", "ensemble", "cosine"]
 """How a method's own linear head is fitted (`edge_fl.heads.WAYS`).
 
-"own": like any logistic regression; "cosine": for a backbone that was trained elsewhere.
+"own": like any logistic regression; "cosine": for a backbone that was not trained as a whole.
 """
 
 HeadUpdateKind = Literal[

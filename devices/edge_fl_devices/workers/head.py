@@ -45,7 +45,6 @@ from edge_fl_devices.workers.worker import Material, Worker
 
 BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
 AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
-PRETRAINED = "pretrained"
 """Method of a release that no run trained; its linear head is the cosine head."""
 
 
@@ -243,9 +242,6 @@ class HeadWorker(Worker):
         return self.fitter(spec, FitData(fitted.z, fitted.y, inputs.extras, held)), fit_key
 
     def _spec(self, manifest: Manifest) -> FitSpec:
-        plan = manifest.heads
-        if manifest.method == PRETRAINED and plan.way == "own":
-            plan = replace(plan, way="cosine")
         return FitSpec(
             self.kind,
             len(manifest.classes),
@@ -253,7 +249,7 @@ class HeadWorker(Worker):
             manifest.extractor.sha256,
             seed=manifest.round,
             balanced=self.balanced,
-            plan=plan,
+            plan=manifest.heads,
             budget_s=self.budget_s,
             calibrate=self.calibrate or self.cross_validate_below > 0,
         )

@@ -62,7 +62,7 @@ def made_elsewhere(
 
     found = foreign_child.read(file, given, reference)
     exported = Exported(found.onnx, found.feature_dim, opset=found.opset, ir=found.ir)
-    return exported, Description(PRETRAINED, classes, found.input, heads=HeadPlan(min_steps=STEPS))
+    return exported, Description(PRETRAINED, classes, found.input, heads=HeadPlan("cosine", min_steps=STEPS))
 
 
 def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:

@@ -23,7 +23,7 @@ from edge_fl.errors import ArtefactError, MethodError
 from edge_fl.heads.plan import PLAIN, HeadPlan
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import Parts, to_arrays, to_device
-from edge_fl.methods import METHODS
+from edge_fl.methods import METHODS, PRETRAINED
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import head_plan
@@ -158,8 +158,14 @@ def release(
 
 
 def describe(method: Method, spec: MethodSpec, *, collect: bool = False) -> Description:
-    """The description of a method's extractor; with `collect` devices send head updates."""
+    """The description of a method's extractor; with `collect` devices send head updates.
+
+    On a backbone that was not trained as a whole, a method without a head of its own gets the cosine head (docs/models.md).
+    """
     plan = head_plan(method, spec.method.batch_size, collect=collect)
+    pretrained = spec.method.name == PRETRAINED or spec.model.train != "all"
+    if pretrained and plan.way == "own" and not (plan.start or plan.uploads):
+        plan = msgspec.structs.replace(plan, way="cosine")
     return Description(
         spec.method.name,
         spec.classes,

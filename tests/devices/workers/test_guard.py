@@ -13,6 +13,7 @@ from edge_fl.data.samples import ClientData
 from edge_fl.heads.auto import Choice
 from edge_fl.heads.constant import Constant
 from edge_fl.heads.linear import Nearest
+from edge_fl.heads.plan import HeadPlan
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.events import DataChanged
 from edge_fl_devices.child import decode, encode
@@ -111,8 +112,8 @@ def test_with_few_images_the_head_is_fitted_on_all_and_compared_by_cross_validat
     assert len(stored.calibration.right) == 42 and Predictor(site.home).manifest.release == 3
 
 
-def test_the_default_head_of_a_release_without_training_is_the_cosine_head(site: Site) -> None:
-    site.serve(site.publish(method="pretrained"))
+def test_the_default_head_is_the_one_that_the_release_asks_for(site: Site) -> None:
+    site.serve(site.publish(heads=HeadPlan("cosine")))
     with running(guarded(site.home, Counting(), [FIRST], "logistic"), connect=site.connect):
         report = site.server.wait_for("pi-01", "rpt")
     assert (report.head, report.samples) == ("cosine", 20)
