@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -114,8 +115,9 @@ def test_the_cache_keeps_the_extractors_used_last(tmp_path: Path) -> None:
         FeatureCache(tmp_path / "cache", entries=2),
         KnownFeatures({bytes(32): np.ones(3, np.float32)}),
     )
-    for name in ("a", "b"):
+    for name, used_s in (("a", 1), ("b", 2)):
         cache.write(name, known)
+        os.utime(tmp_path / "cache" / f"{name}.npz", (used_s, used_s))
     assert cache.read("a", 3).rows
     cache.write("c", known)
     assert [name for name in "abc" if cache.read(name, 3).rows] == ["a", "c"]
