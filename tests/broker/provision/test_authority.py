@@ -112,7 +112,7 @@ def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tm
     authority.answer(claim.name, request, claim.token.secret)
     with pytest.raises(RequestRejectedError, match="used"):
         authority.answer(claim.name, identity.request("pi-1", identity.new_key()), claim.token.secret)
-    # whoever lost the answer asks again with the same key
+    # a device that lost the answer asks again with the same key
     certificate = authority.answer(claim.name, request, claim.token.secret)
     renewed = identity.replace(claim.folder, certificate, key)
     assert (renewed.name, renewed.token) == ("pi-1", None)

@@ -299,6 +299,15 @@ def test_an_outcome_is_read_from_a_report() -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "slower"),
+    [(0.02, 0.9, 1.0), (0.9, 0.02, 1.0), (0.1, 4.0, 4.0), (4.0, 0.1, 0.25), (2.0, 5.0, 2.5), (0.0, 5.0, 0.0)],
+)
+def test_latencies_below_a_millisecond_count_as_one(before: float, after: float, slower: float) -> None:
+    found = outcome_of("", {metrics.LATENCY_BEFORE: before, metrics.LATENCY_AFTER: after})
+    assert found.slower == slower
+
+
+@pytest.mark.parametrize(
     "lies",
     [{"test_samples": 1e300}, {"test_samples": 1.0, "test_samples.lost": 1e18}, {"latency_ms.after": -1.0}],
 )

@@ -7,7 +7,7 @@ order of reports and any number of looks. `false_abort` is divided among the gat
 
     mean      half of the devices lose `mean_loss` of their accuracy each
     decile    10 % of the devices lose `decile_loss` each, the others nothing: the fleet's bottom decile falls
-    latency   half of the devices need `slower` times as long for an image
+    latency   half of the devices need `slower` times as long for an image; less than `SHORTEST_MS` counts as that
     failures  `FAILURE_RATE` of the devices cannot run the release, compared with `NORMAL_FAILURE_RATE`
 
 `HALF` and `DECILE` are the shares of harmed devices, so a report adds the mixture 1 - share + share * ratio. It stays a supermartingale and
@@ -31,6 +31,7 @@ HALF = 0.5
 DECILE = 0.1
 FAILURE_RATE, NORMAL_FAILURE_RATE = 0.3, 0.05
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
+SHORTEST_MS = 1.0  # shorter latencies count as this long: below it a ratio is noise of the scheduler
 MAX_LOG_RATIO = math.log(8)
 MAX_SHARE = 0.45  # of the limit, that one report adds: an abort takes reports of at least three devices
 MAX_EXPONENT = 50.0
@@ -60,7 +61,7 @@ def outcome_of(error: str, values: Mapping[str, float]) -> Outcome:
     )
     images, lost, gained = (int(min(max(number, 0.0), MAX_IMAGES)) for number in numbers)
     measured = min(before, after) > 0
-    slower = after / before if measured else 0.0
+    slower = max(after, SHORTEST_MS) / max(before, SHORTEST_MS) if measured else 0.0
     return Outcome(images=max(images, lost + gained), lost=lost, gained=gained, slower=slower)
 
 
