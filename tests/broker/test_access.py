@@ -1,6 +1,7 @@
 """Who may do what, asked of a real mosquitto over mTLS: every role, every topic, to publish and to read; and who gets in at all.
 
 mosquitto grants a subscription that it will not serve, so reading is tried by delivery: a message counts as read when it arrives.
+One file, longer than others, because all its tests share one broker with its authority.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Extractors that no run trained: published by a command, rolled out by the command or by the server that is online; later releases append classes."""
+"""Extractors that no run trained: a command or the server that is online rolls them out; later releases append classes."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from edge_fl.data import pictures
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.serving.camera import Camera, Frame
 from edge_fl_devices.serving.current_model import CurrentModel
-from edge_fl_devices.serving.predict import Candidate, Prediction, Status
+from edge_fl_devices.serving.predict import Prediction
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedPrediction:
-    """A prediction (the fields of `Prediction`; `name` is the camera) with the time and the number of its frame.
+class WatchedPrediction(Prediction):
+    """A prediction, whose `name` is the camera's, with the time and the number of its frame.
 
     behind: the number of newer frames at the start of the prediction.
     """
@@ -28,13 +28,6 @@ class WatchedPrediction:
     time: str
     frame: int
     behind: int
-    name: str
-    class_id: int | None
-    label: str | None
-    probability: float
-    status: Status
-    distance: float
-    top: tuple[Candidate, ...]
 
 
 def watch(
@@ -56,7 +49,8 @@ def watch(
 
 def _watched(found: Prediction, seen: datetime, number: int, behind: int) -> WatchedPrediction:
     fields = {name: getattr(found, name) for name in Prediction.__slots__}
-    return WatchedPrediction(seen.isoformat(timespec="milliseconds"), number, behind, **fields)
+    time = seen.isoformat(timespec="milliseconds")
+    return WatchedPrediction(**fields, time=time, frame=number, behind=behind)
 
 
 def _image(frame: Frame, input: InputSpec) -> NDArray[np.uint8]:

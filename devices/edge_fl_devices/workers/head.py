@@ -45,7 +45,6 @@ from edge_fl_devices.workers.worker import Material, Worker
 
 BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
 AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
-"""Method of a release that no run trained; its linear head is the cosine head."""
 
 
 @dataclass(frozen=True, eq=False)

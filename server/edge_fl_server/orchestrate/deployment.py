@@ -30,7 +30,7 @@ from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.registry import Database, releases, runs
-from edge_fl_server.registry.records import ReleaseRecord, RoundRecord, RunRecord
+from edge_fl_server.registry.records import RoundRecord, RunRecord
 from edge_fl_server.release import quantise, website
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
@@ -187,23 +187,12 @@ class Deployment(RunHooks):
             self._results.artefacts / f"release-{manifest.release}.json",
             msgspec.json.format(msgspec.json.encode(manifest)),
         )
-        journal, extractor = self._server.journal, manifest.extractor
-        releases.record(
-            journal.db,
-            ReleaseRecord(
-                fleet=journal.fleet,
-                release=manifest.release,
-                run=run_id,
-                round=round,
-                method=setup.recipe.method.name,
-                extractor=extractor.sha256,
-                bytes=extractor.bytes,
-            ),
-        )
+        journal = self._server.journal
+        releases.record(journal.db, releases.published(journal.fleet, manifest))
         heads = len(self._server.roster.head_devices())
         after = f" after round {round}" * (round > 0)
         self._progress.print(
-            f"release {manifest.release}{after}: {extractor.bytes / 1024:.0f} KiB for {heads} head-only devices"
+            f"release {manifest.release}{after}: {manifest.extractor.bytes / 1024:.0f} KiB for {heads} head-only devices"
         )
 
     def _wait_for_heads(self, *, announce: bool) -> None:

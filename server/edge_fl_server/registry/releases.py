@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import select
 
+from edge_fl.release.manifest import Manifest
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import ReleaseRecord
 from edge_fl_server.registry.tables import releases
@@ -15,6 +16,19 @@ def record(db: Database, release: ReleaseRecord) -> None:
     with db.writing() as connection:
         row = {**msgspec.to_builtins(release), "published_at": release.published_at or now()}
         db.upsert(connection, releases, [row])
+
+
+def published(fleet: str, manifest: Manifest) -> ReleaseRecord:
+    """The record of a release that is published now."""
+    return ReleaseRecord(
+        fleet=fleet,
+        release=manifest.release,
+        run=manifest.run_id,
+        round=manifest.round,
+        method=manifest.method,
+        extractor=manifest.extractor.sha256,
+        bytes=manifest.extractor.bytes,
+    )
 
 
 def listed(db: Database, fleet: str) -> list[ReleaseRecord]:

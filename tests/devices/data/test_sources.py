@@ -1,4 +1,4 @@
-"""A device's images come from a folder, an .npz or a function; unusable files are skipped and counted, or rejected with one line."""
+"""A device's images come from a folder per class; unusable files are skipped and counted, or rejected with one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image, ImageOps
 
-from edge_fl.data import datasets, npz, pictures
+from edge_fl.data import datasets, pictures
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.data.pictures import PictureError, PictureLimits
 from edge_fl.data.samples import ClientData, Samples
@@ -327,91 +327,12 @@ def test_limits_hold(tmp_path: Path) -> None:
         load.load(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_pixels=63)))
 
 
-def test_an_npz_is_split_or_brings_its_own_split(tmp_path: Path) -> None:
-    x, y = DIGITS.samples.x[:40], DIGITS.samples.y[:40]
-    npz.write(tmp_path / "mine.npz", {"x": x, "y": y})
-    found, report = load.load(str(tmp_path / "mine.npz"), DataSpec(DIGITS.classes, GREY))
-    assert report.samples == 40
-    assert len(found.test) > 0 and len(everything(found)) == 40
-    npz.write(
-        tmp_path / "own.npz", {"x_train": x[:30], "y_train": y[:30], "x_test": x[30:], "y_test": y[30:]}
-    )
-    found, report = load.load(f"npz:{tmp_path / 'own.npz'}", DataSpec(DIGITS.classes, GREY))
-    assert (len(found.train), len(found.validation), report.samples) == (30, 0, 40)
-    assert np.array_equal(found.test.x, x[30:])
-
-
-def test_arrays_get_the_size_that_the_extractor_takes_but_not_other_channels(tmp_path: Path) -> None:
-    x = np.random.default_rng(0).integers(0, 256, (6, 9, 12, 3)).astype(np.uint8)
-    npz.write(tmp_path / "mine.npz", {"x": x, "y": np.arange(6) % 2})
-    for i, image in enumerate(x):
-        (tmp_path / "images" / PETS[i % 2]).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(tmp_path / "images" / PETS[i % 2] / f"{i}.png")
-    spec = DataSpec(PETS, InputSpec((3, 8, 8)))
-    archive, _ = load.load(str(tmp_path / "mine.npz"), spec)
-    folder, _ = load.load(str(tmp_path / "images"), spec)
-    for stored, decoded in zip(
-        *((found.train, found.validation, found.test) for found in (archive, folder)), strict=True
-    ):
-        assert sorted(map(bytes, stored.x)) == sorted(map(bytes, decoded.x))  # also the same split
-    with pytest.raises(
-        DataError, match=r"mine\.npz: images of \[3, 9, 12\].*, the extractor takes \[1, 8, 8\]"
-    ):
-        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
-
-
 def test_an_extractor_of_other_data_than_pictures_is_rejected(tmp_path: Path) -> None:
     sequence = InputSpec((9, 128), axes="CT", dtype="float32")
     with pytest.raises(
         DataError, match=r"takes float32 \[9, 128\] with axes CT; expected pictures, uint8 CHW"
     ):
         load.load(str(pets(tmp_path)), DataSpec(PETS, sequence))
-
-
-def test_a_label_outside_the_class_list_is_rejected_with_file_index_label_and_classes(tmp_path: Path) -> None:
-    npz.write(tmp_path / "mine.npz", {"x": np.zeros((3, 8, 8), np.uint8), "y": np.array([0, 1, 7])})
-    with pytest.raises(
-        DataError, match=r"mine\.npz \(x\): label 7 at index 2 .* outside the 2 classes 0\.\.1 \(cat, dog\)"
-    ):
-        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"x": np.zeros((0, 8, 8), np.uint8), "y": np.zeros(0, np.int64)},
-        {"z": np.zeros(3)},
-        {
-            "x_train": np.zeros((3, 8, 8), np.uint8),
-            "y_train": np.zeros(3, np.int64),
-            "x_test": np.zeros((3, 9, 9), np.uint8),
-            "y_test": np.zeros(3, np.int64),
-        },
-    ],
-)
-def test_an_npz_without_usable_samples_is_rejected(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
-    npz.write(tmp_path / "mine.npz", change)
-    with pytest.raises(DataError, match=r"mine\.npz: .*nothing was changed"):
-        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
-
-
-def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_sensor.py").write_text(
-        "import numpy as np\n"
-        "def read(): return np.linspace(0, 1, 128).reshape(2, 8, 8), [0, 1]\n"
-        "def fails(): raise OSError('camera is off')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    found, report = load.load("python:my_sensor:read", DataSpec(PETS, GREY))
-    assert report.samples == 2
-    assert found.train.x.dtype == np.uint8
-    with pytest.raises(DataError, match="python:my_sensor:fails: OSError: camera is off; expected"):
-        load.load("python:my_sensor:fails", DataSpec(PETS, GREY))
-    with pytest.raises(DataError, match="has no attribute 'raed'"):
-        load.load("python:my_sensor:raed", DataSpec(PETS, GREY))
-    with pytest.raises(DataError, match="No module named 'no_such_module'"):
-        load.load("python:no_such_module:read", DataSpec(PETS, GREY))
-    del sys.modules["my_sensor"]
 
 
 @pytest.mark.parametrize("source", ["nowhere", "foldr:x", "npz:nowhere.npz", "folder:nowhere", "nowhere.npz"])

@@ -23,7 +23,7 @@ from edge_fl_devices.serving.watch import WatchedPrediction
 from edge_fl_devices.storage.store import Store
 
 pytestmark = pytest.mark.broker
-PREDICTION = WatchedPrediction("2026-01-01T00:00:00.000+00:00", 1, 0, "0", 0, "cat", 0.9, "answered", 0.1, ())
+PREDICTION = WatchedPrediction("0", 0, "cat", 0.9, "answered", 0.1, (), "2026-01-01T00:00:00.000+00:00", 1, 0)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
-from edge_fl_server.registry.records import DesiredRolloutState, ReleaseRecord, RolloutRecord
+from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.export import (
     Description,
@@ -109,18 +109,7 @@ class ReleaseCommands:
             if kept and _same(kept[-1], manifest):
                 return kept[-1]
             store(repository, manifest, payloads)
-        releases.record(
-            self.db,
-            ReleaseRecord(
-                fleet=self.fleet,
-                release=manifest.release,
-                run=NO_RUN,
-                round=0,
-                method=manifest.method,
-                extractor=manifest.extractor.sha256,
-                bytes=manifest.extractor.bytes,
-            ),
-        )
+        releases.record(self.db, releases.published(self.fleet, manifest))
         return manifest
 
     def is_served(self, release: int) -> bool:
