@@ -40,13 +40,14 @@ def identity(issue: Issue, folder: Path) -> Path:
 
 
 def pictures(folder: Path) -> Path:
-    """Write two classes of pictures that differ in brightness, one folder each."""
+    """Write two classes of pictures, red and blue ones, one folder each."""
     rng = np.random.default_rng(0)
-    for name, bright in (("a", 0), ("b", 150)):
+    for name, channel in (("a", 0), ("b", 2)):
         (folder / name).mkdir(parents=True)
         for number in range(PER_CLASS):
-            pixels = (rng.integers(0, 100, (4, 4)) + bright).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+            pixels = rng.integers(0, 60, (4, 4, 3))
+            pixels[..., channel] += 190
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{number}.png")
     return folder
 
 

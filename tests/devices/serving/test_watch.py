@@ -35,10 +35,12 @@ def test_a_slow_extractor_gets_the_newest_frame_of_a_video(tmp_path: Path) -> No
     video = write_video(tmp_path / "numbers.avi", 60, fps=50)
     seen = []
     with Camera(str(video)) as camera:
+        read_before = 0
         while frame := camera.newest():
-            assert number_of(frame.pixels) == frame.number and camera.grabbed - frame.number <= 1
+            assert number_of(frame.pixels) == frame.number >= read_before
             seen.append(frame.number)
             time.sleep(SLOW_S)
+            read_before = camera.grabbed
         assert camera.grabbed == 60
     assert seen == sorted(seen) and 5 < len(seen) < 30  # 1.2 s in steps of 0.1 s or more
 
