@@ -41,7 +41,6 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"shape {list(self.shape)}: expected at most {MAX_CHANNELS} channels of {MAX_SIDE}x{MAX_SIDE}"
             )
-
         if not all(value > 0 for value in self.std):
             raise ValueError(f"std {list(self.std)}: expected values above 0")
 
