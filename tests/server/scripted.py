@@ -213,6 +213,7 @@ class ScriptedHead:
     folder: Path
     after: float = 0.75
     silent: bool = False  # sends no reports
+    delay_s: float = 0.0  # before a report
     boot: str = "h1"
     served: list[int] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
@@ -281,4 +282,5 @@ class ScriptedHead:
         self.served.append(assignment.release)
         if self.silent:
             return
+        time.sleep(self.delay_s)
         self._publish(self.topics.report(self.id, assignment.run_id, assignment.round), report)

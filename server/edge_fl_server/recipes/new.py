@@ -35,7 +35,8 @@ name = "{model}"
 train = "none" # its weights stay as they are
 
 [release]
-# The run ends when this many devices have reported, or after wait_s seconds. 'edge-fl server up' serves devices that come later.
+# The run ends when at least this many devices, and all that are online, have reported, or after wait_s seconds.
+# 'edge-fl server up' serves devices that come later.
 heads = 1
 wait_s = 600.0
 

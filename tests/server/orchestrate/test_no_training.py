@@ -74,6 +74,13 @@ def test_a_run_without_data_releases_the_extractor_as_it_is_and_collects_heads(
         trained.load(results)
 
 
+def test_a_present_device_is_waited_for_though_enough_have_reported(stage, none_request, tmp_path, capsys):
+    stage.head("h1", tmp_path), stage.head("h2", tmp_path, delay_s=0.5)
+    results = Results.open(finished(none_request))
+    assert results.summary()["head." + metrics.PERSONAL_AFTER].clients == 2
+    assert "did not report" not in capsys.readouterr().err
+
+
 def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path, capsys):
     stage.device("d1"), stage.head("h1", tmp_path, after=1.0)
     finished(none_request)

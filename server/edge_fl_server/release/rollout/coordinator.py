@@ -147,12 +147,12 @@ class RolloutCoordinator:
         self._assign_all()
 
     def wait(self, heads: int, deadline_s: float) -> list[str]:
-        """Wait until `heads` devices (0: all present head-only devices) have reported -> devices without a report."""
+        """Wait until at least `heads` devices, and all present head-only ones, have reported -> devices without a report."""
         until = time.monotonic() + deadline_s
         watch = self._options.watch
         with self._change:
-            while self._rollout.moving or (self._heads < heads if heads else self.missing()):
-                watch(Count("heads", self._heads, heads or self._heads + len(self.missing())))
+            while self._rollout.moving or self._heads < heads or self.missing():
+                watch(Count("heads", self._heads, max(heads, self._heads + len(self.missing()))))
                 self._connection.check()
                 if (left := until - time.monotonic()) <= 0:
                     break
