@@ -17,7 +17,7 @@ OUTSIDE = "in a folder that is not in the class list"
 def require_class_names(names: Sequence[str], where: str) -> None:
     """Raise ConfigError unless `names` are two or more different names of folders; the message starts with `where`."""
     if not 2 <= len(names) <= MAX_CLASSES:
-        found = f"{len(names)} class{'es' * (len(names) != 1)}" + f" ({names[0]})" * (len(names) == 1)
+        found = f"1 class ({names[0]})" if len(names) == 1 else f"{len(names)} classes"
         raise ConfigError(
             f"{where}: {found}, expected 2 to {MAX_CLASSES}, each the name of a folder of pictures"
         )

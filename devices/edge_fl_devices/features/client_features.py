@@ -45,7 +45,7 @@ class ClientFeatures:
 
 @dataclass(frozen=True, eq=False)
 class LoadedFeatures:
-    """Features per requested release (None where its input shape differs from the first one's), and the data's fingerprint."""
+    """Features per requested release, divided alike (None where the images do not fit its input), and the data's fingerprint."""
 
     by_extractor: tuple[ClientFeatures | None, ...]
     fingerprint: str

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from edge_fl.data.samples import ClientData, Images, Labels
+from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.split import Sets
 from edge_fl_devices.data.stream import ImageStream
@@ -27,22 +29,39 @@ ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | ImageStream]
 class LocalFeatureLoader:
     """A `FeatureLoader` that caches features below `folder`, the device's own folder. `threads`: as of `Extractor`.
 
-    Images are read once, in batches that are forgotten; an extractor is loaded when the first image without cached features comes.
+    Images are read once per input, in batches that are forgotten; an extractor is loaded for the first image without cached features.
     """
 
     def __init__(self, read_data: ReadData, folder: Path, *, threads: int = 1) -> None:
         self._read_data, self._cache, self._threads = read_data, FeatureCache(folder / FOLDER), threads
 
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
-        manifest = releases[0].manifest
-        data = self._read_data(tuple(manifest.classes), manifest.input)
-        stream = (
-            data if isinstance(data, ImageStream) else ImageStream.of(data, manifest.classes, manifest.input)
-        )
-        comparable = [release for release in releases if release.manifest.input == manifest.input]
+        by_input: dict[InputSpec, list[Installed]] = {}
+        for release in releases:
+            by_input.setdefault(release.manifest.input, []).append(release)
+        classes = tuple(releases[0].manifest.classes)
+        (input, same), *others = by_input.items()
+        first = self._extract(same, classes, input)
+        features = first.features(first.sets)
+        for input, others_same in others:
+            try:
+                other = self._extract(others_same, classes, input)
+            except DataError:
+                continue  # the images do not fit this input
+            if np.array_equal(other.labels, first.labels):
+                features |= other.features(first.sets)
+        by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
+        return LoadedFeatures(by_extractor, _fingerprint(first.keys, first.sets, first.labels))
+
+    def _extract(
+        self, releases: Sequence[Installed], classes: tuple[str, ...], input: InputSpec
+    ) -> _Extracted:
+        """Read all images in one size and compute what is unknown of their features."""
+        data = self._read_data(classes, input)
+        stream = data if isinstance(data, ImageStream) else ImageStream.of(data, classes, input)
         extractions = {
             release.manifest.extractor.sha256: _Extraction(release, self._cache, self._threads)
-            for release in comparable
+            for release in releases
         }
         keys: list[bytes] = []
         for batch in stream:
@@ -50,15 +69,24 @@ class LocalFeatureLoader:
             for extraction in extractions.values():
                 extraction.add(batch.x, batch_keys)
             keys += batch_keys
-        sets, labels = stream.sets, stream.labels
-        features = {
-            sha256: extraction.features(keys, sets, labels) for sha256, extraction in extractions.items()
+        return _Extracted(extractions, keys, stream.sets, stream.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class _Extracted:
+    """Extractors by sha256 that know the features of all images, with the images' keys, labels and places in the split."""
+
+    extractions: dict[str, _Extraction]
+    keys: list[bytes]
+    sets: Sets
+    labels: Labels
+
+    def features(self, sets: Sets) -> dict[str, ClientFeatures]:
+        """The features by sha256, divided into `sets`."""
+        return {
+            sha256: extraction.features(self.keys, sets, self.labels)
+            for sha256, extraction in self.extractions.items()
         }
-        by_extractor = (
-            features[release.manifest.extractor.sha256] if release in comparable else None
-            for release in releases
-        )
-        return LoadedFeatures(tuple(by_extractor), _fingerprint(keys, sets, labels))
 
 
 class _Extraction:

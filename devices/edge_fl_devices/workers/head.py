@@ -70,11 +70,15 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Images that only the served model classifies correctly, those that only the new one does, and whether the new one is worse."""
+    """Images that only the served model classifies correctly, those that only the new one does, and whether the new one is worse.
+
+    `old` is the head that was compared with the new one, unless by cross-validation.
+    """
 
     lost: int = 0
     gained: int = 0
     worse: bool = False
+    old: Head | None = None
 
 
 @dataclass(eq=False)
@@ -262,23 +266,30 @@ class HeadWorker(Worker):
             lost, gained = self._compare_out_of_fold(choice, inputs, served, features.pool)
             return _Comparison(lost, gained, is_significant(lost, gained))
         old, new = served.stored.head, choice.head
+        if served.installed.manifest.input != inputs.manifest.input:
+            old = self._fit_on(served, inputs, features.train).head
         lost, gained = disagreements(old, features.test, new, inputs.features.test)
-        return _Comparison(lost, gained, is_worse(old, features, new, inputs.features))
+        return _Comparison(lost, gained, is_worse(old, features, new, inputs.features), old)
 
     def _compare_out_of_fold(
         self, choice: Choice, inputs: _Inputs, served: ServedModel, old: FeatureSet
     ) -> tuple[int, int]:
         """Cross-validate a head on the served extractor too, on the same images and folds; return losses and gains."""
-        manifest = served.installed.manifest
-        if manifest.extractor == inputs.manifest.extractor or len(old) != len(inputs.fitted):
+        if served.installed.manifest.extractor == inputs.manifest.extractor or len(old) != len(inputs.fitted):
             return 0, 0
-        extras = head_updates.read_extras(served.installed.extras)
-        spec = replace(self._spec(manifest), classes=len(inputs.manifest.classes))  # they may have grown
-        before = self.fitter(spec, FitData(old.z, old.y, extras)).calibration.right
-        after = choice.calibration.right
+        before, after = self._fit_on(served, inputs, old).calibration.right, choice.calibration.right
         if len(before) != len(after):
             return 0, 0
         return int((before & ~after).sum()), int((after & ~before).sum())
+
+    def _fit_on(self, served: ServedModel, inputs: _Inputs, data: FeatureSet) -> Choice:
+        """Fit a head on features of the served extractor, for the classes of the new release.
+
+        With another size of the images the split is another one, so the served head may know images that are held out now.
+        """
+        extras = head_updates.read_extras(served.installed.extras)
+        spec = replace(self._spec(served.installed.manifest), classes=len(inputs.manifest.classes))
+        return self.fitter(spec, FitData(data.z, data.y, extras))
 
     def _keep_served_model(self, installed: slots.Installed, inputs: _Inputs) -> Event:
         """Reject a worse model; a release that led to it is rolled back and not tried again."""
@@ -331,8 +342,8 @@ def _measure(choice: Choice, inputs: _Inputs, compared: _Comparison) -> dict[str
         numbers |= _accuracies(choice.head, features, AFTER)
     if old is None or old_features is None:
         return numbers
-    if not inputs.pooled:
-        numbers |= _accuracies(old.stored.head, old_features, BEFORE)
+    if compared.old:
+        numbers |= _accuracies(compared.old, old_features, BEFORE)
     return {
         **numbers,
         metrics.LATENCY_BEFORE: old_features.latency_ms,

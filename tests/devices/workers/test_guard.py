@@ -14,6 +14,7 @@ from edge_fl.heads.auto import Choice
 from edge_fl.heads.constant import Constant
 from edge_fl.heads.linear import Nearest
 from edge_fl.heads.plan import HeadPlan
+from edge_fl.inputs import InputSpec
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.events import DataChanged
 from edge_fl_devices.child import decode, encode
@@ -110,6 +111,31 @@ def test_with_few_images_the_head_is_fitted_on_all_and_compared_by_cross_validat
         )  # fmt: skip
     (stored,) = [each for each in Store(site.home).heads() if each.release == 3]
     assert len(stored.calibration.right) == 42 and Predictor(site.home).manifest.release == 3
+
+
+@pytest.mark.parametrize("below", [0, 43])
+def test_a_release_for_images_of_another_size_is_compared_too(site: Site, below: int) -> None:
+    """With another size the split is another one, so a head is fitted on the served extractor once more."""
+    server, small = site.server, InputSpec((1, 2, 2))
+    weights = np.ones((4, graphs.DIM), np.float32)
+    images = graphs.canary_images(graphs.Canary(seed=5, images=2, features=[]), small).reshape(2, -1)
+
+    def publish(weights: np.ndarray) -> None:
+        payload = graphs.graph(weights=weights, input_shape=("n", *small.shape))
+        site.serve(site.publish(payload, expected=images @ weights, input=small))
+
+    site.serve(site.publish())
+    with running(guarded(site.home, Counting(), [FIRST], below=below), connect=site.connect):
+        server.wait_for("pi-01", "rpt")
+        server.ack("pi-01", "rel-1")
+        publish(0 * weights)
+        report = server.wait_for("pi-01", "rpt", number=2)
+        assert (report.release, report.error) == (2, "worse")
+        server.ack("pi-01", "rel-2")
+        publish(weights)
+        report = server.wait_for("pi-01", "rpt", number=3)
+        assert (report.release, report.error) == (3, "")
+        assert {"personal.test_acc.before", "test_samples.lost", "latency_ms.before"} <= report.metrics.keys()
 
 
 def test_the_default_head_is_the_one_that_the_release_asks_for(site: Site) -> None:

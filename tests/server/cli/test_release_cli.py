@@ -231,3 +231,18 @@ def test_metadata_near_their_expiry_are_signed_again_while_a_server_is_online(
     ahead[0] = 5
     assert bench.eventually(lambda: bench.retained("tuf/timestamp.json") != before)
     rollout.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "expected either a file, such as model.onnx, or --model NAME"),
+        (["model.onnx", "--model", "cnn-tiny"], "expected either a file"),
+        (["model.onnx"], "--classes: 0 classes, expected 2 to 1024"),
+        (["model.onnx", "--classes", "cat"], "--classes: 1 class (cat), expected 2 to 1024"),
+    ],
+)
+def test_what_to_publish_is_checked_before_anything_else(arguments, said, capsys):
+    assert main(["release", "publish", *arguments]) == 4
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
