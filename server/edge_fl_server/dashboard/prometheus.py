@@ -25,6 +25,7 @@ from edge_fl_server.registry.tables import (
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
+RECENT = 100  # rounds, among which the last evaluated one is looked for
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[SummaryMetricFamily]
 
 
@@ -91,18 +92,18 @@ def _runs(connection: Connection, fleet: str) -> Iterable[Metric]:
     lasted = connection.execute(sums.where(mine)).all()
     help = "Duration of rounds."
     yield _family(SummaryMetricFamily, "round_duration_seconds", help, fleet, (), lasted)
-    newest = select(runs.c.run, rounds.c.round, rounds.c.metrics).select_from(joined).where(mine)
-    last = connection.execute(newest.order_by(rounds.c.ended_at.desc()).limit(1)).all()
-    at = [(run, round) for run, round, _ in last]
+    newest = select(runs.c.run, rounds.c.round, rounds.c.metrics, rounds.c.clients).select_from(joined)
+    last = connection.execute(newest.where(mine).order_by(rounds.c.ended_at.desc()).limit(RECENT)).all()
+    at = [(run, round) for run, round, *_ in last[:1]]
     yield _family(GaugeMetricFamily, "round", "The last completed round.", fleet, ("run",), at)
-    means = [
-        (name, value)
-        for *_, metrics in last
-        for name, value in metrics.items()
-        if value is not None and "acc" in name
-    ]
-    help = "Mean over clients after the last completed round, 0 to 1."
-    yield _family(GaugeMetricFamily, "accuracy", help, fleet, ("metric",), means)
+    of_run = [(metrics, clients) for run, _, metrics, clients in last if run == last[0].run and metrics]
+    evaluated = of_run[0] if of_run else ({}, {})
+    means, clients = ({name: found for name, found in one.items() if "acc" in name} for one in evaluated)
+    help = "Mean over clients in the last evaluated round, 0 to 1."
+    known = [(name, value) for name, value in means.items() if value is not None]
+    yield _family(GaugeMetricFamily, "accuracy", help, fleet, ("metric",), known)
+    help = "Clients behind each mean of edge_fl_accuracy."
+    yield _family(GaugeMetricFamily, "accuracy_clients", help, fleet, ("metric",), clients.items())
     requested = _counts(connection, requests, fleet, requests.c.mode, requests.c.state)
     help = "Requests to devices by state."
     yield _family(GaugeMetricFamily, "requests", help, fleet, ("mode", "state"), requested)

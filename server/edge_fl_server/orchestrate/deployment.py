@@ -335,4 +335,5 @@ def _registry_record(run: str, result: RoundResult) -> RoundRecord:
         result.bytes_down,
         result.bytes_up,
         {name: None if isnan(summary.mean) else summary.mean for name, summary in summaries.items()},
+        {name: summary.clients for name, summary in summaries.items()},
     )

@@ -15,7 +15,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.setup import RunSetup
-from edge_fl_server.runs import round_metrics
+from edge_fl_server.runs import statistics
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import heads, newcomers, rounds
 from edge_fl_server.training.client_store import ClientStore
@@ -52,10 +52,10 @@ class RunResult:
         return {**found, **metrics.summarise_reports(list(self.unseen.values()))}
 
     def best_by_validation(self) -> tuple[int, dict[str, Summary]] | None:
-        """The round with the highest mean validation accuracy, and its metrics; None without validation data."""
+        """The round with the highest mean validation accuracy, and its metrics (`statistics.best_by_validation`)."""
         numbers = sorted(self.evaluated)
         summaries = [metrics.summarise_reports(list(self.evaluated[number].values())) for number in numbers]
-        best = round_metrics.best_by_validation(summaries)
+        best = statistics.best_by_validation(summaries)
         return None if best is None else (numbers[best], summaries[best])
 
 

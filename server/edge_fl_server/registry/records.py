@@ -77,7 +77,7 @@ class RunRecord(Struct, frozen=True):
 
 
 class RoundRecord(Struct, frozen=True):
-    """One completed round. `metrics`: mean over the clients that measured it, by name."""
+    """One completed round. `metrics`: mean over the clients that measured it, by name; `clients`: how many did."""
 
     run: str
     round: int
@@ -87,6 +87,7 @@ class RoundRecord(Struct, frozen=True):
     bytes_down: int = 0
     bytes_up: int = 0
     metrics: dict[str, float | None] = {}
+    clients: dict[str, int] = {}
     ended_at: str = ""
 
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
-from edge_fl_server.runs import round_metrics
+from edge_fl_server.runs import round_metrics, statistics
 from edge_fl_server.runs.results import Results, RunManifest, data_name
 from edge_fl_server.runs.round_metrics import RoundLine
 
@@ -170,7 +170,7 @@ def _accuracy(lines: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
         for name in dict.fromkeys(name for line in lines for name in line.metrics)
         if "_acc" in name and not metrics.by_labels({name: name})
     ]
-    place = round_metrics.best_by_validation([line.metrics for line in lines])
+    place = statistics.best_by_validation([line.metrics for line in lines])
     if place is not None:
         best = lines[place]
         rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.metrics if "test" in name]

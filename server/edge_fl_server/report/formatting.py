@@ -35,6 +35,12 @@ def share(value: float | None, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}"
 
 
+def mean(value: float | None, n: int) -> str:
+    """0.9312 of 12 clients -> "93.1 (n = 12)"; markup."""
+    text = share(value)
+    return text if text == NOTHING else f'{text} <span class="quiet">(n = {number(n) if n else "?"})</span>'
+
+
 def size(bytes: int | float | None) -> str:
     """1536 -> "1.5 KiB"."""
     return NOTHING if bytes is None else units.size(bytes)

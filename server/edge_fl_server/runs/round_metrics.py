@@ -11,11 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from edge_fl import metrics
 from edge_fl.metrics import Summary
 
 FILE = "round_metrics.jsonl"
-VALIDATION = (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION)
 
 
 class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,13 +77,6 @@ def latest(found: Sequence[RoundLine]) -> list[RoundLine]:
     """One line per round, in order: of a round repeated after a resume the last one."""
     by_round = {(line.round, line.final): line for line in found}
     return [by_round[key] for key in sorted(by_round)]
-
-
-def best_by_validation(rounds: Sequence[Mapping[str, Summary]]) -> int | None:
-    """The index of the round with the highest mean validation accuracy; None without validation data."""
-    return metrics.best_round(
-        [next((found[name].mean for name in VALIDATION if name in found), nan) for found in rounds]
-    )
 
 
 def with_nan(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,12 +39,17 @@ class Chart(Struct, frozen=True):
 
 
 class Curve(Struct, frozen=True):
-    """Accuracy 0..1 by place on the x axis, with the std over clients where there is one."""
+    """Accuracy 0..1 by place on the x axis, with the std over clients where there is one, and their number.
+
+    The points `few` are drawn hollow and without a line: their clients are not comparable with those of the others.
+    """
 
     name: str
     mean: Mapping[int, float]
     std: Mapping[int, float] = {}
     dashed: bool = False
+    clients: Mapping[int, int] = {}
+    few: frozenset[int] = frozenset()
 
 
 def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None:
@@ -56,9 +61,10 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
     series: list[dict[str, Any]] = []
     for number, curve in enumerate(shown):
         colour = f"var(--s{number % COLOURS})"
+        mean_of = {x: mean for x, mean in curve.mean.items() if x not in curve.few}
         if curve.std:
-            low = {x: max(mean - curve.std.get(x, 0.0), 0.0) for x, mean in curve.mean.items()}
-            high = {x: min(mean + curve.std.get(x, 0.0), 1.0) for x, mean in curve.mean.items()}
+            low = {x: max(mean - curve.std.get(x, 0.0), 0.0) for x, mean in mean_of.items()}
+            high = {x: min(mean + curve.std.get(x, 0.0), 1.0) for x, mean in mean_of.items()}
             band = {"type": "line", "stack": f"band {number}", "symbol": "none", "silent": True}
             band |= {"connectNulls": True, "lineStyle": {"opacity": 0}}
             series.append({**band, "id": f"low {number}", "data": _percent(low, places)})
@@ -70,7 +76,7 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
                 "type": "line",
                 "id": str(number),
                 "name": curve.name,
-                "data": _percent(curve.mean, places),
+                "data": _percent(mean_of, places),
                 "connectNulls": True,
                 "symbol": "circle",
                 "symbolSize": 5,
@@ -82,6 +88,16 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
                 "labelLayout": {"moveOverlap": "shiftY"},
             }
         )
+        if curve.few:
+            apart = _percent({x: curve.mean[x] for x in curve.few}, places)
+            hollow = {
+                "symbol": "emptyCircle",
+                "symbolSize": 5,
+                "itemStyle": {"color": colour, "opacity": 0.5},
+            }
+            series.append(
+                {"type": "scatter", "id": f"few {number}", "name": curve.name, "data": apart, **hollow}
+            )
     legend = {"left": 0, "top": 0, "textStyle": QUIET, "data": [curve.name for curve in shown]}
     narrow = {
         "legend": {"orient": "vertical"},
@@ -92,7 +108,7 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
         "grid": {**BASE["grid"], "top": 38},
         "legend": legend,
         "tooltip": {**BASE["tooltip"], "formatter": f"{{a}}, {step} {{b}}: {{c}} %"},
-        "xAxis": {**AXIS, "boundaryGap": False, "data": [str(place) for place in places]},
+        "xAxis": {**AXIS, "boundaryGap": False, "data": [_place(shown, place) for place in places]},
         "yAxis": {"scale": True, "axisLabel": QUIET, "splitLine": {"lineStyle": {"color": "var(--line)"}}},
         "series": series,
         "media": [{"query": {"maxWidth": 560}, "option": narrow}],
@@ -147,6 +163,14 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
         "series": [{"type": "scatter", "data": points, "itemStyle": {"color": "var(--s0)"}}],
     }
     return Chart(options, 22 * classes + 120, f"min-width: {22 * len(counts) + 40}px")
+
+
+def _place(curves: Sequence[Curve], place: int) -> str:
+    """The label of a place, with the numbers of clients behind its points."""
+    clients = sorted({n for curve in curves if (n := curve.clients.get(place))})
+    if not clients:
+        return str(place)
+    return f"{place}\nn = {clients[0]}" + (f" to {clients[-1]}" if len(clients) > 1 else "")
 
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:

@@ -9,7 +9,7 @@ from edge_fl_server.dashboard.pages.parts import Column, button, empty, facts, h
 from edge_fl_server.dashboard.queries import releases
 from edge_fl_server.dashboard.queries.releases import HeadReports, ReleaseRow, ReleasesPage
 from edge_fl_server.registry.records import RolloutRecord
-from edge_fl_server.report.formatting import clock, escape, number, positive, share, size
+from edge_fl_server.report.formatting import NOTHING, clock, escape, mean, number, positive, share, size
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
 BUTTONS = {"running": (("pause", "Pause", ""), *END), "paused": (("resume", "Resume", "primary"), *END)}
@@ -32,6 +32,17 @@ def _running(row: ReleaseRow) -> str:
     return f'{row.running:,}<span class="meter"><i style="width:{100 * row.part:.1f}%"></i></span>'
 
 
+def _accuracy(reports: HeadReports) -> str:
+    return mean(reports.after, reports.measured)
+
+
+def _paired(reports: HeadReports) -> str:
+    """Means of the same devices with the model that they served before and with this release."""
+    if not reports.paired:
+        return NOTHING
+    return f"{share(reports.paired_before)} → {mean(reports.paired_after, reports.paired)}"
+
+
 def _start(row: ReleaseRow) -> str:
     label = "Roll back to this" if row.older else "Roll out"
     return button("start", row.record.release, label) if row.startable else ""
@@ -45,8 +56,13 @@ RELEASES = (
     Column("Size", "record.bytes", size),
     Column("Running", "running", number, cell=_running),
     Column("Failed", "reports.failed", number),
-    Column("Before %", "reports.before", share),
-    Column("After %", "reports.after", share),
+    Column("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
+    Column(
+        "Same devices, before and after, %",
+        "reports.paired_after",
+        share,
+        cell=lambda row: _paired(row.reports),
+    ),
     Column("Published, UTC", "record.published_at", clock),
     Column("", "start", cell=_start),
 )
@@ -86,8 +102,8 @@ def current(page: ReleasesPage) -> str:
             "Replaces": positive(record.previous),
             "Running": f"{row.running if row else 0:,} of {page.heads:,}",
             "Failed": number(reports.failed),
-            "Before, %": share(reports.before),
-            "After, %": share(reports.after),
+            "Accuracy, mean %": _accuracy(reports),
+            "Same devices, before and after, %": _paired(reports),
         },
         big=True,
     )

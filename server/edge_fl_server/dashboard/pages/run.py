@@ -12,8 +12,19 @@ from edge_fl_server.dashboard.pages import charts
 from edge_fl_server.dashboard.pages.charts import Chart, Curve
 from edge_fl_server.dashboard.pages.parts import Column, button, empty, facts, heading, run_link, word
 from edge_fl_server.dashboard.queries import run
-from edge_fl_server.dashboard.queries.run import PERSONAL, RoundRow, RunPage
-from edge_fl_server.report.formatting import NOTHING, clock, escape, number, positive, seconds, share, size
+from edge_fl_server.dashboard.queries.run import PERSONAL, Mean, RoundRow, RunPage
+from edge_fl_server.report.formatting import (
+    NOTHING,
+    clock,
+    escape,
+    mean,
+    number,
+    positive,
+    seconds,
+    share,
+    size,
+)
+from edge_fl_server.runs.statistics import too_few
 
 CURVES = {
     metrics.PERSONAL_BEFORE: "personal, before final personalisation",
@@ -22,6 +33,10 @@ CURVES = {
     metrics.GLOBAL_TEST: "global",
     metrics.LOCAL_ONLY: "local only",
 }
+
+
+def _mean(found: Mean | None) -> str:
+    return mean(found.value, found.clients) if found else NOTHING
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -34,11 +49,11 @@ def _dropped(row: RoundRow) -> str:
 
 ROUNDS = (
     Column("Round", "record.round", number),
-    Column("Personal mean %", "personal", share, cell=lambda row: share(row.mean(*PERSONAL))),
+    Column("Personal mean %", "personal", share, cell=lambda row: _mean(row.mean(*PERSONAL))),
     Column("Std", "spread.std", share),
     Column("Bottom decile %", "spread.bottom_decile", share),
-    Column("Global %", "global", share, cell=lambda row: share(row.mean(metrics.GLOBAL_TEST))),
-    Column("Local only %", "local", share, cell=lambda row: share(row.mean(metrics.LOCAL_ONLY))),
+    Column("Global mean %", "global", share, cell=lambda row: _mean(row.mean(metrics.GLOBAL_TEST))),
+    Column("Local only, mean %", "local", share, cell=lambda row: _mean(row.mean(metrics.LOCAL_ONLY))),
     Column("Selected", "record.selected", number),
     Column("Responded", "record.responded", number),
     Column("Dropped out", "dropped", cell=_dropped),
@@ -84,10 +99,10 @@ def summary(page: RunPage) -> str:
             "Dataset": escape(record.dataset),
             "Source": escape(record.source),
             "Rounds": f"{page.rounds[-1].record.round if page.rounds else 0} of {record.rounds}",
-            "Personal, %": _headline(page, *PERSONAL),
-            "Global, %": _headline(page, metrics.GLOBAL_TEST),
+            "Personal, mean %": _headline(page, *PERSONAL),
+            "Global, mean %": _headline(page, metrics.GLOBAL_TEST),
             "Bytes": size(sum(row.bytes for row in page.rounds)),
-            "Current round": f"{total - page.current.get('queued', 0):,} of {total:,}"
+            "Current round": f"{total - page.current.get('queued', 0):,} of {total:,} devices"
             if total and record.state == "running"
             else NOTHING,
         },
@@ -98,13 +113,15 @@ def summary(page: RunPage) -> str:
 
 
 def curves(page: RunPage) -> Chart | None:
-    """Accuracy by round, with bands of one std where the run's folder can be read."""
+    """Accuracy by round, with bands of one std where the run's folder can be read; rounds that few clients measured stand apart."""
     drawn = []
     for metric, name in CURVES.items():
-        means = {row.record.round: row.mean(metric) for row in page.rounds}
+        found = {row.record.round: one for row in page.rounds if (one := row.mean(metric))}
+        found = {round: one for round, one in found.items() if isfinite(one.value)}
         std = {row.record.round: row.summaries[metric].std for row in page.rounds if metric in row.summaries}
-        mean = {round: value for round, value in means.items() if value is not None and isfinite(value)}
-        drawn.append(Curve(name, mean, std, metric == metrics.LOCAL_ONLY))
+        clients = {round: one.clients for round, one in found.items()}
+        values = {round: one.value for round, one in found.items()}
+        drawn.append(Curve(name, values, std, metric == metrics.LOCAL_ONLY, clients, too_few(clients)))
     return charts.lines(drawn, "round", 300)
 
 
@@ -113,12 +130,14 @@ def build(board: Board, address: Address) -> None:
     find = partial(run.page, board.context.db, board.context.fleet, address.get("id", ""))
     board.html(find, title, ABSENT)
     board.html(find, summary)
-    board.chart(find, curves, "Accuracy, % by round; bands are one std over clients")
+    caption = "Mean accuracy, % by round; bands are one std over the n clients. Hollow: fewer than half as many clients as in other rounds"
+    board.chart(find, curves, caption)
     board.table(find, ROUNDS, lambda page: reversed(page.rounds), "Rounds").classes("named")
     board.table(find, RUNS, lambda page: page.others, "All runs").classes("named")
 
 
 def _headline(page: RunPage, *names: str) -> str:
-    """The first of these metrics that the final personalisation measured, or else the newest round."""
-    final = next((page.final[name].mean for name in names if name in page.final), None)
-    return share(page.rounds[-1].mean(*names) if final is None and page.rounds else final)
+    """The newest of these metrics, with its number of clients and its round."""
+    if (found := page.newest(*names)) is None:
+        return NOTHING
+    return f'{_mean(found[0])} <span class="quiet">{found[1]}</span>'

@@ -1,16 +1,18 @@
 """A run by round: metrics, selected and responding clients, dropped and rejected reports.
 
-Counts and means come from the registry, std and bottom decile from the run's folder where the dashboard can read it.
+Counts and means come from the registry, std and bottom decile from the run's folder where the dashboard can read it. A device that was
+requested several times in a round counts once: by its success, else by its newest request.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import nan
 from pathlib import Path
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Table, case, func, select
+from sqlalchemy import case, func, select
 
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary
 from edge_fl_server.registry import Database, runs
@@ -29,6 +31,13 @@ DROPPED = case(
 """Why a request had no success; "" for all others."""
 
 
+class Mean(Struct, frozen=True):
+    """A mean over `clients` clients; 0: unknown, of a registry of an earlier version."""
+
+    value: float
+    clients: int
+
+
 class RoundRow(Struct, frozen=True):
     """One round. `dropped` and `rejected` count by reason; `summaries` is empty if the run's folder cannot be read."""
 
@@ -42,13 +51,13 @@ class RoundRow(Struct, frozen=True):
         """Bytes transferred in both directions."""
         return self.record.bytes_down + self.record.bytes_up
 
-    def mean(self, *names: str) -> float | None:
-        """The mean of the first of these metrics that was measured."""
+    def mean(self, *names: str) -> Mean | None:
+        """The first of these metrics that was measured."""
         for name in names:
             if name in self.summaries:
-                return self.summaries[name].mean
-            if self.record.metrics.get(name) is not None:
-                return self.record.metrics[name]
+                return Mean(self.summaries[name].mean, self.summaries[name].clients)
+            if (value := self.record.metrics.get(name)) is not None:
+                return Mean(value, self.record.clients.get(name, 0))
         return None
 
     @property
@@ -60,7 +69,7 @@ class RoundRow(Struct, frozen=True):
 class RunPage(Struct, frozen=True):
     """A run, its rounds in order, and the fleet's runs, the newest first.
 
-    `current` counts the requests of the current round by state; `final` are the metrics of the final personalisation.
+    `current` counts the devices of the current round by state; `final` are the metrics of the final personalisation.
     """
 
     run: RunRecord
@@ -68,6 +77,16 @@ class RunPage(Struct, frozen=True):
     others: tuple[RunRecord, ...]
     current: dict[str, int] = {}
     final: Mapping[str, Summary] = {}
+
+    def newest(self, *names: str) -> tuple[Mean, str] | None:
+        """The first of these metrics in the final personalisation or else the newest round that measured one, and which it was."""
+        for name in names:
+            if name in self.final:
+                return Mean(self.final[name].mean, self.final[name].clients), "final"
+        for row in reversed(self.rounds):
+            if mean := row.mean(*names):
+                return mean, f"round {row.record.round}"
+        return None
 
 
 def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
@@ -78,8 +97,8 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
         return None
     lines = round_metrics.latest(round_metrics.lines(Path(record.folder) / round_metrics.FILE))
     summaries = {line.round: line.metrics for line in lines if not line.final}
-    dropped = _by_round(db, record.run, requests, DROPPED)
-    rejected = _by_round(db, record.run, rejections, rejections.c.reason)
+    dropped, current = _requested(db, record.run)
+    rejected = _rejected(db, record.run)
     rows = tuple(
         RoundRow(
             one,
@@ -90,24 +109,40 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
         for one in runs.rounds_of(db, record.run)
     )
     final = next((line.metrics for line in lines if line.final), {})
-    return RunPage(record, rows, tuple(known), _current(db, record.run), final)
+    return RunPage(record, rows, tuple(known), current, final)
 
 
-def _by_round(db: Database, run: str, table: Table, reason: ColumnElement[str]) -> dict[int, dict[str, int]]:
-    """Round -> reason -> number of rows of a run."""
-    query = (
-        select(table.c.round, reason, func.count()).where(table.c.run == run).group_by(table.c.round, reason)
-    )
+def _rejected(db: Database, run: str) -> dict[int, dict[str, int]]:
+    """Round -> reason -> number of rejected reports."""
+    of_run = rejections.c.run == run
+    query = select(rejections.c.round, rejections.c.reason, func.count()).where(of_run)
     counts: dict[int, dict[str, int]] = {}
     with db.reading() as connection:
-        for round, name, count in connection.execute(query):
-            if name:
-                counts.setdefault(round, {})[name] = count
+        for round, reason, count in connection.execute(
+            query.group_by(rejections.c.round, rejections.c.reason)
+        ):
+            counts.setdefault(round, {})[reason] = count
     return counts
 
 
-def _current(db: Database, run: str) -> dict[str, int]:
-    newest = select(func.max(requests.c.round)).where(requests.c.run == run).scalar_subquery()
-    query = select(requests.c.state, func.count()).where(requests.c.run == run, requests.c.round == newest)
+def _requested(db: Database, run: str) -> tuple[dict[int, dict[str, int]], dict[str, int]]:
+    """Round -> reason -> devices without success, and state -> devices of the newest round."""
+    succeeded = case((requests.c.state == "succeeded", 0), else_=1)
+    place = func.row_number().over(
+        partition_by=(requests.c.round, requests.c.device),
+        order_by=(succeeded, requests.c.requested_at.desc(), requests.c.id.desc()),
+    )
+    columns = (requests.c.round, requests.c.state, DROPPED.label("reason"), place.label("place"))
+    each = select(*columns).where(requests.c.run == run).subquery()
+    query = select(each.c.round, each.c.state, each.c.reason, func.count()).where(each.c.place == 1)
+    dropped: dict[int, Counter[str]] = {}
+    states: dict[int, Counter[str]] = {}
     with db.reading() as connection:
-        return dict(connection.execute(query.group_by(requests.c.state)).all())
+        for round, state, reason, count in connection.execute(
+            query.group_by(each.c.round, each.c.state, each.c.reason)
+        ):
+            states.setdefault(round, Counter())[state] += count
+            if reason:
+                dropped.setdefault(round, Counter())[reason] += count
+    newest = states[max(states)] if states else {}
+    return {round: dict(counts) for round, counts in dropped.items()}, dict(newest)
