@@ -216,7 +216,7 @@ def test_a_chart_has_a_band_of_one_std_around_each_mean(db: Database) -> None:
 
 def test_a_completed_run_shows_the_metrics_of_its_final_personalisation(db: Database) -> None:
     page = run.page(db, "main")
-    tile = '<dd class="big">97.5 <span class="quiet">(n = 20)</span> <span class="quiet">final</span></dd>'
+    tile = '<dd class="big">97.5<div class="quiet">n = 20, final</div></dd>'
     assert page is not None and tile not in run_page.summary(page)
     final = replace(page, final={metrics.PERSONAL_AFTER: Summary(0.975, 0.97, 0.01, 0.9, 20)})
     assert tile in run_page.summary(final)

@@ -13,7 +13,7 @@ LARGEST_DOT = 20.0  # pixels
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
 AXIS = {
     "type": "category",
-    "axisLabel": QUIET,
+    "axisLabel": {**QUIET, "lineHeight": 14},
     "axisLine": {"lineStyle": {"color": "var(--line)"}},
     "axisTick": {"show": False},
 }

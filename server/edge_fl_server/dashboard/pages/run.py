@@ -102,7 +102,8 @@ def summary(page: RunPage) -> str:
             "Personal, mean %": _headline(page, *PERSONAL),
             "Global, mean %": _headline(page, metrics.GLOBAL_TEST),
             "Bytes": size(sum(row.bytes for row in page.rounds)),
-            "Current round": f"{total - page.current.get('queued', 0):,} of {total:,} devices"
+            "Devices done": f"{total - page.current.get('queued', 0):,} of {total:,}"
+            f'<div class="quiet">in the current round</div>'
             if total and record.state == "running"
             else NOTHING,
         },
@@ -140,4 +141,5 @@ def _headline(page: RunPage, *names: str) -> str:
     """The newest of these metrics, with its number of clients and its round."""
     if (found := page.newest(*names)) is None:
         return NOTHING
-    return f'{_mean(found[0])} <span class="quiet">{found[1]}</span>'
+    value, clients, when = found[0].value, found[0].clients, found[1]
+    return f'{share(value)}<div class="quiet">n = {number(clients) if clients else "?"}, {when}</div>'
