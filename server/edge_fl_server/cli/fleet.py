@@ -47,7 +47,7 @@ def list_devices(
 
     registered: dict[str, DeviceRecord] = {}
     if database or Path(location(database, home)).exists():
-        with closing(Database.open(location(database, home))) as db:
+        with closing(Database.existing(location(database, home))) as db:
             registered = {record.device: record for record in devices.listed(db, fleet)}
     known = device_list.devices(connect_to(host, port, identity), fleet, registered)
     show_table(known.rows, device_list.COLUMNS, format)
@@ -66,7 +66,7 @@ def admit(
     from edge_fl_server.registry import Database, devices
     from edge_fl_server.registry.database import location
 
-    db = Database.open(location(database, home))
+    db = Database.existing(location(database, home))
     known = {record.device: record for record in devices.listed(db, fleet)}
     if device not in known:
         raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")

@@ -8,14 +8,16 @@ from pathlib import Path
 
 from edge_fl.console.output import print_status
 from edge_fl_server.children import Child
+from edge_fl_server.registry import Database
 
 
 @contextmanager
 def dashboard(port: int | None, registry: str, fleet: str, home: Path) -> Iterator[None]:
-    """Serve on a loopback port while the block runs; do nothing if `port` is None."""
+    """Serve on a loopback port while the block runs; do nothing if `port` is None. Raises ConfigError for an unusable registry."""
     if port is None:
         yield
         return
+    Database.open(registry).close()  # create it: the dashboard does not
     options = ["--database", registry, "--fleet", fleet, "--home", str(home), "--port", str(port)]
     child = Child(
         "dashboard", ["server", "dashboard", *options], lambda line: print_status(f"dashboard: {line}"), {}

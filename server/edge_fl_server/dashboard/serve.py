@@ -55,7 +55,7 @@ class Settings:
 def serve(settings: Settings, status: Callable[[str], None] = lambda line: None) -> None:
     """Serve until Ctrl-C; `status` receives the address as soon as it can be opened. Raises ConfigError, ConnectError."""
     token = settings.token or ("" if is_loopback(settings.host) else secrets.token_urlsafe(24))
-    db = Database.open(settings.registry)
+    db = Database.existing(settings.registry)
     listener = _listen(settings.host, settings.port)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)

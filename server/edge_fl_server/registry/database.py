@@ -60,6 +60,24 @@ class Database:
             ) from error
         return cls(engine)
 
+    @classmethod
+    def existing(cls, where: str | Path) -> Database:
+        """Open a registry that a server has created, instead of an empty one under a mistyped name. Raises ConfigError."""
+        engine = _engine(where, create=False)
+        missing = engine.dialect.name == "sqlite" and not Path(engine.url.database or "").is_file()
+        try:
+            if missing or not inspect(engine).has_table("alembic_version"):
+                raise ConfigError(
+                    f"registry {_shown(where)}: not there; expected the one that 'edge-fl server run' or 'server up' writes (--database)"
+                )
+        except DBAPIError as error:
+            raise ConfigError(
+                f"registry {_shown(where)}: {_reason(error)}; expected the database of a server"
+            ) from error
+        finally:
+            engine.dispose()
+        return cls.open(where)
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A read-only connection. Raises RunError when the database fails."""
@@ -113,11 +131,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _engine(where: str | Path) -> Engine:
+def _engine(where: str | Path, *, create: bool = True) -> Engine:
     text = str(where)
     if "://" not in text:
         try:
-            Path(text).parent.mkdir(parents=True, exist_ok=True)
+            if create:
+                Path(text).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"registry {text}: {error.strerror}; expected a folder to write to") from error
         text = f"sqlite:///{text}"
