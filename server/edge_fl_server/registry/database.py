@@ -63,6 +63,8 @@ class Database:
     @classmethod
     def existing(cls, where: str | Path) -> Database:
         """Open a registry that a server has created, instead of an empty one under a mistyped name. Raises ConfigError."""
+        if str(where) == IN_MEMORY:
+            return cls.open(where)
         engine = _engine(where, create=False)
         missing = engine.dialect.name == "sqlite" and not Path(engine.url.database or "").is_file()
         try:
