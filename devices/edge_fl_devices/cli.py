@@ -233,7 +233,7 @@ def watch(
 
     import msgspec
 
-    from edge_fl_devices.serving.camera import Camera
+    from edge_fl_devices.capture.camera import Camera
     from edge_fl_devices.serving.current_model import CurrentModel
     from edge_fl_devices.serving.watch import watch as predictions
 

@@ -15,6 +15,7 @@ from edge_fl.heads.auto import AUTO
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl_devices.board.usage import Budget
+from edge_fl_devices.capture.settings import CaptureConfig
 
 FOLDER = "device"
 
@@ -77,6 +78,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     uploads: bool = True
     epsilon: Annotated[float, Meta(ge=0)] = 0.0
     budget: Budget = Budget()
+    capture: CaptureConfig = CaptureConfig()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0
     cross_validate_below: Annotated[int, Meta(ge=0)] = 300
