@@ -18,8 +18,9 @@ from edge_fl.heads import auto
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import MESSAGES, Report, TierName
 
-SAID = ("state", "meta", "rpt", "req", "log", "echo")
-"""Messages that a device sends, by the kind of their topic; chunks of reports and certificate requests are sent in addition."""
+SAID = ("state", "meta", "rpt", "req", "log", "echo", "sum_reply")
+"""Messages that a device sends, by the kind of their topic; chunks of reports, masked vectors and certificate requests are sent in
+addition."""
 
 NUMBERS = (
     metrics.GLOBAL_TEST,
