@@ -144,6 +144,10 @@ class Topics:
     def sum_chunk(self, device: str, id: str, index: int | str) -> str:
         return f"{self.root}/d/{device}/up/sum/{id}/{index}"
 
+    def sums(self) -> str:
+        """Subscription to the replies of all devices to secure sums."""
+        return f"{self.root}/d/+/up/sum/#"
+
     def log(self, device: str) -> str:
         return f"{self.root}/d/{device}/up/log"
 

@@ -13,6 +13,7 @@ from edge_fl import capability as capabilities
 from edge_fl.capability import Tier
 from edge_fl.console.progress import Count, Progress
 from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.wire import identity
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.board.usage import Meter
@@ -65,7 +66,15 @@ def run_device(
             make = full_worker()
             worker.full = make(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
         topics = Topics(config.broker.fleet)
-        agent = device.start(config.id, topics, capability, worker, data_problem=data_problem)
+        certificate = identity.certificate_in(config.broker.identity)
+        agent = device.start(
+            config.id,
+            topics,
+            capability,
+            worker,
+            data_problem=data_problem,
+            identity=certificate.folder if certificate else None,
+        )
         progress.print(
             f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
         )

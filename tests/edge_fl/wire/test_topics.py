@@ -40,7 +40,7 @@ TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
     "enrol_response": ("server", "enrol_rsp", lambda a: FLEET.enrol_response(a.device)),
 }
 SPELL = {kind: spell for _, kind, spell in TOPICS.values()}
-SUBSCRIPTIONS = {"down", "up", "chunk_group"}
+SUBSCRIPTIONS = {"down", "up", "chunk_group", "sums"}
 
 # Short ones and the longest that is allowed.
 names = st.one_of(st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True), st.just("a" * 32))
@@ -166,6 +166,9 @@ def test_a_refused_topic_still_names_its_device() -> None:
 def test_subscriptions_match_what_they_are_for_and_no_more() -> None:
     assert topic_matches_sub(FLEET.up(), FLEET.report("pi-1", "digits", 3))
     assert not topic_matches_sub(FLEET.up(), FLEET.assignment("pi-1"))
+    assert topic_matches_sub(FLEET.sums(), FLEET.sum_reply("pi-1"))
+    assert topic_matches_sub(FLEET.sums(), FLEET.sum_chunk("pi-1", "sum-1", 3))
+    assert not topic_matches_sub(FLEET.sums(), FLEET.log("pi-1"))
     assert topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-1"))
     assert not topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-2"))
     group = FLEET.chunk_group(SHA, 1)
