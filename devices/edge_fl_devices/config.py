@@ -6,18 +6,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from edge_fl import config as settings
 from edge_fl import heads
 from edge_fl.errors import ConfigError
+from edge_fl.files import atomic
 from edge_fl.heads.auto import AUTO
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl_devices.board.usage import Budget
 from edge_fl_devices.capture.settings import CaptureConfig
+from edge_fl_devices.storage import read_json
 
-FOLDER = "device"
+FOLDER, SETTINGS = "device", "settings.json"
 
 
 class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,6 +128,25 @@ def require_heads(kinds: Iterable[str], where: str) -> None:
                 heads.find(kind)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}; {AUTO!r} chooses among them") from error
+
+
+def remember(config: DeviceConfig) -> None:
+    """Store the settings in the device's folder, for `edge-fl device serve`. Raises OSError."""
+    data, broker = config.data, config.broker
+    if config.reads_folder:
+        data = f"folder:{Path(data.removeprefix('folder:')).resolve()}"
+    if broker.identity:
+        broker = msgspec.structs.replace(broker, identity=str(Path(broker.identity).resolve()))
+    stored = msgspec.json.encode(msgspec.structs.replace(config, data=data, broker=broker))
+    path = Path(config.folder) / SETTINGS
+    if not path.exists() or path.read_bytes() != stored:
+        atomic.write(path, stored, private=True)
+
+
+def remembered(folder: Path) -> DeviceConfig | None:
+    """Return the settings with which the agent last ran in a folder, or None."""
+    found = read_json(folder / SETTINGS, DeviceConfig)
+    return msgspec.structs.replace(found, folder=str(folder)) if found else None
 
 
 def read_root(path: Path) -> bytes:

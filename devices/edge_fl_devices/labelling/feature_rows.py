@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ Rows = NDArray[np.int64]
 
 
 class FeatureRows:
-    """The rows of one extractor; the files of other extractors in `folder` are deleted. Raises ArtefactError if it cannot be written."""
+    """The features by file; the files of other extractors in `folder` are deleted. Raises ArtefactError if it cannot be written."""
 
     def __init__(self, folder: Path, extractor: str, dim: int) -> None:
         self.path, self._dim = folder / f"{extractor}.rows", dim
@@ -38,12 +39,24 @@ class FeatureRows:
                     other.unlink(missing_ok=True)
             self.path.touch(mode=0o600)
             size = _record(dim).itemsize
-            os.truncate(self.path, self.path.stat().st_size // size * size)  # a power cut may leave part of a row
+            os.truncate(
+                self.path, self.path.stat().st_size // size * size
+            )  # a power cut may leave part of a row
         self._index = {bytes(key): row for row, key in enumerate(_mapped(self.path, dim)["key"])}
+        self._lock = threading.Lock()
 
-    def row(self, key: bytes) -> int | None:
-        """Return the row of a file."""
-        return self._index.get(key)
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    def rows(self, keys: Iterable[bytes]) -> Rows:
+        """Return the rows of files; valid until `keep`."""
+        return np.array([self._index[key] for key in keys], np.int64)
+
+    def find(self, key: bytes) -> Features | None:
+        """Return the features [1, d] of a file, if they are known; from any thread."""
+        with self._lock:
+            row = self._index.get(key)
+            return None if row is None else read(self.path, self._dim, [row])
 
     def add(self, key: bytes, z: Features) -> None:
         """Append the features z [d] of a file. Raises ArtefactError for a full disk."""
@@ -65,10 +78,11 @@ class FeatureRows:
         used = {key: row for key in keys if (row := self._index.get(key)) is not None}
         if len(self._index) <= 2 * len(used) + SPARE_ROWS:
             return
-        with reporting(str(self.path)), atomic.writing(self.path, private=True) as file:
-            for row in used.values():
-                file.write(_mapped(self.path, self._dim)[row].tobytes())
-        self._index = {key: row for row, key in enumerate(used)}
+        with self._lock, reporting(str(self.path)):
+            with atomic.writing(self.path, private=True) as file:
+                for row in used.values():
+                    file.write(_mapped(self.path, self._dim)[row].tobytes())
+            self._index = {key: row for row, key in enumerate(used)}
 
 
 def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:

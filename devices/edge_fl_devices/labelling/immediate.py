@@ -2,7 +2,7 @@
 
 Only heads in closed form are fitted here, without scikit-learn: the release's own linear head if it has one, the class means if the device
 is configured for them, else ridge regression (`cosine`). With 2,000 pictures, 1,280 features and ten classes the head takes 0.4 s of one
-core, and each of its calibration's folds as much; after CALIBRATION_S no further fold is computed. The agent fits the configured kind later.
+core, and so does each fold of its calibration; after CALIBRATION_S no further fold is computed. The agent fits the configured kind later.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
-from edge_fl_devices.config import DeviceConfig, read_root
+from edge_fl_devices.config import DeviceConfig, read_root, remember
 from edge_fl_devices.data.load import loader as data_loader
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
@@ -58,6 +59,8 @@ def run_device(
     with store.owned():
         if (answers := Answers(config.min_precision, config.false_alarm)) != store.answers():
             store.keep_answers(answers)
+        with suppress(OSError):  # only `device serve` misses them
+            remember(config)
         loader = ChildFeatureLoader(config, children)
         capability, data_problem = measure(config, loader, progress.print)
         worker = _make_head_worker(config, capability, store, loader, children)

@@ -160,7 +160,9 @@ class Predictor:
     ) -> Iterator[Prediction]:
         yield from self.from_features(self._features(images), names, top)
 
-    def from_features(self, z: Features, names: Sequence[str], top: int | None = None) -> Iterator[Prediction]:
+    def from_features(
+        self, z: Features, names: Sequence[str], top: int | None = None
+    ) -> Iterator[Prediction]:
         """Predict from features z [N, d], each under its name, with `top` classes instead of the predictor's."""
         rows = zip(names, self._probabilities(z), self.calibration.percentiles(z), strict=True)
         for name, probabilities, distance in rows:

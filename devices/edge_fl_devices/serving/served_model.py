@@ -52,11 +52,12 @@ def predicting(store: Store, slots: Slots) -> PredictingModel | None:
     Before the agent's first head it is that of the current release; None without any head.
     """
     served = serving(store, slots)
-    installed = served.installed if served else slots.current()
-    if installed and (newer := store.immediate_head(installed.manifest.extractor.sha256)):
-        if newer.head.classes <= len(installed.manifest.classes):
-            return PredictingModel(installed, newer.head, newer.calibration, newer)
-    return PredictingModel(installed, served.stored.head, served.stored.calibration) if installed and served else None
+    if (installed := served.installed if served else slots.current()) is None:
+        return None
+    newer = store.immediate_head(installed.manifest.extractor.sha256)
+    if newer and newer.head.classes <= len(installed.manifest.classes):
+        return PredictingModel(installed, newer.head, newer.calibration, newer)
+    return PredictingModel(installed, served.stored.head, served.stored.calibration) if served else None
 
 
 def installed_extractors(slots: Slots) -> set[str]:
