@@ -18,7 +18,7 @@ class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     source: Annotated[str, Meta(pattern=r"^(camera:\d+|(rtsps?|https?)://\S+|watch:.+)?\Z")] = ""
     every_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 10.0
-    max_pictures: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    max_pictures: Annotated[int, Meta(ge=1, le=2000)] = 500
     max_mb: Annotated[float, Meta(gt=0)] = 200.0
 
     @property
