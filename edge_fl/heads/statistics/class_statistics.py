@@ -102,20 +102,21 @@ def of(z: Features, y: Labels, classes: int, rows: Labels | None = None) -> Stat
     """
     if len(np.unique(y)) < 2:
         raise StatisticsError(f"pictures of {len(np.unique(y))} class, expected 2 or more classes")
-    shape = shape_of(classes, z.shape[1])
-    u = direction(z).astype(np.float64)
-    u -= class_centre(u, y)
-    u /= np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-12)
+    shape, u = shape_of(classes, z.shape[1]), direction(z)
+    centre = class_centre(u, y)
     if rows is not None:
         u, y = u[rows], y[rows]
+    centred = u - centre
+    centred /= np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
     members = np.eye(classes)[y]
-    q = project(u, shape.projected)
-    return Statistics(members.sum(axis=0), members.T @ project(u, shape.width), q.T @ q)
+    q = project(centred, shape.projected)
+    return Statistics(members.sum(axis=0), members.T @ project(centred, shape.width), q.T @ q)
 
 
-def class_centre(u: Doubles, y: Labels) -> Doubles:
+def class_centre(u: Features, y: Labels) -> Doubles:
     """The mean [d] of the class means of u [n, d]: every class weighs the same."""
-    centre: Doubles = np.mean([u[y == label].mean(axis=0) for label in np.unique(y)], axis=0)
+    means = [u[y == label].mean(axis=0, dtype=np.float64) for label in np.unique(y)]
+    centre: Doubles = np.mean(means, axis=0)
     return centre
 
 

@@ -101,7 +101,7 @@ def test_the_prior_head_is_the_ridge_regression_on_the_features_themselves() -> 
     z, y = device(1, 40)
     found = statistics.of(z[:, :100], y, CLASSES)  # 100 dimensions: nothing is lost in the projection
     u = direction(z[:, :100]).astype(float)
-    u -= statistics.class_centre(u, y)
+    u -= u.mean(axis=0)
     u /= np.linalg.norm(u, axis=1, keepdims=True)
     weights = prior.ridge_head(found, np.arange(CLASSES), 100)
     centred = u - u.mean(axis=0)
