@@ -47,7 +47,7 @@ class Cohort:
     members: Mapping[str, Member]
     vectors: Mapping[str, Vector]
     request: SumRequest
-    options: dict[str, Any] = field(default_factory=dict)  # of every device
+    options: Callable[[str], dict[str, Any]] = lambda name: {}  # of a device
     gone: dict[str, Collection[str]] = field(default_factory=dict)  # by the stage of the step
     tamper: Callable[[str, SumStep], SumStep] = lambda name, step: step
     tamper_reply: Callable[[str, Answer], Answer] = lambda name, answer: answer
@@ -67,7 +67,7 @@ class Cohort:
                 self.request,
                 vector,
                 self.members[name] if masked else None,
-                **self.options,
+                **self.options(name),
             )
             for name, vector in self.vectors.items()
         }
