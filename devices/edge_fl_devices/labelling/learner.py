@@ -105,7 +105,9 @@ class Learner:
         self._thread = threading.Thread(target=self._run, name="edge-fl-labelling", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Look up the classes, and start the thread."""
+        with suppress(EdgeFLError):  # the thread tries again and shows the problem
+            self._look_up()
         self._thread.start()
 
     def stop(self) -> None:
@@ -161,6 +163,7 @@ class Learner:
             self._changed.clear()
             try:
                 self._update()
+                self._show(problem="")
             except (EdgeFLError, OSError, MemoryError) as error:
                 self._show(problem=str(error) or type(error).__name__)
             except Exception as error:  # the page gets the type; the log has the rest
@@ -176,11 +179,7 @@ class Learner:
 
     def _update(self) -> None:
         """Count the labels, compute missing features, fit a head if the labels changed, and order the pool."""
-        release = self._current_release()
-        classes, number = (tuple(release.manifest.classes), release.manifest.release) if release else ((), 0)
-        self._show(classes=classes, release=number, problem="")
-        self.count()
-        if release is None:
+        if (release := self._look_up()) is None:
             return
         labelled, y = self._labelled(release)
         if not self._extract(labelled, release, count=True):
@@ -194,16 +193,23 @@ class Learner:
             )
             release.rows.keep([*labelled, *unlabelled])
 
-    def _current_release(self) -> _Release | None:
-        found, before = self._model.extractor(), self._release
-        if found is None:
+    def _look_up(self) -> _Release | None:
+        """Return the release that predicts, and count the pictures of its classes."""
+        before = self._release
+        if (found := self._model.extractor()) is None:
             self._release = None
-        elif before is None or before.extractor is not found[1]:
-            manifest = found[0].manifest
-            rows = FeatureRows(self._store.folder / FOLDER, manifest.extractor.sha256, manifest.feature_dim)
-            self._release = _Release(*found, rows)
+            self._show(classes=(), release=0)
         else:
-            self._release = replace(before, installed=found[0])
+            manifest = found[0].manifest
+            if before and before.extractor is found[1]:
+                rows = before.rows
+            else:
+                rows = FeatureRows(
+                    self._store.folder / FOLDER, manifest.extractor.sha256, manifest.feature_dim
+                )
+            self._release = _Release(*found, rows)
+            self._show(classes=tuple(manifest.classes), release=manifest.release)
+        self.count()
         return self._release
 
     def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
@@ -238,8 +244,9 @@ class Learner:
                 with self._lock:
                     image = pictures.decode(files[key], release.manifest.input)
                     z = release.extractor.features(image[None])[0]
-            except PictureError:  # also one that was moved at this moment: its new place is another key
-                self._unusable.add(key)
+            except PictureError:
+                if files[key].exists():  # not moved at this moment
+                    self._unusable.add(key)
             else:
                 release.rows.add(key, z)
         if count:

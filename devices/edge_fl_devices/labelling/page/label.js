@@ -65,7 +65,7 @@ function draw() {
     shown.guesses.map((each) => each.label + " " + percent(each.probability)).join(" · ") || "no prediction yet",
     shown.time ? new Date(1000 * shown.time).toLocaleString() : "",
   ].filter(Boolean).join("  –  ");
-  $("accept").textContent = selected ? (guess && guess === shown.guesses[0] ? "Accept " : "Label as ") + selected + (guess ? " (" + percent(guess.probability) + ")" : "") : view.classes.length ? "Select a class" : "Add a class first";
+  $("accept").firstChild.textContent = selected ? (guess && guess === shown.guesses[0] ? "Accept " : "Label as ") + selected + (guess ? " (" + percent(guess.probability) + ")" : "") : view.classes.length ? "Select a class" : "Add a class first";
   const idle = Boolean(shown) && !waiting;
   $("accept").disabled = !idle || !selected;
   $("skip").disabled = $("discard").disabled = !idle;
