@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec, RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import EdgeFLError
+from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifest import Manifest, blobs
+from edge_fl.wire.blob import Blob, describe
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
 from edge_fl_server.mqtt.connection import Received
@@ -136,6 +140,30 @@ class RolloutCoordinator:
             self.head_updates.open(assignment_id(manifest.release), manifest, method)
             self.roll_out(manifest, payloads)
         return manifest
+
+    def extend(self, extras: Mapping[str, bytes], way: Way) -> Manifest:
+        """Release the current extractor again with further extras, and heads fitted in this way. Raises ArtefactError."""
+        with self._publishing, self._repository.locked():
+            current = self.current
+            assert current is not None
+            added = {name: describe(payload) for name, payload in extras.items()}
+            manifest = replace(
+                current,
+                release=self._repository.next_release(),
+                extras={**current.extras, **added},
+                heads=replace(current.heads, way=way),
+            )
+            payloads = {blob.sha256: self._publisher.kept(blob) or b"" for blob in blobs(current)}
+            payloads |= {added[name].sha256: payload for name, payload in extras.items()}
+            self.roll_out(manifest, payloads)
+        return manifest
+
+    def newest_extra(self, name: str, extractor: Blob) -> bytes | None:
+        """The content of an extra in the newest kept release of this extractor that has it."""
+        for manifest in reversed(self._repository.releases()):
+            if manifest.extractor == extractor and name in manifest.extras:
+                return self._publisher.kept(manifest.extras[name])
+        return None
 
     def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Publish a release and start its roll-out. Raises ArtefactError if `payloads` do not match the manifest."""
