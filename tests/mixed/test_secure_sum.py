@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,10 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_fl.errors import ConfigError, SecureSumError
+from edge_fl.learn.codec import privacy
 from edge_fl.secure import fixed_point
 from edge_fl.seeds import generator
 from edge_fl.wire import identity
-from edge_fl.wire.messages import MESSAGES, Capability, SumReply, SumRequest, decode
+from edge_fl.wire.messages import Capability, SumReply, SumRequest, decode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
@@ -33,6 +32,7 @@ from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.runtime.connector import fleet_connector
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
@@ -41,6 +41,7 @@ from edge_fl_server.mqtt.connector import connector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
+from tests.edge_fl.secure.cohorts import encodings
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("main")
@@ -136,6 +137,38 @@ def in_memory(folder: Path, names: Any = ()) -> Iterator[Fleet]:
     broker.close()
 
 
+def leaving(connect: Any, names: Any) -> Any:
+    """Connect devices, of which `names` lose power when they are about to send their masked vector."""
+
+    def connect_leaving(name: str, will: Packet | None, deliver: Any) -> Any:
+        transport = connect(name, will, deliver)
+        publish = transport.publish
+
+        def publish_or_leave(packet: Packet) -> None:
+            if packet.topic == TOPICS.sum_reply(name) and decode(packet.payload, SumReply).stage == "vector":
+                transport.close(clean=False)
+            publish(packet)
+
+        if name in names:
+            transport.publish = publish_or_leave
+        return transport
+
+    return connect_leaving
+
+
+def require_hidden(packets: list[Packet], vectors: Mapping[str, Vector]) -> None:
+    """No packet contains numbers of a vector in any encoding."""
+    traffic = b"\0".join(packet.payload for packet in packets)
+    for vector in vectors.values():
+        assert not any(text in traffic for text in encodings(vector, len(vectors)))
+
+
+def stages(packets: list[Packet], device: str) -> list[str]:
+    """The stages that a device answered."""
+    topic = TOPICS.sum_reply(device)
+    return [decode(packet.payload, SumReply).stage for packet in packets if packet.topic == topic]
+
+
 def test_masked_and_plain_sums_of_thirty_devices_agree(tmp_path: Path) -> None:
     vectors = vectors_of(30, 33_000)
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
@@ -151,3 +184,145 @@ def test_masked_and_plain_sums_of_thirty_devices_agree(tmp_path: Path) -> None:
     assert np.abs(masked.vector - sum(vectors.values())).max() <= 1e-6
     assert sent == 33_000 * fixed_point.BYTES <= 200_000
     assert largest <= 64 * 1024
+
+
+def test_the_recording_shows_plain_vectors_and_no_masked_ones(tmp_path: Path) -> None:
+    vectors = vectors_of(6, 100)
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    with in_memory(tmp_path / "a", vectors) as fleet, fleet.running(vectors) as (_, sums, _):
+        sums.collect("statistics", 7, 100)
+        require_hidden(fleet.packets, vectors)
+    with in_memory(tmp_path / "b") as fleet, fleet.running(vectors) as (_, sums, _):
+        sums.collect("statistics", 7, 100, SumOptions(masked=False))
+        with pytest.raises(AssertionError):
+            require_hidden(fleet.packets, vectors)
+
+
+def test_a_sum_completes_when_nine_of_thirty_devices_disappear_before_the_upload(tmp_path: Path) -> None:
+    vectors = vectors_of(30, 500)
+    gone = list(vectors)[::3][:9]
+    with in_memory(tmp_path, vectors) as fleet:
+        fleet.connect = leaving(fleet.connect, gone)
+        with fleet.running(vectors) as (_, sums, _):
+            found = sums.collect("statistics", 7, 500, SumOptions(lost_s=0.2))
+    remaining = [name for name in vectors if name not in gone]
+    assert list(found.devices) == remaining
+    assert np.abs(found.vector - sum(vectors[name] for name in remaining)).max() <= 1e-6
+    require_hidden(fleet.packets, vectors)
+    assert {tuple(stages(fleet.packets, name)) for name in gone} == {("keys", "shares")}
+    assert fleet.workers[remaining[0]].known == [7] and not fleet.workers[gone[0]].known
+
+
+def test_a_sum_ends_by_name_when_eighteen_of_thirty_devices_disappear_before_the_upload(
+    tmp_path: Path,
+) -> None:
+    vectors = vectors_of(30, 500)
+    with in_memory(tmp_path, vectors) as fleet:
+        fleet.connect = leaving(fleet.connect, list(vectors)[:18])
+        with (
+            fleet.running(vectors) as (_, sums, _),
+            pytest.raises(
+                SecureSumError, match="only 12 of 30 devices remained, 20 needed; no statistic was revealed"
+            ),
+        ):
+            sums.collect("statistics", 7, 500, SumOptions(lost_s=0.2))
+        assert not any(worker.known for worker in fleet.workers.values())
+        assert all("reveal" not in stages(fleet.packets, name) for name in vectors)
+        require_hidden(fleet.packets, vectors)
+
+
+def test_devices_that_offer_nothing_or_fail_take_no_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vectors: dict[str, Vector | None] = {
+        **vectors_of(8, 10),
+        "pi-00": None,
+        "pi-01": np.ones(9),
+        "pi-02": np.full(10, np.inf),
+    }
+
+    def fail() -> None:
+        raise ValueError("a bug in an offer")
+
+    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
+        fleet.workers["pi-03"].before = fail
+        caplog.set_level(logging.INFO)
+        with pytest.raises(SecureSumError, match="only 4 of 5 devices remained, 5 needed"):
+            sums.collect("statistics", 7, 10)
+        found = sums.collect("statistics", 7, 10, SumOptions(minimum=3))
+        assert {name: stages(fleet.packets, name)[-1] for name in list(vectors)[:4]} == dict.fromkeys(
+            list(vectors)[:4], "declined"
+        )
+    assert found.devices == ("pi-04", "pi-05", "pi-06", "pi-07")
+    text = caplog.text
+    assert "without pi-00 (nothing), pi-01 (wrong_length), pi-02 (out_of_range), pi-03 (error)" in text
+    assert "pi-01: secure sum" in text and "9 numbers, 10 requested" in text
+
+
+def test_a_device_that_is_too_slow_has_dropped_out(tmp_path: Path) -> None:
+    vectors, release = vectors_of(6, 10), threading.Event()
+    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
+        fleet.workers["pi-05"].before = lambda: release.wait(20) and None
+        found = sums.collect("statistics", 7, 10, SumOptions(stage_s=1.0))
+        release.set()
+    assert found.devices == tuple(list(vectors)[:5])
+
+
+def test_what_is_not_possible_is_not_requested(tmp_path: Path) -> None:
+    vectors = vectors_of(6, 10)
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    with in_memory(tmp_path / "a") as fleet, fleet.running(vectors) as (_, sums, _):
+        with pytest.raises(
+            SecureSumError, match="no certificates, which masked sums require; nothing was requested"
+        ):
+            sums.collect("statistics", 7, 10)
+        with pytest.raises(SecureSumError, match="2 devices are online, 5 needed; nothing was requested"):
+            sums.collect("statistics", 7, 10, SumOptions(masked=False), devices=["pi-00", "pi-01", "pi-99"])
+        with pytest.raises(ConfigError, match=r"secure sum: minimum = 2: .*3"):
+            sums.collect("statistics", 7, 10, SumOptions(minimum=2, masked=False))
+        with pytest.raises(ConfigError, match="noise_multiplier without clip"):
+            SumOptions(noise_multiplier=1.0)
+        assert not any(packet.topic.endswith("/sum") for packet in fleet.packets)
+    with in_memory(tmp_path / "b", vectors) as fleet, fleet.running(vectors) as (_, sums, _):
+        with pytest.raises(SecureSumError, match="0 devices take part"):
+            sums.collect("statistics", 7, 10, SumOptions(masked=False))
+        assert {reply for name in vectors for reply in stages(fleet.packets, name)} == {"declined"}
+
+
+def test_epsilon_of_a_noisy_sum_is_reported(tmp_path: Path) -> None:
+    vectors = vectors_of(5, 10)
+    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
+        found = sums.collect("statistics", 7, 10, SumOptions(clip=1.0, noise_multiplier=4.0, delta=1e-5))
+        assert sums.collect("statistics", 7, 10).epsilon == 0.0
+    spent = (privacy.SENSITIVITY / 4.0) ** 2
+    assert found.epsilon == pytest.approx(privacy.epsilon(spent, 1e-5)) and 1 < found.epsilon < 5
+    assert np.abs(found.vector).max() < 60  # clipped: without clip and noise about 200
+
+
+@pytest.mark.broker
+def test_a_sum_over_mosquitto_with_certificates(mosquitto_program: Program, tmp_path: Path) -> None:
+    """Devices with their own certificates, of which two lose power; the operator records everything that the broker passes on."""
+    vectors = vectors_of(9, 20_000)
+    authority, ids = Authority.make(tmp_path / "home"), tmp_path / "ids"
+    authority.bake({name: ids / name for name in vectors})
+    settings = Settings(
+        tmp_path / "mosquitto", port=0, certificates=register_sync.certificates(authority, "127.0.0.1")
+    )
+    with Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker:
+        port = broker.settings.port
+        _, connect = fleet_connector("127.0.0.1", port, ids, len(vectors))
+        connect_server = connector("127.0.0.1", port, authority.home / "server")
+        operator = identity.read(authority.home / "operator").endpoint("127.0.0.1", port)
+        fleet = Fleet(tmp_path, leaving(connect, ["pi-02", "pi-06"]), connect_server, ids)
+        with (
+            recorded(
+                lambda name, will, deliver: MqttTransport(operator, "operator", will, deliver), fleet.packets
+            ),
+            fleet.running(vectors) as (_, sums, _),
+        ):
+            found = sums.collect("statistics", 7, 20_000, SumOptions(lost_s=0.2))
+    remaining = [name for name in vectors if name not in ("pi-02", "pi-06")]
+    assert list(found.devices) == remaining
+    assert np.abs(found.vector - sum(vectors[name] for name in remaining)).max() <= 1e-6
+    assert len([packet for packet in fleet.packets if "/up/sum/" in packet.topic]) == 7 * 2  # chunks
+    require_hidden(fleet.packets, vectors)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_fl.errors import SecureSumError
+from edge_fl.secure import fixed_point
 from edge_fl.secure.device import Answer, SumDevice
 from edge_fl.secure.fixed_point import Vector
 from edge_fl.secure.member import Member
@@ -38,6 +39,15 @@ def vectors(count: int, length: int, seed: int = 3) -> dict[str, Vector]:
     rng = generator(seed, "secure", "vectors")
     scale = np.where(np.arange(length) % 10 == 0, 2000.0, 1.0)
     return {name: rng.normal(size=length) * scale for name in names_of(count)}
+
+
+def encodings(vector: Vector, devices: int) -> list[bytes]:
+    """Four consecutive numbers of a vector in every encoding that the project uses."""
+    pieces = [vector[start : start + 4] for start in (0, 7, len(vector) - 4)]
+    found = [piece.astype(kind).tobytes() for piece in pieces for kind in ("<f4", "<f8", ">f4", ">f8", "<f2")]
+    numbers = fixed_point.encode(vector, devices)
+    found += [fixed_point.to_bytes(numbers[start : start + 4]) for start in (0, 7, len(vector) - 4)]
+    return [*found, numbers[:4].astype("<u8").tobytes()]
 
 
 @dataclass

@@ -23,7 +23,7 @@ from edge_fl.secure.server import SumServer
 from edge_fl.seeds import generator
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import SumReply, SumRequest, SumStep
-from tests.edge_fl.secure.cohorts import FLEET, Cohort, members, names_of, vectors
+from tests.edge_fl.secure.cohorts import FLEET, Cohort, encodings, members, names_of, vectors
 
 LENGTH = 50
 REQUEST = SumRequest("statistics", 7, LENGTH)
@@ -136,15 +136,6 @@ def test_noise_has_the_stated_size_whoever_remains(thirty: Mapping[str, Member])
 
 
 # what the messages reveal
-
-
-def encodings(vector: Vector, devices: int) -> list[bytes]:
-    """Four consecutive numbers of a vector in every encoding that the project uses."""
-    pieces = [vector[start : start + 4] for start in (0, 7, len(vector) - 4)]
-    found = [piece.astype(kind).tobytes() for piece in pieces for kind in ("<f4", "<f8", ">f4", ">f8", "<f2")]
-    numbers = fixed_point.encode(vector, devices)
-    found += [fixed_point.to_bytes(numbers[start : start + 4]) for start in (0, 7, len(vector) - 4)]
-    return [*found, numbers[:4].astype("<u8").tobytes()]
 
 
 @pytest.mark.parametrize("gone", [{}, {"shares": names_of(2)}])
