@@ -14,7 +14,7 @@ from edge_fl.data import pictures
 from edge_fl.inputs import InputSpec
 
 SIDE = 8
-MAX_DIFFERENT_BITS = 3
+MAX_DIFFERENT_BITS = 1
 GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
 
 

@@ -98,16 +98,8 @@ class Pool:
         name = hashlib.sha256(content).hexdigest()[:16] + suffix
         entry = Entry(name, source, self._clock(), hash)
         try:
-            while True:
-                dropped = self._least_informative(len(content))  # not locked: it may extract features
-                with self._locked():
-                    if why := self._rejection(entry):
-                        return Added("", why)
-                    for name in dropped:
-                        (self.folder / name).unlink(missing_ok=True)
-                    if self._fits(self._sizes(), len(content)):
-                        self._write(entry, content)
-                        return Added(entry.name)
+            with reporting(str(self.folder)):
+                return self._add(entry, content)
         except ArtefactError as error:
             return Added("", "disk full" if error.why == "enospc" else "not writable", error.message)
 
@@ -140,6 +132,19 @@ class Pool:
     def size_bytes(self) -> int:
         """Total size of the pictures."""
         return sum(self._sizes().values())
+
+    def _add(self, entry: Entry, content: bytes) -> Added:
+        while not (why := self._rejection(entry)):
+            dropped = self._least_informative(len(content))  # not locked: it may take seconds
+            with self._locked():
+                if why := self._rejection(entry):
+                    break
+                for name in dropped:
+                    (self.folder / name).unlink(missing_ok=True)
+                if self._fits(self._sizes(), len(content)):
+                    self._write(entry, content)
+                    return Added(entry.name)
+        return Added("", why)
 
     def _rejection(self, entry: Entry) -> Why:
         known = self._index()
