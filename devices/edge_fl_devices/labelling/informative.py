@@ -44,16 +44,19 @@ def informative(
     if probabilities is not None:
         weights += uncertainty(probabilities)[sample]
 
+    def gains() -> Features:
+        added: Features = np.maximum(similarity - covered, 0) @ weights
+        return added
+
     chosen: list[int] = []
     left = np.ones(len(u), np.bool_)
-    gains = np.zeros(len(u), np.float32)
-    while left.any() and len(chosen) < min(count, MOST_GREEDY):
-        gains = np.maximum(similarity - covered, 0) @ weights
-        chosen.append(int(np.where(left, gains, -1).argmax()))
+    for _ in range(min(count, MOST_GREEDY, len(u))):
+        chosen.append(int(np.where(left, gains(), -1).argmax()))
         left[chosen[-1]] = False
         covered = np.maximum(covered, similarity[chosen[-1]])
     rest = np.flatnonzero(left)
-    return np.concatenate([chosen, rest[np.argsort(-gains[rest], kind="stable")]]).astype(np.int64)[:count]
+    rest = rest[np.argsort(-gains()[rest], kind="stable")]
+    return np.concatenate([chosen, rest]).astype(np.int64)[:count]
 
 
 def uncertainty(probabilities: Features) -> Features:
