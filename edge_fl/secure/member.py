@@ -61,13 +61,13 @@ def require_signed(
     try:
         known = x509.load_der_x509_certificate(certificate)
         issued = any(identity.is_signed_by(known, ca) for ca in authorities)
-        owner, key = identity.common_name(known.subject), known.public_key()
+        owner = identity.common_name(known.subject) if issued else ""
     except (ValueError, identity.IdentityError) as error:
         raise SecureSumError(f"{name}: unreadable certificate", "forged") from error
-    if not issued or owner != name or role_of(name) != "device":
-        raise SecureSumError(
-            f"{name}: certificate of {owner!r}, expected this device's, from this fleet's CA", "forged"
-        )
+    if owner != name or role_of(name) != "device":
+        found = f"certificate of {owner!r}" if issued else "certificate of another CA"
+        raise SecureSumError(f"{name}: {found}, expected this device's, from its fleet's CA", "forged")
+    key = known.public_key()
     try:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise InvalidSignature

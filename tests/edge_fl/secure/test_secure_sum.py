@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from Crypto.Protocol import SecretSharing
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge_fl.errors import SecureSumError
@@ -24,9 +27,11 @@ from edge_fl.seeds import generator
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import SumReply, SumRequest, SumStep
 from tests.edge_fl.secure.cohorts import FLEET, Cohort, encodings, members, names_of, vectors
+from tests.fuzz.valid import structs
 
 LENGTH = 50
 REQUEST = SumRequest("statistics", 7, LENGTH)
+few = settings(max_examples=15)  # for each stage
 
 
 def some(thirty: Mapping[str, Member], count: int = 8, **options: Any) -> Cohort:
@@ -49,24 +54,32 @@ def test_thirty_devices_add_up_45_000_numbers(thirty: Mapping[str, Member]) -> N
     assert not cohort.errors and not cohort.rejections
 
 
-@pytest.mark.parametrize("stage", ["shares", "survivors", "signatures"])
-def test_a_sum_completes_with_30_percent_of_30_gone_after_the_key_exchange(
-    thirty: Mapping[str, Member], stage: str
+@pytest.mark.parametrize(("count", "stage"), [(30, "shares"), (10, "survivors"), (10, "signatures")])
+def test_a_sum_completes_with_30_percent_gone_after_the_key_exchange(
+    thirty: Mapping[str, Member], count: int, stage: str
 ) -> None:
-    gone = names_of(30)[4:28:3][:9] + names_of(1)
-    cohort = some(thirty, 30, gone={stage: gone})
+    gone = names_of(count)[:: count // (count * 3 // 10)][: count * 3 // 10]
+    cohort = some(thirty, count, gone={stage: gone})
     result = cohort.run()
-    remaining = set(names_of(30)) - (set(gone) if stage == "shares" else set())
+    remaining = set(names_of(count)) - (set(gone) if stage == "shares" else set())
     assert set(result.devices) == remaining
     assert np.abs(result.vector - total(cohort, remaining)).max() <= 1e-6
 
 
-@pytest.mark.parametrize("stage", ["peers", "shares", "survivors", "signatures"])
-def test_a_sum_ends_by_name_with_60_percent_of_30_gone(thirty: Mapping[str, Member], stage: str) -> None:
-    cohort = some(thirty, 30, gone={stage: names_of(18)})
-    with pytest.raises(
-        SecureSumError, match="only 12 of 30 devices remained, 20 needed; no statistic was revealed"
-    ):
+@pytest.mark.parametrize(
+    ("count", "stage", "text"),
+    [
+        (30, "shares", "only 12 of 30 devices remained, 20 needed"),
+        (10, "peers", "only 4 of 10 devices remained, 7 needed"),
+        (10, "survivors", "only 4 of 10 devices remained, 7 needed"),
+        (10, "signatures", "only 4 of 10 devices remained, 7 needed"),
+    ],
+)
+def test_a_sum_ends_by_name_with_60_percent_gone(
+    thirty: Mapping[str, Member], count: int, stage: str, text: str
+) -> None:
+    cohort = some(thirty, count, gone={stage: names_of(count * 6 // 10)})
+    with pytest.raises(SecureSumError, match=f"^{text}; no statistic was revealed$"):
         cohort.run()
     assert cohort.server.result is None and cohort.server.stage == "ended"
 
@@ -324,7 +337,9 @@ def test_a_certificate_of_another_fleet_or_name_is_rejected(
     result = cohort.run()
     assert {"pi-04", "pi-05"}.isdisjoint(result.devices)
     texts = sorted(str(error) for error in cohort.rejections)
-    assert texts[0].startswith("pi-04: certificate of 'pi-04', expected this device's, from this fleet's CA")
+    assert texts[0].startswith(
+        "pi-04: certificate of another CA, expected this device's, from its fleet's CA"
+    )
     assert texts[1].startswith("pi-05: certificate of 'pi-06', expected this device's")
 
 
@@ -445,3 +460,52 @@ def test_replies_that_are_late_or_uninvited_change_nothing(thirty: Mapping[str, 
     cohort.server.take("pi-00", SumReply("sum-1", "reveal", values={"pi-01": bytes(16)}))
     cohort.server.take_chunk("pi-00", "sum-1", 0, b"early")
     assert cohort.run().devices == tuple(names_of(8)) and not cohort.server.dropped
+
+
+@pytest.mark.parametrize("stage", ["open", "peers", "shares", "survivors", "signatures"])
+@few
+@given(data=st.data())
+def test_a_device_answers_any_message_or_names_the_violation(
+    thirty: Mapping[str, Member], stage: str, data: st.DataObject
+) -> None:
+    """At every stage of a sum; a device that found a violation answers nothing more."""
+    steps: list[SumStep] = []
+    cohort = reached(thirty, stage)
+    device = cohort.devices["pi-00"]
+    for _ in range(3):
+        steps.append(replace(data.draw(structs(SumStep)), id="sum-1"))
+        try:
+            answer = device.answer(steps[-1])
+        except SecureSumError as error:
+            assert error.why and device.expected == "" and not device._shares
+            answer = None
+        assert answer is None or answer.reply.stage == "keys"
+
+
+@pytest.mark.parametrize("stage", ["open", "peers", "shares", "survivors", "signatures"])
+@few
+@given(data=st.data())
+def test_a_server_takes_any_reply_or_names_the_violation(
+    thirty: Mapping[str, Member], stage: str, data: st.DataObject
+) -> None:
+    server = reached(thirty, stage).server
+    try:
+        server.take("pi-00", replace(data.draw(structs(SumReply)), id="sum-1"))
+        server.take_chunk("pi-00", "sum-1", 0, data.draw(st.binary(max_size=20)))
+    except SecureSumError as error:
+        assert server.dropped == {"pi-00": error.why}
+
+
+def reached(thirty: Mapping[str, Member], stage: Any) -> Cohort:
+    """A cohort whose devices wait for the step of a stage."""
+    cohort = some(thirty, 3, request=replace(REQUEST, minimum=3), gone={stage: names_of(30)})
+    with suppress(SecureSumError):
+        cohort.run()
+    cohort.server.stage = {
+        "open": "keys",
+        "peers": "shares",
+        "shares": "vector",
+        "survivors": "signature",
+        "signatures": "reveal",
+    }[stage]  # type: ignore[assignment]
+    return cohort
