@@ -4,14 +4,11 @@
     FOLDER/statistics/sent.json           the pictures that are in a sum, by hash
 
 Every labelled picture is in at most one sum per extractor: the difference of two sums says nothing of the devices that are in both. After a
-first sum a device takes part again once its labels have grown by GROWTH, with the new pictures alone. At most MOST_PER_CLASS pictures of a
-class count.
+first sum a device takes part again once its labels have grown by GROWTH, with the new pictures alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +22,6 @@ from edge_fl.errors import StatisticsError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS
 from edge_fl_devices.storage import read_json
 
 GROWTH = 0.5
@@ -64,8 +60,8 @@ class Contributions:
 
         Raises ArtefactError if the disk fails, StatisticsError for too many classes.
         """
-        sent, keys = self._sent(extractor), [_key(row) for row in z]
-        rows = _new(keys, y, sent.counted)
+        sent, keys = self._sent(extractor), class_statistics.keys_of(z)
+        rows = class_statistics.uncounted(keys, y, sent.counted)
         if not len(rows) or len(np.unique(y)) < 2 or len(y) < (1 + GROWTH) * sent.labels:
             (self._folder / NEXT).unlink(missing_ok=True)
             return
@@ -116,18 +112,3 @@ class Contributions:
             self._folder.mkdir(parents=True, exist_ok=True)
             with atomic.writing(self._folder / name, private=True) as file:
                 file.write(content)
-
-
-def _key(row: NDArray[np.float32]) -> str:
-    return hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest()
-
-
-def _new(keys: list[str], y: NDArray[np.int64], counted: dict[str, int]) -> NDArray[np.int64]:
-    """Rows of pictures that are in no sum, in the order of their hashes, up to MOST_PER_CLASS of a class with those that are."""
-    full, rows = Counter(counted.values()), dict[str, int]()
-    for row in sorted(range(len(keys)), key=lambda row: keys[row]):
-        label = int(y[row])
-        if keys[row] not in counted and keys[row] not in rows and full[label] < MOST_PER_CLASS:
-            rows[keys[row]] = row
-            full[label] += 1
-    return np.array(sorted(rows.values()), np.int64)

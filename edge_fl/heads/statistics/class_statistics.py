@@ -14,7 +14,9 @@ disjoint groups of features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -111,6 +113,22 @@ def of(z: Features, y: Labels, classes: int, rows: Labels | None = None) -> Stat
     members = np.eye(classes)[y]
     q = project(centred, shape.projected)
     return Statistics(members.sum(axis=0), members.T @ project(centred, shape.width), q.T @ q)
+
+
+def keys_of(z: Features) -> list[str]:
+    """A hash of the features z [n, d] of each picture."""
+    return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in z]
+
+
+def uncounted(keys: Sequence[str], y: Labels, counted: Mapping[str, int]) -> Labels:
+    """The rows of different pictures that are not `counted`, a class by key, up to MOST_PER_CLASS of a class with those that are."""
+    full, rows = Counter(counted.values()), dict[str, int]()
+    for row in sorted(range(len(keys)), key=lambda row: keys[row]):
+        label = int(y[row])
+        if keys[row] not in counted and keys[row] not in rows and full[label] < MOST_PER_CLASS:
+            rows[keys[row]] = row
+            full[label] += 1
+    return np.array(sorted(rows.values()), np.int64)
 
 
 def class_centre(u: Features, y: Labels) -> Doubles:
