@@ -7,6 +7,7 @@ The budget is used up by the agent and this process together. Then the source is
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from edge_fl_devices.capture.camera import LIMITS, CameraLimits
 from edge_fl_devices.capture.pool import Added, Pool
 from edge_fl_devices.capture.settings import CaptureConfig
 from edge_fl_devices.capture.sources import PictureSource, open_source
+
+log = logging.getLogger(__name__)
 
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 State = Literal["off", "capturing", "waiting", "paused", "disk full", "not writable"]
@@ -73,8 +76,10 @@ class Capture:
     def status(self) -> dict[str, object]:
         """State and its reason; size of the pool; how many pictures were added since the start, and not added, by reason."""
         state, why = self._state
+        if state == "capturing" and self._source and self._source.interrupted:
+            state = "waiting"
         return {
-            "state": "waiting" if self._source and self._source.interrupted else state,
+            "state": state,
             "why": why,
             "pictures": len(self._pool.names()),
             "bytes": self._pool.size_bytes,
@@ -94,6 +99,10 @@ class Capture:
                 except EdgeFLError as error:
                     self._become("waiting", f"{error.message}; trying again")
                     retry_s = min(2 * retry_s, MAX_RETRY_S)
+                except Exception as error:  # the status shows the type; the log has the rest
+                    log.exception("unexpected error while capturing")
+                    self._become("waiting", type(error).__name__)
+                    retry_s = MAX_RETRY_S
             self._stopped.wait(retry_s)
         self._state = ("off", "")
 
