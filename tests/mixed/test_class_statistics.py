@@ -85,7 +85,8 @@ def test_labels_of_all_devices_reach_every_head_and_new_labels_are_added(site: S
             store = Store(site.folder / name)
             served = serving(store, Slots(store.folder / "release"))
             assert served and served.installed.manifest.release == 2 and served.stored.head.kind == "cosine"
-        run(site)  # nobody has new labels: the prior stays with the extractor
+        run(site)  # no device has new labels: the prior stays with the extractor
+        assert kept(site)[-1].release == 3
         assert counted(site, kept(site)[-1]).tolist() == labels(DEVICES, 12).tolist()
     record = first.sum()
     length = class_statistics.shape_of(3, one.feature_dim).length

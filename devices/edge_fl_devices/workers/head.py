@@ -45,7 +45,7 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import StoredHead
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.head_fitting import NOTHING_HELD_OUT, FitData, FitSpec, Fitter
-from edge_fl_devices.workers.statistics import Contributions
+from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_devices.workers.worker import Material, Worker
 
 log = logging.getLogger(__name__)
@@ -115,11 +115,11 @@ class HeadWorker(Worker):
     full: Worker | None = None
     _slots: Slots = field(init=False)
     _trust: Trust = field(init=False)
-    _contributions: Contributions = field(init=False)
+    _offers: StatisticsOffers = field(init=False)
 
     def __post_init__(self) -> None:
         folder = self.store.folder
-        self._contributions = Contributions(folder)
+        self._offers = StatisticsOffers(folder)
         self._slots = Slots(folder / "release")
         self._trust = Trust(folder / "tuf", self.root, trust_on_first_use=self.root is None, clock=self.clock)
 
@@ -152,10 +152,10 @@ class HeadWorker(Worker):
         if not self.share:
             return None
         of_head(()).require_sum(request.subject)
-        return self._contributions.give(request.release, request.length)
+        return self._offers.give(request.release, request.length)
 
     def summed(self, request: SumRequest) -> None:
-        self._contributions.add(request.release)
+        self._offers.add(request.release)
 
     # receive a release
 
@@ -218,7 +218,7 @@ class HeadWorker(Worker):
         parcel = parcel_for(job.assignment, report, self.limits)
         stored = StoredHead(choice.head, inputs.manifest.release, parcel, fit_key, choice.calibration)
         self._serve(stored, inputs)
-        self._prepare_contribution(inputs)
+        self._prepare_statistics(inputs)
         # a refit of the device's own accord has no version, and sends no head update
         blob = self._head_update(choice.head, inputs) if job.assignment.version > 0 else None
         report = replace(report, blob=describe(blob) if blob else None)
@@ -319,13 +319,13 @@ class HeadWorker(Worker):
         train = inputs.features.train
         return head_updates.head_update(inputs.manifest, head, train.z, train.y, inputs.extras)
 
-    def _prepare_contribution(self, inputs: _Inputs) -> None:
+    def _prepare_statistics(self, inputs: _Inputs) -> None:
         if not self.share:
             return
         manifest, fitted = inputs.manifest, inputs.fitted
         release, sha256, classes = manifest.release, manifest.extractor.sha256, len(manifest.classes)
         try:
-            self._contributions.prepare(release, sha256, fitted.z, fitted.y, classes)
+            self._offers.prepare(release, sha256, fitted.z, fitted.y, classes)
         except EdgeFLError as error:
             log.warning("class statistics: %s", error)
 

@@ -38,7 +38,7 @@ class Sent(Struct, frozen=True):
 
 
 @dataclass(frozen=True, eq=False)
-class Contribution:
+class StatisticsOffer:
     """The vector for the next sum on a release, with the pictures in it as in `Sent`."""
 
     vector: NDArray[np.float64]
@@ -46,17 +46,17 @@ class Contribution:
     pictures: Sent
 
 
-class Contributions:
-    """The contributions of one device, in `folder`. The vectors given out are also in memory, by release."""
+class StatisticsOffers:
+    """The offers of one device, in `folder`. The vectors given out are also in memory, by release."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "statistics"
-        self._given: dict[int, Contribution] = {}
+        self._given: dict[int, StatisticsOffer] = {}
 
     def prepare(
         self, release: int, extractor: str, z: NDArray[np.float32], y: NDArray[np.int64], classes: int
     ) -> None:
-        """Store the contribution of the labelled pictures with features z [n, d] and class ids y [n], or remove it if there is none.
+        """Store the offer of the labelled pictures with features z [n, d] and class ids y [n], or remove it if there is none.
 
         Raises ArtefactError if the disk fails, StatisticsError for too many classes.
         """
@@ -98,12 +98,12 @@ class Contributions:
         found = read_json(self._folder / SENT, Sent)
         return found if found and found.extractor == extractor else Sent(extractor)
 
-    def _next(self) -> Contribution | None:
+    def _next(self) -> StatisticsOffer | None:
         try:
             with safe_open(self._folder / NEXT, "numpy") as file:
                 described = file.metadata()
                 pictures = json.decode(described["pictures"], type=Sent)
-                return Contribution(file.get_tensor("vector"), int(described["release"]), pictures)
+                return StatisticsOffer(file.get_tensor("vector"), int(described["release"]), pictures)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 

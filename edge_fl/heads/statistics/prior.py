@@ -32,6 +32,8 @@ from edge_fl.heads.statistics.class_statistics import (
 PRIOR = "prior"
 """Name of the extra with the fleet's statistics."""
 RIDGE = 0.005
+LEAST_COUNT = 0.5
+"""Of a class that the prior knows; noise makes other counts than 0 of an unknown one."""
 SHARES = (1.0, 0.5, 0.0)
 
 
@@ -41,7 +43,7 @@ def fit(data: TrainingSet) -> Cosine:
     Raises ArtefactError if the extra does not fit the features or the classes.
     """
     prior, present = _received(data), data.present
-    known = np.flatnonzero(prior.counts[present] > 0)
+    known = np.flatnonzero(prior.counts[present] > LEAST_COUNT)
     if len(known) < 2:
         return Cosine.fit(data)
     u = direction(data.z).astype(np.float64)
@@ -65,7 +67,7 @@ def fit(data: TrainingSet) -> Cosine:
 
 def ridge_head(prior: Statistics, classes: Labels, dim: int) -> Doubles:
     """W₀ [k, d] for `classes`, all of which the prior knows; the device's own regression has the intercept."""
-    counts, seen = prior.counts, prior.counts > 0
+    counts, seen = prior.counts, prior.counts > LEAST_COUNT
     total = counts.sum()
     every = lift(prior.sums[seen] / counts[seen, None], dim)
     inner = project(every, len(prior.moment))

@@ -29,7 +29,7 @@ from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
-from edge_fl_server.orchestrate.statistics import StatisticsCollector
+from edge_fl_server.orchestrate.statistics import INHERITED, StatisticsCollector
 from edge_fl_server.registry import Database, releases, runs
 from edge_fl_server.registry.records import ReleaseRecord, RoundRecord, RunRecord
 from edge_fl_server.release import quantise, website
@@ -277,6 +277,7 @@ class Deployment(RunHooks):
             run_id=self._results.id,
             quantiser=self._quantiser(),
             watch=self._progress,
+            inherited=INHERITED if recipe.statistics.sums != "none" else {},
         )
         return RolloutCoordinator(
             server, repository, options, on_report=self._totals.note, torch_device=self._setup.device

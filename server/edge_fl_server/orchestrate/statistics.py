@@ -1,17 +1,19 @@
 """Class statistics of a run's devices: their sum, added to that of earlier runs, becomes the prior of a further release of the extractor.
 
-The sum so far is in the newest kept release of the same extractor, so that nothing else has to be stored. A sum that does not complete
-changes nothing, and an earlier prior stays with the extractor.
+The sum so far is in the newest kept release of the same extractor, so that nothing else has to be stored; every release of this extractor
+takes it over. A sum that does not complete changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from edge_fl.config import Recipe, StatisticsConfig
-from edge_fl.errors import ArtefactError, ConfigError, SecureSumError, StatisticsError
+from edge_fl.errors import ConfigError, StatisticsError
+from edge_fl.heads.plan import Way
 from edge_fl.heads.statistics import class_statistics
 from edge_fl.heads.statistics.class_statistics import Statistics
 from edge_fl.heads.statistics.prior import PRIOR
@@ -27,6 +29,8 @@ from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from edge_fl_server.runs.results import SumRecord
 
+INHERITED: Mapping[str, Way] = {PRIOR: "cosine"}
+"""The prior stays with its extractor, and heads on a release with it are cosine heads."""
 WAYS = ("own", "cosine")
 """Ways of fitting heads that a prior replaces; the other ways are those of a method's own head."""
 
@@ -41,28 +45,23 @@ class StatisticsCollector:
         self._sums = SecureSums(server, (Path(identity) / CA_FILE).read_bytes() if identity else None)
 
     def release(self, rollout: RolloutCoordinator) -> SumRecord:
-        """Collect a sum on the current release, and release its extractor again with the prior.
+        """Collect a sum on the current release, add that of earlier runs, and release the extractor again with their prior.
 
-        Raises SecureSumError and StatisticsError if there is no usable sum; an earlier prior has been released then.
+        Raises SecureSumError and StatisticsError if there is no usable sum; an earlier prior then stays in use.
         """
         manifest = rollout.current
         assert manifest is not None
         earlier = _earlier(rollout, manifest)
-        try:
-            found, record = self._collect(manifest)
-        except (SecureSumError, StatisticsError):
-            if earlier and PRIOR not in manifest.extras:
-                rollout.extend({PRIOR: _packed(earlier)}, "cosine")
-            raise
+        found, record = self._collect(manifest)
         if earlier:
             found = class_statistics.from_flat(found.flat + earlier.flat, found.shape, exact=False)
-        rollout.extend({PRIOR: _packed(found)}, "cosine")
+        rollout.extend({PRIOR: tensors.pack({PRIOR: found.arrays()})}, INHERITED[PRIOR])
         return record
 
     def _collect(self, manifest: Manifest) -> tuple[Statistics, SumRecord]:
         shape = class_statistics.shape_of(len(manifest.classes), manifest.feature_dim)
         total = self._sums.collect(STATISTICS, manifest.release, shape.length, self._options)
-        found = class_statistics.from_flat(total.vector, shape, exact=not total.epsilon)
+        found = class_statistics.from_flat(total.vector, shape, exact=not self._options.clip)
         return found, self._record(total, manifest.release, found)
 
     def _record(self, total: Sum, release: int, found: Statistics) -> SumRecord:
@@ -101,18 +100,11 @@ def _options(config: StatisticsConfig) -> SumOptions:
 
 
 def _earlier(rollout: RolloutCoordinator, manifest: Manifest) -> Statistics | None:
-    """The sum in the newest kept release of the same extractor and classes, or fewer classes."""
-    payload = rollout.newest_extra(PRIOR, manifest.extractor)
-    if payload is None:
+    """The sum of earlier runs on the same extractor. Raises StatisticsError if no sum for the present classes can be added to it."""
+    if (payload := rollout.earlier_extra(PRIOR, manifest)) is None:
         return None
-    found = class_statistics.from_arrays(tensors.unpack(payload)[PRIOR])
     classes = len(manifest.classes)
-    if class_statistics.shape_of(classes, manifest.feature_dim) != found.grown(classes).shape:
-        raise ArtefactError(
-            f"extra {PRIOR!r} of an earlier release: {found.shape}, which does not fit {classes} classes"
-        )
-    return found.grown(classes)
-
-
-def _packed(found: Statistics) -> bytes:
-    return tensors.pack({PRIOR: found.arrays()})
+    found = class_statistics.from_arrays(tensors.unpack(payload)[PRIOR]).grown(classes)
+    if found.shape != (expected := class_statistics.shape_of(classes, manifest.feature_dim)):
+        raise StatisticsError(f"statistics of an earlier release: {found.shape}, expected {expected}")
+    return found
