@@ -29,6 +29,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
+from edge_fl_devices.agent import events
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.agent.state import AgentLimits
@@ -137,15 +138,15 @@ def in_memory(folder: Path, names: Any = ()) -> Iterator[Fleet]:
     broker.close()
 
 
-def leaving(connect: Any, names: Any) -> Any:
-    """Connect devices, of which `names` lose power when they are about to send their masked vector."""
+def leaving(connect: Any, names: Any, stage: str = "vector") -> Any:
+    """Connect devices, of which `names` lose power when they are about to send their masked vector, or at another stage."""
 
     def connect_leaving(name: str, will: Packet | None, deliver: Any) -> Any:
         transport = connect(name, will, deliver)
         publish = transport.publish
 
         def publish_or_leave(packet: Packet) -> None:
-            if packet.topic == TOPICS.sum_reply(name) and decode(packet.payload, SumReply).stage == "vector":
+            if packet.topic == TOPICS.sum_reply(name) and decode(packet.payload, SumReply).stage == stage:
                 transport.close(clean=False)
             publish(packet)
 
@@ -231,11 +232,25 @@ def test_a_sum_ends_by_name_when_eighteen_of_thirty_devices_disappear_before_the
         require_hidden(fleet.packets, vectors)
 
 
+@pytest.mark.parametrize("stage", ["signature", "reveal"])
+def test_a_device_that_disappears_after_the_upload_knows_that_its_vector_is_in_the_sum(
+    tmp_path: Path, stage: str
+) -> None:
+    vectors = vectors_of(6, 10)
+    with in_memory(tmp_path, vectors) as fleet:
+        fleet.connect = leaving(fleet.connect, ["pi-03"], stage)
+        with fleet.running(vectors) as (_, sums, _):
+            found = sums.collect("statistics", 7, 10, SumOptions(lost_s=0.2))
+    assert found.devices == tuple(vectors)
+    assert np.abs(found.vector - sum(vectors.values())).max() <= 1e-6
+    assert fleet.workers["pi-03"].known == [7]
+
+
 def test_devices_that_offer_nothing_or_fail_take_no_part(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     vectors: dict[str, Vector | None] = {
-        **vectors_of(8, 10),
+        **vectors_of(9, 10),
         "pi-00": None,
         "pi-01": np.ones(9),
         "pi-02": np.full(10, np.inf),
@@ -244,18 +259,22 @@ def test_devices_that_offer_nothing_or_fail_take_no_part(
     def fail() -> None:
         raise ValueError("a bug in an offer")
 
-    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
+    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, runner):
+        runner.deliver(fleet.devices["pi-04"], events.BudgetChanged("cpu_budget"))
         fleet.workers["pi-03"].before = fail
         caplog.set_level(logging.INFO)
         with pytest.raises(SecureSumError, match="only 4 of 5 devices remained, 5 needed"):
             sums.collect("statistics", 7, 10)
         found = sums.collect("statistics", 7, 10, SumOptions(minimum=3))
-        assert {name: stages(fleet.packets, name)[-1] for name in list(vectors)[:4]} == dict.fromkeys(
-            list(vectors)[:4], "declined"
+        assert {name: stages(fleet.packets, name)[-1] for name in list(vectors)[:5]} == dict.fromkeys(
+            list(vectors)[:5], "declined"
         )
-    assert found.devices == ("pi-04", "pi-05", "pi-06", "pi-07")
+    assert found.devices == ("pi-05", "pi-06", "pi-07", "pi-08")
     text = caplog.text
-    assert "without pi-00 (nothing), pi-01 (wrong_length), pi-02 (out_of_range), pi-03 (error)" in text
+    assert (
+        "without pi-00 (nothing), pi-01 (wrong_length), pi-02 (out_of_range), pi-03 (error), pi-04 (nothing)"
+        in text
+    )
     assert "pi-01: secure sum" in text and "9 numbers, 10 requested" in text
 
 

@@ -18,13 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.secure.device import Answer
 from edge_fl.wire.blob import Assembly, digest, split
-from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumStep, decode, encode
+from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, UNTYPED, Connected, Disconnected, Packet, Transport
 from edge_fl_devices.agent import effects, events, outbox, state
@@ -69,10 +71,8 @@ class Device:
     _sums: SumParticipant = field(init=False)
 
     def __post_init__(self) -> None:
-        worker = self.worker
-        self._sums = SumParticipant(
-            self.name, self.state.topics.fleet, self.identity, worker.offer, worker.summed
-        )
+        fleet, summed = self.state.topics.fleet, self.worker.summed
+        self._sums = SumParticipant(self.name, fleet, self.identity, self._offer, summed)
 
     @property
     def name(self) -> str:
@@ -314,6 +314,10 @@ class Device:
         self._count(report)
         topic = topics.report(self.name, parcel.run_id, parcel.round)
         self._publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+
+    def _offer(self, request: SumRequest) -> NDArray[np.float64] | None:
+        """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
+        return None if self.state.over_budget else self.worker.offer(request)
 
     def _send_answer(self, answer: Answer) -> None:
         """Send the answer to a stage of a secure sum, then the chunks of its vector."""

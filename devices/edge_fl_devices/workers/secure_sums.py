@@ -37,8 +37,8 @@ class SumAnswered:
 class SumParticipant:
     """A device's part in all secure sums. `answer` runs in worker threads, one call at a time.
 
-    offer: returns the vector for a request, or None to take no part. summed: called once the server may know the sum. identity: the folder
-    with the device's certificate.
+    offer: returns the vector for a request, or None to take no part. summed: called once the vector is in a sum that can complete; if it
+    fails, the device drops out. identity: the folder with the device's certificate.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class SumParticipant:
             self._begin(step.id, step.request, vector)
         request, own = self._sums[step.id]
         answer = own.answer(step)
-        if answer and answer.reply.stage == ("reveal" if request.masked else "vector"):
-            self._summed(request)
+        if answer and answer.reply.stage == ("signature" if request.masked else "vector"):
+            self._summed(request)  # before it is sent: from now on the others can complete the sum
         return answer
 
     def _begin(self, id: str, request: SumRequest, vector: NDArray[np.float64]) -> None:

@@ -59,7 +59,7 @@ class Worker(ABC):
         return None
 
     def summed(self, request: SumRequest) -> None:
-        """Remember that the server may know a sum with this device's vector."""
+        """Remember that the offered vector is in a sum that can complete, so that the server may know this sum."""
         return
 
     @abstractmethod
